@@ -1,0 +1,50 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_ARGS ?=
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint type proto proto-check bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("atoll needs Python >= 3.11, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[node,dev]'
+	touch $@
+
+install: $(VENV)/.installed ## make .venv and install atoll with exact versions
+
+demo: install ## train a small language model on three sites on this machine (ARGS="--help")
+	$(BIN)/atoll demo $(ARGS)
+
+lint: install ## ruff, import contracts, proto lint
+	$(BIN)/ruff check node protocol coordinator src tests benchmarks examples
+	$(BIN)/ruff format --check node protocol coordinator src tests benchmarks examples
+	PYTHONPATH=src $(BIN)/lint-imports --no-cache
+	$(BIN)/buf lint
+
+type: install ## mypy --strict
+	$(BIN)/mypy src tests
+
+test: lint type proto-check ## what CI runs
+	$(BIN)/pytest $(ARGS)
+
+test-all: lint type proto-check ## everything, slow tests included
+	$(BIN)/pytest -m 'not gpu' $(ARGS)
+
+proto: install ## generate code from protocol/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --python_out=src --mypy_out=src src/atoll/protocol/v1/*.proto
+	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --grpc_python_out=src --mypy_grpc_out=src src/atoll/protocol/v1/session.proto src/atoll/protocol/v1/peer.proto
+
+proto-check: proto ## generated code is what the .proto files say
+	git diff --exit-code --stat -- protocol/v1 || (echo "protocol/v1 is not current: run 'make proto' and commit"; exit 1)
+
+bench: install ## figures of the README and docs (ARGS="--help")
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove .venv and caches
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

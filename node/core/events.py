@@ -1,0 +1,337 @@
+"""What happens to a site (events) and what its core wants done (outputs). Frozen dataclasses, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import Commit, CoordinatorMessage, Plan, SiteMessage, Sources
+
+
+class AnswerKind(IntEnum):
+    """Numbers of the local protocol (protocol/v1/local.proto)."""
+
+    CONTINUE = 1
+    SNAPSHOT = 2
+    APPLY = 3
+    STOP = 4
+
+
+class MergeMode(IntEnum):
+    REPLACE = 1
+    MERGE = 2
+    SHIFT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What every rank does at (step, seq). See protocol/v1/local.proto."""
+
+    kind: AnswerKind
+    next_step: int = 0
+    fragment: int = 0
+    version: int = 0
+    mode: MergeMode = MergeMode.REPLACE
+    run_step: int = 0
+    run_tokens: int = 0
+    reason: str = ""
+    fresh: bool = False
+
+
+# --- events: the session
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    """A stream to the coordinator is up; the core answers with Hello."""
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    term: int
+    message: CoordinatorMessage
+
+
+# --- events: the workers, already agreed over all ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersJoined:
+    """Every rank has connected and their pieces tile every tensor exactly once."""
+
+    generation: int
+    manifest: Manifest
+    data_fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryAsked:
+    """The first rank asks at (step, seq); the others get the same answer."""
+
+    generation: int
+    step: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSealed:
+    """Every owner has written its slices. `tokens` counts each data rank once."""
+
+    generation: int
+    step: int
+    tokens: int
+    num_steps: int
+    mean_loss: float
+    train_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """Every rank has taken `version` from PUBLISH."""
+
+    generation: int
+    version: int
+    wait_s: float
+
+
+class FailureKind(Enum):
+    CRASHED = "crashed"  # restarted by the core
+    FATAL = "fatal"  # the site leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersFailed:
+    generation: int
+    kind: FailureKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersLeft:
+    """Every rank said goodbye: the loader ended, or they were told to stop."""
+
+    generation: int
+    reason: str
+
+
+# --- events: results of outputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSeeded:
+    state_hash: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFetched:
+    """The outer state is complete and verified at `commit`."""
+
+    commit: int
+    state_hash: bytes
+    run_step: int
+    run_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchFailed:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFinished:
+    sync: int
+    attempt: int
+    term: int
+    payload_digest: bytes
+    sent_bytes: int
+    received_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeBroken:
+    sync: int
+    attempt: int
+    term: int
+    peer_site_id: int
+    sending: bool
+    phase: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitApplied:
+    commit: int
+    state_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailed:
+    """The payloads of a commit are not in the log, or do not have its digest: fetch them."""
+
+    commit: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    version: int
+    mode: MergeMode
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """Ctrl-C, SIGTERM."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlaneFailed:
+    """A non-finite value, a full disk: the site cannot go on."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed `next_deadline()`."""
+
+
+Event = (
+    SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
+    | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
+    | ApplyFailed | Published | LeaveAsked | DataPlaneFailed | Tick
+)  # fmt: skip
+
+
+# --- outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: SiteMessage
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Launch a new generation of workers; the settings of the run are known."""
+
+    generation: int
+    settings_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """End them at once (restart, or the site is leaving)."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLayout:
+    """The ranks may map the shared buffers and ask for their first values."""
+
+    generation: int
+    site_id: int
+    run_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWorkers:
+    generation: int
+    step: int
+    seq: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class SeedState:
+    """Make commit 0 from SNAPSHOT (sealed), or from the saved model."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Bring the outer state to the newest attested commit: from nothing, or by the payloads of `sources.commits`."""
+
+    sources: Sources
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BeginExchange:
+    plan: Plan
+    contributes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CancelExchange:
+    """Stop moving chunks of this attempt; keep contributions that are held."""
+
+    sync: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyCommit:
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishState:
+    """Write the outer state (REPLACE, MERGE) or the difference of bases (SHIFT) into PUBLISH."""
+
+    version: int
+    mode: MergeMode
+
+
+@dataclass(frozen=True, slots=True)
+class DropSync:
+    """The sync is over (committed or abandoned): forget contributions that are held for it."""
+
+    sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveModel:
+    commit: int
+    run_step: int
+    run_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """What is on this disk belongs to another run or history."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A line for a person; `level` as in logging."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The node ends. `code` 0 is a clean end; `text` says why."""
+
+    code: int
+    text: str
+
+
+Output = (
+    Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
+    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | Report | Exit
+)  # fmt: skip

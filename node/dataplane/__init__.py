@@ -1,0 +1,1 @@
+"""Encode, reduce, apply, chunk store, payload log: pure over arrays and files, no sockets, no torch."""

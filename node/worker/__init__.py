@@ -1,0 +1,1 @@
+"""What runs in the training processes: `atoll.join`, the built-in trainer, its model and data. Imports torch."""

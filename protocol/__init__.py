@@ -1,0 +1,6 @@
+"""What crosses a wire: messages, chunk layout, plans, codecs, transport, credentials, errors.
+
+Imports neither atoll.node nor atoll.coordinator, and never torch.
+"""
+
+PROTOCOL_VERSION = 1

@@ -1,0 +1,197 @@
+"""The manifest of a model and its cut into chunks. See docs/protocol.md, "Layout".
+
+The canonical order of tensors is by the bytes of their names. The chunk order is by role (TRAINABLE, BUFFER_MEAN,
+BUFFER_LOWEST, FROZEN), then by that order; so the chunks that take part in syncs come first and are one range.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import ConfigError, InvalidMessage
+
+DEFAULT_CHUNK_ELEMENTS = 1 << 20
+MAX_TENSORS = 1 << 20
+MAX_CHUNKS = 1 << 22
+ALIGNMENT_BYTES = 64  # of each tensor in SNAPSHOT and PUBLISH
+
+# safetensors' names of dtypes -> bytes an element
+DTYPE_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
+    "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "U32": 4, "U64": 8,
+}  # fmt: skip
+
+
+class Role(IntEnum):
+    """What a tensor is to a sync; the numbers are the wire's."""
+
+    TRAINABLE = 1  # averaged pseudo-gradients, outer optimizer
+    BUFFER_MEAN = 2  # averaged values
+    BUFFER_LOWEST = 3  # the bytes of the lowest contributor
+    BUFFER_LOCAL = 4  # each site its own; neither sent nor hashed
+    FROZEN = 5  # travels once, with commit 0
+
+
+CHUNK_ORDER = (Role.TRAINABLE, Role.BUFFER_MEAN, Role.BUFFER_LOWEST, Role.FROZEN)
+FP32_ROLES = (Role.TRAINABLE, Role.BUFFER_MEAN)  # carried as fp32 whatever the tensor's own dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A full (unsharded) tensor. `dtype` is its own dtype for buffers and frozen tensors, F32 for trainable ones."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    role: Role
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def carried_itemsize(self) -> int:
+        """Bytes an element in SNAPSHOT, PUBLISH and the outer state."""
+        return 4 if self.role in FP32_ROLES else DTYPE_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TiedName:
+    alias: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All tensors in canonical order, each once; `tied` names the aliases of tied weights.
+
+    Raises InvalidMessage if names repeat, the order is not canonical, or a dtype or size is not supported.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    tied: tuple[TiedName, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.tensors) > MAX_TENSORS:
+            raise InvalidMessage(f"manifest: {len(self.tensors)} tensors, at most {MAX_TENSORS} are supported")
+        previous = b""
+        for i, spec in enumerate(self.tensors):
+            name = spec.name.encode()
+            if i and name <= previous:
+                raise InvalidMessage(f"manifest: {spec.name!r} is out of canonical order or listed twice")
+            previous = name
+            if spec.dtype not in DTYPE_BYTES:
+                raise InvalidMessage(f"manifest: {spec.name!r} has dtype {spec.dtype}, which is not supported")
+            if spec.role is Role.TRAINABLE and spec.dtype != "F32":
+                raise InvalidMessage(f"manifest: trainable {spec.name!r} must be listed as F32, not {spec.dtype}")
+            if spec.role is Role.BUFFER_MEAN and spec.dtype not in ("F32", "F16", "BF16"):
+                raise InvalidMessage(f"manifest: buffer {spec.name!r} of dtype {spec.dtype} cannot be averaged")
+            if len(spec.shape) > 16 or any(n < 0 or n >= 1 << 48 for n in spec.shape) or spec.num_elements >= 1 << 48:
+                raise InvalidMessage(f"manifest: {spec.name!r} has an impossible shape {spec.shape}")
+
+    @classmethod
+    def canonical(cls, tensors: list[TensorSpec], tied: list[TiedName] | None = None) -> Manifest:
+        """A manifest of tensors in any order."""
+        return cls(
+            tensors=tuple(sorted(tensors, key=lambda t: t.name.encode())),
+            tied=tuple(sorted(tied or [], key=lambda t: t.alias.encode())),
+        )
+
+    @cached_property
+    def digest(self) -> bytes:
+        digest = Digest("atoll/manifest/v1").uint(len(self.tensors))
+        for spec in self.tensors:
+            digest.text(spec.name).uint(len(spec.shape))
+            for size in spec.shape:
+                digest.uint(size)
+            digest.text(spec.dtype).uint(spec.role)
+        digest.uint(len(self.tied))
+        for tied in self.tied:
+            digest.text(tied.alias).text(tied.name)
+        return digest.finish()
+
+    @property
+    def num_trainable(self) -> int:
+        return sum(t.num_elements for t in self.tensors if t.role is Role.TRAINABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A slice of one tensor, flattened in row-major order."""
+
+    index: int
+    tensor: int  # index into manifest.tensors
+    role: Role
+    first_element: int  # within the tensor
+    num_elements: int
+    offset_bytes: int  # in SNAPSHOT and PUBLISH
+    num_bytes: int  # there, and of its values in the outer state
+
+
+class Layout:
+    """The chunks of a manifest, and where each tensor lies in SNAPSHOT and PUBLISH.
+
+    `chunks[:num_sync_chunks]` take part in syncs; the rest is frozen. An empty tensor has one empty chunk.
+    """
+
+    def __init__(self, manifest: Manifest, chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> None:
+        if not 1 <= chunk_elements <= 1 << 24:
+            raise ConfigError(f"sync.chunk_elements is {chunk_elements}; choose 1 to {1 << 24}")
+        self.manifest = manifest
+        self.chunk_elements = chunk_elements
+        offsets: list[int] = []
+        end = 0
+        for spec in manifest.tensors:
+            offsets.append(end)
+            size = spec.num_elements * spec.carried_itemsize
+            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        self.tensor_offsets_bytes = tuple(offsets)
+        self.buffer_bytes = max(end, ALIGNMENT_BYTES)
+        total = sum(max(1, -(-t.num_elements // chunk_elements)) for t in manifest.tensors)
+        if total > MAX_CHUNKS:
+            raise ConfigError(f"{total} chunks, at most {MAX_CHUNKS} are supported; raise sync.chunk_elements")
+        chunks: list[Chunk] = []
+        self.num_sync_chunks = 0
+        for role in CHUNK_ORDER:
+            for i, spec in enumerate(manifest.tensors):
+                if spec.role is not role:
+                    continue
+                for first in range(0, max(1, spec.num_elements), chunk_elements):
+                    count = min(chunk_elements, spec.num_elements - first)
+                    chunks.append(
+                        Chunk(
+                            index=len(chunks),
+                            tensor=i,
+                            role=role,
+                            first_element=first,
+                            num_elements=count,
+                            offset_bytes=offsets[i] + first * spec.carried_itemsize,
+                            num_bytes=count * spec.carried_itemsize,
+                        )
+                    )
+            if role is Role.BUFFER_LOWEST:
+                self.num_sync_chunks = len(chunks)
+        self.chunks = tuple(chunks)
+
+    def name_of(self, chunk: int) -> str:
+        return self.manifest.tensors[self.chunks[chunk].tensor].name
+
+
+def state_hash(manifest: Manifest, slots: tuple[str, ...], chunk_hashes: list[bytes]) -> bytes:
+    """The hash of an outer state: manifest, names of slots and the hash of each chunk (values and slots) in order."""
+    digest = Digest("atoll/state/v1").data(manifest.digest).uint(len(slots))
+    for slot in slots:
+        digest.text(slot)
+    digest.uint(len(chunk_hashes))
+    for value in chunk_hashes:
+        digest.data(value)
+    return digest.finish()
+
+
+def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The hash of a chunk's bytes in the outer state: its values, then each slot in order."""
+    return Digest("atoll/chunk/v1").data(data).finish()

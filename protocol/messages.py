@@ -1,0 +1,289 @@
+"""The session's messages as frozen dataclasses, one for each message of the same name in v1/*.proto.
+
+The pure cores speak these; `wire.py` converts and checks bounds at the door. Fields are documented in the .proto files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from atoll.protocol.layout import Manifest
+
+MAX_MEMBERS = 4096
+MAX_LOG_COMMITS = 4096
+
+
+def bounded(limit: int, default: Any = None) -> Any:
+    """A field whose length (characters, bytes, items) may not exceed `limit` when it arrives."""
+    metadata = {"max": limit}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    protocol_version: int
+    run_id: str = bounded(64)
+    term: int = 0
+    site_id: int = 0
+    host_index: int = 0
+    incarnation: int = 0
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    site_id: int
+    incarnation: int
+    address: str = bounded(256)
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tree:
+    first_chunk: int
+    num_chunks: int
+    parents: tuple[int, ...] = bounded(MAX_MEMBERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    sync: int
+    fragment: int = 0
+    base_commit: int
+    run_step: int
+    run_tokens: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    sync: int
+    attempt: int
+    term: int
+    fragment: int = 0
+    base_commit: int
+    contributors: tuple[Member, ...] = bounded(MAX_MEMBERS)
+    receivers: tuple[Member, ...] = bounded(MAX_MEMBERS, ())
+    trees: tuple[Tree, ...] = bounded(1 << 16)
+    stall_limit_s: float
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    commit: int
+    sync: int
+    attempt: int
+    term: int
+    fragment: int = 0
+    contributors: tuple[Member, ...] = bounded(MAX_MEMBERS)
+    payload_digest: bytes = bounded(32)
+    run_step: int
+    run_tokens: int
+    final: bool = False
+    next: Open | None = None
+    branch: int = 0
+    range_ids: tuple[int, ...] = bounded(1 << 16, ())
+
+
+# --- site -> coordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    name: str = bounded(64)
+    key: bytes = bounded(32)
+    address: str = bounded(256)
+    has_state: bool = False
+    last_commit: int = 0
+    state_hash: bytes = bounded(32, b"")
+    atoll_version: str = bounded(64, "")
+    from_saved_model: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    manifest: Manifest
+    data_fingerprint: bytes = bounded(32, b"")
+    max_retained_bytes: int
+    bandwidth_bytes_per_s: int = 0
+    init_digest: bytes = bounded(32, b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    commit: int
+    state_hash: bytes = bounded(32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRange:
+    first: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    sync: int
+    tokens: int
+    num_steps: int
+    mean_loss: float = 0.0
+    train_s: float = 0.0
+    wait_s: float = 0.0
+    ranges: tuple[DataRange, ...] = bounded(1 << 16, ())
+    unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    sync: int
+    attempt: int
+    term: int
+    payload_digest: bytes = bounded(32)
+    last_commit: int
+    state_hash: bytes = bounded(32)
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class Direction(IntEnum):
+    UNSPECIFIED = 0
+    SENDING = 1
+    RECEIVING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeFailed:
+    sync: int
+    attempt: int
+    term: int
+    peer_site_id: int
+    direction: Direction
+    phase: str = bounded(64)
+    text: str = bounded(1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    phase: str = bounded(64)
+    inner_step: int = 0
+    steps_per_s: float = 0.0
+    loss: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    train_s: float = 0.0
+    wait_s: float = 0.0
+    num_ranks: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindSources:
+    has_state: bool
+    after_commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leave:
+    reason: str = bounded(1024)
+    fatal: bool = False
+
+
+SiteMessage = Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave
+
+
+# --- coordinator -> site
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    settings_json: str = bounded(1 << 20)
+    site_id: int = 0
+    last_commit: int = 0
+    started: bool = False
+    parent_json: str = bounded(1 << 16, "")
+
+
+class AdmittedAs(IntEnum):
+    UNSPECIFIED = 0
+    SEEDER = 1
+    JOINER = 2
+    MEMBER = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admitted:
+    site_id: int
+    admitted_as: AdmittedAs
+    run_seed: int
+
+
+class RefusedKind(IntEnum):
+    UNSPECIFIED = 0
+    PROTOCOL = 1
+    RUN = 2
+    MANIFEST = 3
+    DATA = 4
+    NAME_TAKEN = 5
+    STALE = 6
+    SUPERSEDED = 7
+    INVALID = 8
+    STATE = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    kind: RefusedKind
+    text: str = bounded(4096)
+    theirs: str = bounded(4096, "")
+    ours: str = bounded(4096, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandoned:
+    sync: int
+    reason: str = bounded(1024)
+    next: Open | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Donor:
+    site_id: int
+    incarnation: int
+    address: str = bounded(256)
+    commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attestation:
+    commit: int
+    state_hash: bytes = bounded(32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    attested: tuple[Attestation, ...] = bounded(MAX_LOG_COMMITS, ())
+    donors: tuple[Donor, ...] = bounded(MAX_MEMBERS, ())
+    commits: tuple[Commit, ...] = bounded(MAX_LOG_COMMITS, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evicted:
+    reason: str = bounded(1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    commit: int
+    reason: str = bounded(1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    pass
+
+
+CoordinatorMessage = (
+    Welcome | Admitted | Refused | Open | Plan | Commit | Abandoned | Sources | Evicted | Finished | Pulse
+)

@@ -1,0 +1,58 @@
+"""What a plan means: its digest, who reduces which chunk, and the digest of a sync's payloads. Pure."""
+
+from __future__ import annotations
+
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.messages import Commit, Member, Plan
+
+
+def plan_digest(plan: Plan) -> bytes:
+    """Over everything in the plan that two sites must agree on before they exchange chunks."""
+    digest = Digest("atoll/plan/v1").uint(plan.sync).uint(plan.attempt).uint(plan.term).uint(plan.fragment)
+    digest.uint(plan.base_commit).uint(plan.num_steps)
+    for members in (plan.contributors, plan.receivers):
+        digest.uint(len(members))
+        for member in members:
+            digest.uint(member.site_id).uint(member.incarnation).uint(member.tokens)
+    digest.uint(len(plan.trees))
+    for tree in plan.trees:
+        digest.uint(tree.first_chunk).uint(tree.num_chunks).uint(len(tree.parents))
+        for parent in tree.parents:
+            digest.uint(parent + 1)
+    return digest.finish()
+
+
+def payload_digest(run_id: str, plan: Plan | Commit, payload_hashes: list[bytes]) -> bytes:
+    """Over contributors, weights and the hash of each chunk's payload in chunk order (empty chunks left out)."""
+    digest = Digest("atoll/payloads/v1").text(run_id).uint(plan.sync).uint(plan.term).uint(plan.attempt)
+    digest.uint(len(plan.contributors))
+    for member in plan.contributors:
+        digest.uint(member.site_id).uint(member.incarnation).uint(member.tokens)
+    digest.uint(len(payload_hashes))
+    for value in payload_hashes:
+        digest.data(value)
+    return digest.finish()
+
+
+def reducers(plan: Plan, num_chunks: int) -> list[Member]:
+    """The reducer of each chunk 0..num_chunks-1.
+
+    Raises InvalidMessage unless the trees cover every chunk exactly once, in order, each a star over the contributors.
+    """
+    ids = [m.site_id for m in plan.contributors]
+    if not ids or ids != sorted(set(ids)):
+        raise InvalidMessage(f"plan of sync {plan.sync}: contributors {ids} are not distinct and ascending")
+    result: list[Member] = []
+    for tree in plan.trees:
+        if tree.first_chunk != len(result) or len(result) + tree.num_chunks > num_chunks:
+            raise InvalidMessage(f"plan of sync {plan.sync}: trees do not cover chunks 0 to {num_chunks - 1} in order")
+        if len(tree.parents) != len(ids) or tree.parents.count(-1) != 1:
+            raise InvalidMessage(f"plan of sync {plan.sync}: a tree needs one parent for each contributor and one top")
+        top = tree.parents.index(-1)
+        if any(parent not in (top, -1) for parent in tree.parents):
+            raise InvalidMessage(f"plan of sync {plan.sync}: this version runs stars only, not deeper trees")
+        result.extend([plan.contributors[top]] * tree.num_chunks)
+    if len(result) != num_chunks:
+        raise InvalidMessage(f"plan of sync {plan.sync}: {len(result)} of {num_chunks} chunks have a reducer")
+    return result

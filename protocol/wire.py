@@ -1,0 +1,163 @@
+"""Dataclasses of messages.py and layout.py <-> protobuf messages of the same name, with every bound checked.
+
+Generic over the dataclasses' fields; tests/unit/protocol/test_wire.py holds both sides to the same names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+from enum import IntEnum
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from google.protobuf.message import DecodeError, Message
+
+from atoll.protocol import layout, messages
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.v1 import common_pb2, session_pb2
+
+T = TypeVar("T")
+DEFAULT_MAX_ITEMS = layout.MAX_TENSORS
+DEFAULT_MAX_CHARACTERS = 4096
+
+
+def _proto_class(cls: type) -> type[Message]:
+    found = getattr(common_pb2, cls.__name__, None) or getattr(session_pb2, cls.__name__)
+    assert isinstance(found, type)
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    kind: str  # scalar, float, enum, message
+    cls: Any
+    many: bool
+    optional: bool
+    limit: int
+
+
+@cache
+def _fields(cls: type) -> tuple[_Field, ...]:
+    hints = get_type_hints(cls)
+    result = []
+    for item in dataclasses.fields(cls):
+        hint, many, optional = hints[item.name], False, False
+        if get_origin(hint) in (Union, types.UnionType):
+            (hint,) = (a for a in get_args(hint) if a is not type(None))
+            optional = True
+        elif get_origin(hint) is tuple:
+            hint, many = get_args(hint)[0], True
+        if dataclasses.is_dataclass(hint):
+            kind = "message"
+        elif issubclass(hint, IntEnum):
+            kind = "enum"
+        else:
+            kind = "float" if hint is float else "scalar"
+        limit = item.metadata.get("max", DEFAULT_MAX_ITEMS if many else DEFAULT_MAX_CHARACTERS)
+        result.append(_Field(item.name, kind, hint, many, optional, limit))
+    return tuple(result)
+
+
+def to_proto(value: Any) -> Any:
+    """The protobuf message of a dataclass of messages.py or layout.py."""
+    cls = type(value)
+    out = _proto_class(cls)()
+    for item in _fields(cls):
+        part = getattr(value, item.name)
+        if item.kind == "message":
+            if item.many:
+                getattr(out, item.name).extend(to_proto(p) for p in part)
+            elif part is not None:
+                getattr(out, item.name).CopyFrom(to_proto(part))
+                getattr(out, item.name).SetInParent()
+        elif item.many:
+            getattr(out, item.name).extend(part)
+        else:
+            setattr(out, item.name, part)
+    return out
+
+
+def from_proto(cls: type[T], message: Message) -> T:
+    """The dataclass `cls` of a protobuf message. Raises InvalidMessage if a bound or a value is not acceptable."""
+    values: dict[str, Any] = {}
+    for item in _fields(cls):
+        raw = getattr(message, item.name)
+        where = f"{cls.__name__}.{item.name}"
+        if item.many or (item.kind == "scalar" and item.cls in (str, bytes)):
+            if len(raw) > item.limit:
+                raise InvalidMessage(f"{where}: {len(raw)} items, at most {item.limit} are allowed")
+        if item.kind == "message":
+            if item.many:
+                values[item.name] = tuple(from_proto(item.cls, m) for m in raw)
+            elif item.optional and not message.HasField(item.name):
+                values[item.name] = None
+            else:
+                values[item.name] = from_proto(item.cls, raw)
+        elif item.kind == "enum":
+            try:
+                values[item.name] = item.cls(raw)
+            except ValueError:
+                raise InvalidMessage(f"{where}: unknown value {raw}") from None
+        elif item.many:
+            values[item.name] = tuple(raw)
+        else:
+            if item.kind == "float" and not math.isfinite(raw):
+                raise InvalidMessage(f"{where}: not a finite number")
+            values[item.name] = raw
+    return cls(**values)
+
+
+_BODIES: dict[type, str] = {
+    **{getattr(messages, d.message_type.name): d.name for d in session_pb2.SessionRequest.DESCRIPTOR.oneofs[0].fields},
+    **{getattr(messages, d.message_type.name): d.name for d in session_pb2.SessionResponse.DESCRIPTOR.oneofs[0].fields},
+}
+_CLASSES = {name: cls for cls, name in _BODIES.items()}
+
+_Envelope = TypeVar("_Envelope", session_pb2.SessionRequest, session_pb2.SessionResponse)
+
+
+def _pack(envelope: _Envelope, body: Any, header: messages.Header, seq: int, ack: int) -> _Envelope:
+    envelope.header.CopyFrom(to_proto(header))
+    envelope.seq = seq
+    envelope.ack = ack
+    target = getattr(envelope, _BODIES[type(body)])
+    target.CopyFrom(to_proto(body))
+    target.SetInParent()
+    return envelope
+
+
+def request(body: messages.SiteMessage, header: messages.Header, seq: int, ack: int) -> session_pb2.SessionRequest:
+    return _pack(session_pb2.SessionRequest(), body, header, seq, ack)
+
+
+def response(
+    body: messages.CoordinatorMessage, header: messages.Header, seq: int, ack: int
+) -> session_pb2.SessionResponse:
+    return _pack(session_pb2.SessionResponse(), body, header, seq, ack)
+
+
+def unpack(envelope: session_pb2.SessionRequest | session_pb2.SessionResponse) -> tuple[messages.Header, Any]:
+    """Header and body of an envelope. Raises InvalidMessage if there is no known body or a bound is exceeded."""
+    name = envelope.WhichOneof("body")
+    if name is None or name not in _CLASSES:
+        raise InvalidMessage("a session message without a known body")
+    header = from_proto(messages.Header, envelope.header)
+    return header, from_proto(_CLASSES[name], getattr(envelope, name))
+
+
+def encode(value: Any) -> bytes:
+    """Bytes of one dataclass, for a store. Not for digests."""
+    data: bytes = to_proto(value).SerializeToString()
+    return data
+
+
+def decode(cls: type[T], data: bytes) -> T:
+    message = _proto_class(cls)()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidMessage(f"{cls.__name__}: {error}") from None
+    return from_proto(cls, message)
