@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.strict import build, nearest
+from atoll.protocol.time_limits import time_limits
 
 CODECS = ("fp32", "bf16", "int8")
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
@@ -98,3 +105,139 @@ class RunSettings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
+
+
+MODELS = {
+    "nano": ModelSettings(dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=96),  # for trying things out
+    "tiny": ModelSettings(),  # about 0.9 million parameters
+    "small": ModelSettings(dim=384, num_layers=6, num_heads=6, num_kv_heads=2, ffn_dim=1024, max_sequence=256),
+}
+"""Named sizes of the built-in model."""
+
+MAX_SETTINGS_CHARACTERS = 1 << 16
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def validate(settings: RunSettings) -> None:
+    """Raises ConfigError, naming the key and what to choose, if a value is out of range or two contradict."""
+    _validate_run(settings)
+    _validate_model(settings.model, settings.trainer)
+    _validate_trainer(settings.trainer)
+    _validate_sync(settings.sync)
+    if settings.outer.optimizer not in OUTER_OPTIMIZERS:
+        raise ConfigError(
+            f'outer.optimizer = "{settings.outer.optimizer}"; {nearest(settings.outer.optimizer, OUTER_OPTIMIZERS)}'
+        )
+    _within("outer.learning_rate", settings.outer.learning_rate, 0, 100, open_low=True)
+    _within("outer.momentum", settings.outer.momentum, 0, 1, open_high=True)
+
+
+def _within(
+    key: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
+) -> None:
+    if not (low <= value <= high) or (open_low and value == low) or (open_high and value == high):
+        lower = f"more than {low}" if open_low else f"at least {low}"
+        upper = f"less than {high}" if open_high else f"at most {high}"
+        raise ConfigError(f"{key} = {value}: must be {lower} and {upper}")
+
+
+def _validate_run(settings: RunSettings) -> None:
+    if not RUN_ID.fullmatch(settings.run_id):
+        raise ConfigError(
+            f'run.run_id = "{settings.run_id}": 1 to 64 letters, digits, ".", "_" or "-", the first a letter or digit'
+        )
+    if not settings.data or len(settings.data) > 256:
+        raise ConfigError('run.data must name the data set, in at most 256 characters ("stdlib", "local" or your own)')
+    _within("run.seed", settings.seed, 0, (1 << 63) - 1)
+    _within("run.steps", settings.steps, 0, 1 << 40)
+    _within("run.tokens", settings.tokens, 0, 1 << 60)
+    if (settings.steps > 0) == (settings.tokens > 0):
+        raise ConfigError(
+            f"run.steps = {settings.steps} and run.tokens = {settings.tokens}: "
+            "set one of them to the length of the run and the other to 0"
+        )
+    _within("run.min_sites", settings.min_sites, 1, 4096)
+    _within("run.quorum", settings.quorum, 1, 4096)
+    if settings.quorum > settings.min_sites:
+        raise ConfigError(
+            f"run.quorum = {settings.quorum} is more than run.min_sites = {settings.min_sites}: "
+            "the run could start and never sync; lower quorum or raise min_sites"
+        )
+    time_limits(settings.time_limits)
+    _within("run.save_every", settings.save_every, 0, 1 << 32)
+    _within("run.overrun_steps", settings.overrun_steps, 0, 1 << 32)
+
+
+def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
+    _within("model.dim", model.dim, 1, 1 << 16)
+    _within("model.num_layers", model.num_layers, 1, 1024)
+    _within("model.num_heads", model.num_heads, 1, 1024)
+    _within("model.num_kv_heads", model.num_kv_heads, 1, 1024)
+    _within("model.ffn_dim", model.ffn_dim, 1, 1 << 20)
+    _within("model.vocab_size", model.vocab_size, 256, 1 << 20)
+    _within("model.max_sequence", model.max_sequence, 1, 1 << 24)
+    if model.dim % model.num_heads or (model.dim // model.num_heads) % 2:
+        raise ConfigError(
+            f"model.dim = {model.dim} and model.num_heads = {model.num_heads}: "
+            "each head needs the same, even width; make dim a multiple of 2 * num_heads"
+        )
+    if model.num_heads % model.num_kv_heads:
+        raise ConfigError(f"model.num_kv_heads = {model.num_kv_heads} must divide model.num_heads = {model.num_heads}")
+    _within("trainer.sequence", trainer.sequence, 1, 1 << 24)
+    if trainer.sequence > model.max_sequence:
+        raise ConfigError(
+            f"trainer.sequence = {trainer.sequence} is longer than model.max_sequence = {model.max_sequence}"
+        )
+
+
+def _validate_trainer(trainer: TrainerSettings) -> None:
+    _within("trainer.batch_size", trainer.batch_size, 1, 1 << 20)
+    _within("trainer.learning_rate", trainer.learning_rate, 0, 100, open_low=True)
+    _within("trainer.warmup_steps", trainer.warmup_steps, 0, 1 << 40)
+    _within("trainer.weight_decay", trainer.weight_decay, 0, 100)
+    _within("trainer.beta1", trainer.beta1, 0, 1, open_high=True)
+    _within("trainer.beta2", trainer.beta2, 0, 1, open_high=True)
+    _within("trainer.grad_clip", trainer.grad_clip, 0, 1 << 20, open_low=True)
+    _within("trainer.ramp_steps", trainer.ramp_steps, 0, 1 << 40)
+
+
+def _validate_sync(sync: SyncSettings) -> None:
+    _within("sync.every", sync.every, 1, 1 << 32)
+    if sync.codec not in CODECS:
+        raise ConfigError(f'sync.codec = "{sync.codec}"; {nearest(sync.codec, CODECS)}')
+    _within("sync.zstd_level", sync.zstd_level, 0, 22)
+    _within("sync.chunk_elements", sync.chunk_elements, 1, 1 << 24)
+    _within("sync.log_commits", sync.log_commits, 1, 4096)
+
+
+def settings_to_json(settings: RunSettings) -> str:
+    """The text that Welcome and the store carry; `settings_from_json` reads it back to an equal value."""
+    return json.dumps(asdict(settings), sort_keys=True)
+
+
+def settings_from_json(text: str) -> RunSettings:
+    """Raises InvalidMessage unless `text` holds every setting, no other, each valid."""
+    if len(text) > MAX_SETTINGS_CHARACTERS:
+        raise InvalidMessage(f"settings: {len(text)} characters, at most {MAX_SETTINGS_CHARACTERS} are allowed")
+    try:
+        table = json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_finite)
+        if not isinstance(table, dict):
+            raise InvalidMessage("settings: not a JSON object")
+        settings = build(RunSettings, table, "settings", complete=True)
+        validate(settings)
+    except (ConfigError, ValueError, RecursionError) as error:
+        raise InvalidMessage(
+            f"the run's settings are not ones this version understands ({error}); install the coordinator's version"
+        ) from error
+    return settings
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ConfigError("a key is given twice")
+    return table
+
+
+def _not_finite(text: str) -> float:
+    raise ConfigError(f"{text} is not a finite number")

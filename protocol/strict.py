@@ -1,0 +1,87 @@
+"""Dataclasses from untrusted tables (TOML, JSON): every key known, every type right, nothing guessed. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from atoll.protocol.errors import ConfigError
+
+T = TypeVar("T")
+
+_TYPE_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a table"}
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' Did you mean "x"?' for the closest of `known`, else the list of what there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return f"known are {', '.join(known)}"
+
+
+def field_types(cls: type) -> dict[str, Any]:
+    """Names and resolved types of a dataclass's fields, in order."""
+    hints = get_type_hints(cls)
+    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+
+
+def check(kind: Any, value: object, where: str) -> Any:
+    """`value` as `kind` (bool, int, float, str, a tuple of one of these, or one of these or None).
+
+    Raises ConfigError, naming `where`, if the types differ. Integers are accepted as floats, nothing else converts.
+    """
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (a for a in get_args(kind) if a is not type(None))
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{where} must be a list, not {_described(value)}")
+        return tuple(check(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if kind is float and type(value) is int and abs(value) < 1 << 53:
+        return float(value)
+    if type(value) is not kind:
+        raise ConfigError(f"{where} must be {_TYPE_NAMES.get(kind, kind.__name__)}, not {_described(value)}")
+    if kind is float and not math.isfinite(value):  # type: ignore[arg-type]
+        raise ConfigError(f"{where} must be a finite number")
+    return value
+
+
+def _described(value: object) -> str:
+    text = repr(value)
+    return f"{_TYPE_NAMES.get(type(value), type(value).__name__)} ({text if len(text) <= 40 else text[:37] + '...'})"
+
+
+def build(cls: type[T], table: Mapping[str, object], where: str, *, complete: bool = False) -> T:
+    """The dataclass `cls` from a table, nested dataclasses from nested tables.
+
+    `where` names the table in errors. With `complete`, every key must be there; else fields have their defaults.
+    Raises ConfigError for an unknown key (naming the nearest one), a wrong type, or a missing key.
+    """
+    kinds = field_types(cls)
+    for key in table:
+        if key not in kinds:
+            raise ConfigError(f'{where}: unknown key "{key}"; {nearest(key, kinds)}')
+    values: dict[str, Any] = {}
+    required = {
+        item.name
+        for item in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if complete or (item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING)
+    }
+    for key, kind in kinds.items():
+        if key not in table:
+            if key in required:
+                raise ConfigError(f'{where}: "{key}" is missing')
+            continue
+        value = table[key]
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{where}: {key} must be a table, not {_described(value)}")
+            values[key] = build(kind, value, f"{where}.{key}", complete=complete)
+        else:
+            values[key] = check(kind, value, f"{where}: {key}")
+    return cls(**values)
