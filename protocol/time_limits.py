@@ -34,6 +34,11 @@ class TimeLimits:
         return self.lease_s * 2
 
     @property
+    def give_up_s(self) -> float:
+        """A site without a coordinator for this long ends (its state is kept)."""
+        return self.lease_s * 120
+
+    @property
     def connect_s(self) -> float:
         return self.lease_s
 

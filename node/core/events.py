@@ -125,7 +125,11 @@ class WorkersLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSeeded:
+    """Commit 0 is on this disk. A resumed run starts from the parent's run_step and run_tokens."""
+
     state_hash: bytes
+    run_step: int = 0
+    run_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +140,7 @@ class StateFetched:
     state_hash: bytes
     run_step: int
     run_tokens: int
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +187,11 @@ class ApplyFailed:
 class Published:
     version: int
     mode: MergeMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSaved:
+    commit: int
 
 
 @dataclass(frozen=True, slots=True)

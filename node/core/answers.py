@@ -1,0 +1,111 @@
+"""Which answer the workers get at a boundary. One pure function over the site's state.
+
+protocol-rules 2 (shift), 3 (merge), 5 (answers), 34 (buffers).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.core.state import SiteState, SnapshotPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """No answer yet, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """PUBLISH must hold this first."""
+
+    version: int
+    mode: MergeMode
+
+
+Decision = Answer | Hold | Publish
+
+
+def merge_mode(site: SiteState, step: int) -> MergeMode:
+    """How the local copy takes the newest commit."""
+    workers, snapshot = site.workers, site.snapshot
+    if workers.version is None or workers.discard_local:
+        return MergeMode.REPLACE
+    if workers.contributed:
+        return MergeMode.REPLACE if step == snapshot.step else MergeMode.MERGE
+    return MergeMode.REPLACE if step == workers.base_step else MergeMode.SHIFT
+
+
+def target_step(site: SiteState, base_step: int) -> int:
+    """The generation step of the next boundary."""
+    return base_step + (site.open.num_steps if site.open is not None else 0)
+
+
+def decide(site: SiteState, *, away: bool) -> Decision:
+    """The answer to `site.workers.ask`, which must be there. `away`: the coordinator has been gone for a lease."""
+    workers, outer = site.workers, site.outer
+    ask = workers.ask
+    assert ask is not None
+    if workers.offered_version is not None:
+        return Hold("other ranks have not taken the last version yet")
+    if outer is None:
+        if site.seeding and site.snapshot.phase is SnapshotPhase.FREE:
+            return Answer(kind=AnswerKind.SNAPSHOT)
+        return Hold("waiting for the starting state")
+    if workers.version == outer.commit and site.final:
+        return Answer(kind=AnswerKind.STOP, reason="the run is complete")
+    if workers.version == outer.commit and site.leaving and ask.step == workers.base_step:
+        return Answer(kind=AnswerKind.STOP, reason=site.leaving)
+    if workers.version != outer.commit or workers.discard_local:
+        return _apply(site, ask.step)
+    if site.snapshot.phase is SnapshotPhase.SEALED:
+        if away and workers.overrun_left > 0:
+            return Answer(kind=AnswerKind.CONTINUE, next_step=ask.step + 1)
+        return Hold("waiting for the commit")
+    if site.open is None or site.open.base_commit != outer.commit:
+        return Hold("waiting for the coordinator to open the next sync")
+    target = target_step(site, workers.base_step)
+    if ask.step < target:
+        return Answer(kind=AnswerKind.CONTINUE, next_step=target)
+    return Answer(kind=AnswerKind.SNAPSHOT, fragment=site.open.fragment)
+
+
+def _apply(site: SiteState, step: int) -> Decision:
+    workers, outer = site.workers, site.outer
+    assert outer is not None
+    ready = site.final or (site.open is not None and site.open.base_commit == outer.commit)
+    if not ready:
+        return Hold("waiting for the coordinator to open the next sync")
+    if site.applying is not None:
+        return Hold("a commit is being applied")
+    mode = merge_mode(site, step)
+    if site.published != (outer.commit, mode) and site.published != (outer.commit, _same_bytes(mode)):
+        return Publish(outer.commit, mode)
+    if mode is MergeMode.REPLACE:
+        base_step = step
+    elif mode is MergeMode.MERGE:
+        base_step = site.snapshot.step
+    else:
+        base_step = workers.base_step
+    return Answer(
+        kind=AnswerKind.APPLY,
+        version=outer.commit,
+        mode=mode,
+        next_step=step if site.final or site.leaving else max(step, target_step(site, base_step)),
+        run_step=outer.run_step,
+        run_tokens=outer.run_tokens,
+        fresh=workers.version is None,
+    )
+
+
+def _same_bytes(mode: MergeMode) -> MergeMode:
+    """REPLACE and MERGE read the same bytes of PUBLISH."""
+    return {MergeMode.REPLACE: MergeMode.MERGE, MergeMode.MERGE: MergeMode.REPLACE}.get(mode, mode)
+
+
+def in_sync(site: SiteState) -> bool:
+    """Leaving now would lose work that others may already count on."""
+    return site.snapshot.phase is SnapshotPhase.SEALED or site.applying is not None

@@ -1,0 +1,110 @@
+"""What a site's core knows. Plain data; `site.py` changes it, `answers.py` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.node.core.events import MergeMode
+from atoll.protocol.messages import Commit, Open, Plan
+
+
+class SnapshotPhase(Enum):
+    """SNAPSHOT's life: FREE -> WRITING -> SEALED -> CONSUMED (committed, kept until the workers have merged) -> FREE."""
+
+    FREE = "free"
+    WRITING = "writing"
+    SEALED = "sealed"
+    CONSUMED = "consumed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Snapshot:
+    phase: SnapshotPhase = SnapshotPhase.FREE
+    base_commit: int = 0
+    step: int = 0  # of the generation that wrote it
+    generation: int = 0
+    tokens: int = 0
+    num_steps: int = 0
+    mean_loss: float = 0.0
+    train_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A Boundary that is not answered yet."""
+
+    generation: int
+    step: int
+    seq: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Workers:
+    generation: int = 0
+    running: bool = False
+    joined: bool = False
+    laid_out: bool = False
+    version: int | None = None  # commit that their local copy is based on; None before the first APPLY
+    base_step: int = 0  # generation step at which that base was taken
+    offered_version: int | None = None  # APPLY sent, not merged by all ranks yet
+    offered_mode: MergeMode = MergeMode.REPLACE
+    target_step: int = 0  # told to ask again at this step
+    ask: Ask | None = None
+    discard_local: bool = False  # after eviction: the next APPLY replaces, whatever was trained
+    contributed: bool = False  # a commit holds the sealed snapshot and the ranks have not merged it yet
+    wait_s: float = 0.0
+    crashes_without_step: int = 0
+    overrun_left: int = 0  # steps that may still be trained beyond the boundary with the coordinator away
+
+
+@dataclass(slots=True, kw_only=True)
+class Outer:
+    """The outer state on this host."""
+
+    commit: int
+    state_hash: bytes
+    run_step: int
+    run_tokens: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    plan: Plan
+    contributes: bool
+    payload_digest: bytes | None = None  # set when it is done
+    broken: bool = False
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class SiteState:
+    connected: bool = False
+    disconnected_at: float = 0.0
+    welcomed: bool = False
+    admitted: bool = False
+    seeder: bool = False
+    seeding: bool = False
+    site_id: int = 0
+    run_seed: int = 0
+    term: int = 0
+    last_commit_of_run: int = 0
+    outer: Outer | None = None
+    open: Open | None = None
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    workers: Workers = field(default_factory=Workers)
+    exchange: Exchange | None = None
+    commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
+    applying: int | None = None
+    publishing: tuple[int, MergeMode] | None = None
+    published: tuple[int, MergeMode] | None = None
+    fetching: bool = False
+    looking_for_sources: bool = False
+    retry_fetch_at: float | None = None
+    fetch_failures: int = 0
+    leaving: str = ""
+    leave_deadline: float | None = None
+    final: bool = False  # the commit in `outer` is the last one
+    saving: int | None = None
+    exited: bool = False
