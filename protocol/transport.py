@@ -1,0 +1,129 @@
+"""Where every gRPC channel and server is made: message bounds, keepalive, reconnecting, flow-control windows."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+
+from atoll.protocol.errors import ConfigError, HostError
+
+MAX_FRAME_BYTES = 1 << 20
+"""Bound on one message between nodes."""
+MAX_SESSION_MESSAGE_BYTES = 32 << 20
+"""Bound on one message between a node and the coordinator; manifests of many tensors are the largest."""
+
+UNIX_PREFIX = "unix:"
+
+_Options = Sequence[tuple[str, int | str]]
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT"; an IPv6 host is written in brackets. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:7700")
+    if bracketed:
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{address!r}: write the host of an IPv6 address in brackets, for example [::1]:7700")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether "HOST:PORT" or "unix:PATH" can only be reached from this machine. Names are not looked up."""
+    if address.startswith(UNIX_PREFIX):
+        return True
+    host, _ = parse_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _common_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        # A dead machine is noticed in 30 s at worst, also while no call is open; the protocol's own limits are
+        # shorter. The answer may queue behind megabytes of chunks on a thin link, hence the long timeout.
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Windows of several frames, so that a long fat link is full before the bandwidth probe has grown them.
+        ("grpc.http2.lookahead_bytes", 4 << 20),
+        ("grpc.http2.bdp_probe", 1),
+        ("grpc.http2.max_frame_size", 1 << 20),
+        ("grpc.http2.write_buffer_size", 1 << 20),
+    ]
+
+
+def channel_options(max_message_bytes: int) -> _Options:
+    return [
+        *_common_options(max_message_bytes),
+        ("grpc.enable_http_proxy", 0),  # an http_proxy in the environment must not capture the links between sites
+        ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each channel
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", 3_000),
+        ("grpc.enable_retries", 0),  # the callers know what is safe to repeat
+    ]
+
+
+def server_options(max_message_bytes: int) -> _Options:
+    return [
+        *_common_options(max_message_bytes),
+        ("grpc.so_reuseport", 0),  # with it a second server on the same port starts and takes half of the calls
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.max_ping_strikes", 0),
+    ]
+
+
+def create_server(*, max_message_bytes: int) -> grpc.aio.Server:
+    """A server without ports; credentials belong to each port, see `bind`."""
+    return grpc.aio.server(options=server_options(max_message_bytes))
+
+
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    """Listen on "HOST:PORT" (port 0: any free one) or "unix:PATH"; the port, or 1 for a Unix socket.
+
+    Raises ConfigError for what is not an address, HostError if it cannot be had.
+    """
+    if not address.startswith(UNIX_PREFIX):
+        parse_address(address)
+    try:
+        if credentials is None:
+            port = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise HostError(
+            f"cannot listen on {address}: another process has that port, or this machine does not have that address; "
+            "stop the other process or choose another address (port 0 takes any free one)"
+        )
+    return port
+
+
+def open_channel(
+    address: str, *, credentials: grpc.ChannelCredentials | None, max_message_bytes: int
+) -> grpc.aio.Channel:
+    """A channel to "HOST:PORT" or "unix:PATH"; it connects at the first call. Raises ConfigError."""
+    if not address.startswith(UNIX_PREFIX):
+        parse_address(address)
+    options = channel_options(max_message_bytes)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options)
