@@ -1,7 +1,4 @@
-"""Which answer the workers get at a boundary. One pure function over the site's state.
-
-protocol-rules 2 (shift), 3 (merge), 5 (answers), 34 (buffers).
-"""
+"""Which answer the workers get at a boundary. One pure function over the site's state."""
 
 from __future__ import annotations
 

@@ -227,9 +227,9 @@ class SiteCore:
                 self._abandoned(message)
             case m.Sources():
                 self._sources(message)
-            case m.Evicted(reason):
+            case m.Evicted(reason=reason):
                 self._evicted(reason)
-            case m.Finished(commit, reason):
+            case m.Finished(commit=commit, reason=reason):
                 self._finished(commit, reason)
             case m.Pulse():
                 pass
@@ -486,9 +486,11 @@ class SiteCore:
     def _opened(self, message: m.Open) -> None:
         site = self.site
         site.open = message
-        if site.outer is not None and message.base_commit > site.outer.commit and site.applying is None:
-            if message.base_commit not in site.commits:
-                self._find_sources()
+        outer = site.outer
+        if outer is not None and message.base_commit == outer.commit:
+            outer.run_step, outer.run_tokens = message.run_step, message.run_tokens
+        elif outer is not None and site.applying is None and message.base_commit not in site.commits:
+            self._find_sources()
         self._ready()
 
     def _planned(self, plan: m.Plan) -> None:

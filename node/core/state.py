@@ -10,7 +10,10 @@ from atoll.protocol.messages import Commit, Open, Plan
 
 
 class SnapshotPhase(Enum):
-    """SNAPSHOT's life: FREE -> WRITING -> SEALED -> CONSUMED (committed, kept until the workers have merged) -> FREE."""
+    """SNAPSHOT's life: FREE -> WRITING -> SEALED -> CONSUMED -> FREE (docs/protocol.md).
+
+    CONSUMED: committed, kept until the workers have merged.
+    """
 
     FREE = "free"
     WRITING = "writing"

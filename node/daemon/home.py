@@ -1,0 +1,79 @@
+"""A node's own folder: its lock, key and start count, and where everything else on its disk lies."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+
+from atoll.protocol.errors import HostError
+
+KEY_BYTES = 32
+
+
+class Home:
+    """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise HostError(f"home folder {folder}: {error.strerror}; choose another with --home") from None
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock_fd)
+            raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
+        self.key = self._read_key()
+        self.incarnation = self._next_incarnation()
+
+    @property
+    def state_folder(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def payload_folder(self) -> Path:
+        return self.folder / "payloads"
+
+    @property
+    def manifest_file(self) -> Path:
+        return self.folder / "manifest.pb"
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small file aside, sync, rename: after a power cut it is the old or the new one."""
+        aside = self.folder / f".{name}.new"
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, self.folder / name)
+
+    def close(self) -> None:
+        os.close(self._lock_fd)
+
+    def _read_key(self) -> bytes:
+        path = self.folder / "key"
+        if not path.exists():
+            self.write("key", secrets.token_bytes(KEY_BYTES))
+        key = path.read_bytes()
+        if len(key) != KEY_BYTES:
+            raise HostError(f"{path} holds {len(key)} bytes, not {KEY_BYTES}; restore it, or remove {self.folder}")
+        return key
+
+    def _next_incarnation(self) -> int:
+        path = self.folder / "incarnation"
+        try:
+            last = int(path.read_text()) if path.exists() else 0
+        except ValueError:
+            raise HostError(f"{path} is not a number; restore it, or remove {self.folder}") from None
+        self.write("incarnation", b"%d" % (last + 1))
+        return last + 1
+
+
+def default_home(run_id: str, name: str) -> Path:
+    """Under $XDG_STATE_HOME or ~/.local/state."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "atoll" / run_id / name

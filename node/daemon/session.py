@@ -1,0 +1,131 @@
+"""The node's stream to the coordinator: connect, heartbeat, notice silence, connect again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+
+from atoll.protocol import messages as m
+from atoll.protocol import transport, wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+
+FIRST_BACKOFF_S = 0.2
+MAX_BACKOFF_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionHandlers:
+    opened: Callable[[], None]
+    lost: Callable[[str], None]
+    received: Callable[[m.Header, m.CoordinatorMessage], None]
+    header: Callable[[], m.Header]
+    heartbeat: Callable[[], m.Heartbeat]
+
+
+class Session:
+    """Runs until `close`. Handlers are called on the event loop."""
+
+    def __init__(
+        self,
+        address: str,
+        credentials: grpc.ChannelCredentials | None,
+        limits: TimeLimits,
+        handlers: SessionHandlers,
+    ) -> None:
+        self.address = address
+        self.num_refused_messages = 0
+        self._credentials = credentials
+        self._limits = limits
+        self._handlers = handlers
+        self._outgoing: asyncio.Queue[m.SiteMessage | None] = asyncio.Queue()
+        self._seq = 0
+        self._received_seq = 0
+        self._closing = False
+        self._heard = asyncio.Event()
+
+    def send(self, message: m.SiteMessage) -> None:
+        self._outgoing.put_nowait(message)
+
+    async def close(self) -> None:
+        """Send what is queued, then end the stream."""
+        self._closing = True
+        self._outgoing.put_nowait(None)
+
+    async def run(self) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not self._closing:
+            heard, reason = await self._one_stream()
+            if heard:
+                backoff_s = FIRST_BACKOFF_S
+            self._handlers.lost(reason)
+            if self._closing:
+                return
+            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
+
+    async def _one_stream(self) -> tuple[bool, str]:
+        """(whether anything was heard, why it ended)."""
+        self._outgoing = asyncio.Queue()
+        self._seq = self._received_seq = 0
+        channel = transport.open_channel(
+            self.address, credentials=self._credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+        )
+        try:
+            try:
+                async with asyncio.timeout(self._limits.connect_s):
+                    await channel.channel_ready()
+            except TimeoutError:
+                return False, f"{self.address} does not answer"
+            call = session_pb2_grpc.CoordinatorServiceStub(channel).Session(self._requests())
+            self._handlers.opened()
+            tasks = [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
+            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            reasons = [task.result() for task in done]
+            return self._received_seq > 0, next(r for r in reasons if r)
+        finally:
+            await channel.close()
+
+    async def _requests(self) -> AsyncIterator[session_pb2.SessionRequest]:
+        outgoing = self._outgoing
+        while (message := await outgoing.get()) is not None:
+            self._seq += 1
+            yield wire.request(message, self._handlers.header(), self._seq, self._received_seq)
+
+    async def _read(self, call: grpc.aio.StreamStreamCall) -> str:  # type: ignore[type-arg]
+        try:
+            async for envelope in call:
+                self._heard.set()
+                self._received_seq = envelope.seq
+                try:
+                    header, message = wire.unpack(envelope)
+                except InvalidMessage:
+                    self.num_refused_messages += 1
+                    continue
+                self._handlers.received(header, message)
+        except grpc.aio.AioRpcError as error:
+            return error.details() or str(error.code())
+        return "the coordinator ended the session"
+
+    async def _watch(self) -> str:
+        """A session that hears nothing for a lease is cut off, whatever the socket says."""
+        while True:
+            self._heard.clear()
+            try:
+                async with asyncio.timeout(self._limits.lease_s):
+                    await self._heard.wait()
+            except TimeoutError:
+                return f"heard nothing for {self._limits.lease_s:g} s"
+
+    async def _beat(self) -> str:
+        while True:
+            await asyncio.sleep(self._limits.heartbeat_s)
+            self.send(self._handlers.heartbeat())
