@@ -310,6 +310,7 @@ class LocalLayout(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     OWNED_PIECES_FIELD_NUMBER: _builtins.int
     DATA_SEED_FIELD_NUMBER: _builtins.int
+    SHARED_PIECES_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -326,6 +327,10 @@ class LocalLayout(_message.Message):
     def owned_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """indices into this rank's LocalJoin.pieces that it writes"""
 
+    @_builtins.property
+    def shared_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """indices of trainable pieces that other ranks hold as well"""
+
     def __init__(
         self,
         *,
@@ -337,10 +342,11 @@ class LocalLayout(_message.Message):
         manifest: _common_pb2.Manifest | None = ...,
         owned_pieces: _abc.Iterable[_builtins.int] | None = ...,
         data_seed: _builtins.int = ...,
+        shared_pieces: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "owned_pieces", b"owned_pieces", "run_seed", b"run_seed", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "owned_pieces", b"owned_pieces", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,6 +373,31 @@ class TokenCount(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenCount: _TypeAlias = TokenCount  # noqa: Y015
+
+@_typing.final
+class PieceHash(_message.Message):
+    """Of the bytes of a shared piece as SNAPSHOT carries them: fp32, row-major."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: _builtins.int
+    HASH_FIELD_NUMBER: _builtins.int
+    piece: _builtins.int
+    """index into this rank's LocalJoin.pieces"""
+    hash: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        piece: _builtins.int = ...,
+        hash: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hash", b"hash", "piece", b"piece"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PieceHash: _TypeAlias = PieceHash  # noqa: Y015
 
 @_typing.final
 class Boundary(_message.Message):
@@ -405,6 +436,7 @@ class Sealed(_message.Message):
     LOSS_SUM_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     TRAIN_S_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seq: _builtins.int
     fragment: _builtins.int
@@ -416,6 +448,10 @@ class Sealed(_message.Message):
     def tokens(self) -> Global___TokenCount:
         """since the base"""
 
+    @_builtins.property
+    def hashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PieceHash]:
+        """of every shared piece, in the first Sealed after a fresh APPLY"""
+
     def __init__(
         self,
         *,
@@ -426,10 +462,11 @@ class Sealed(_message.Message):
         loss_sum: _builtins.float = ...,
         num_steps: _builtins.int = ...,
         train_s: _builtins.float = ...,
+        hashes: _abc.Iterable[Global___PieceHash] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "loss_sum", b"loss_sum", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

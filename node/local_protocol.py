@@ -1,0 +1,94 @@
+"""What a node and its workers agree on beside protocol/v1/local.proto: environment, framing, bounds. Pure.
+
+A frame is a little-endian uint32 length, then one LocalRequest (to the node) or LocalResponse (to a worker).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from atoll.node.core.events import Answer
+from atoll.protocol import wire
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.v1 import local_pb2
+
+ENV_SOCKET = "ATOLL_SOCKET"
+"""Path of the node's socket. Absent: the script trains alone."""
+ENV_GENERATION = "ATOLL_GENERATION"
+"""Start count of the node's workers."""
+
+MAX_FRAME_BYTES = 64 << 20
+LENGTH_BYTES = 4
+NUM_BUFFERS = 2
+"""File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
+MAX_TEXT_CHARACTERS = 4096
+
+_Message = TypeVar("_Message", local_pb2.LocalRequest, local_pb2.LocalResponse)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A slice of one full tensor, held by one rank: elements `offsets[d]` to `offsets[d] + sizes[d]` of dimension d.
+
+    A size may be 0. `dtype` is the worker's own dtype of it, as in safetensors.
+    """
+
+    name: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: str
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.sizes
+
+
+def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
+    data = message.SerializeToString()
+    if len(data) > MAX_FRAME_BYTES:
+        raise InvalidMessage(f"local message of {len(data)} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
+
+
+def frame_size(header: bytes | bytearray) -> int:
+    """Bytes that follow. Raises InvalidMessage before anything is allocated for them."""
+    size = int.from_bytes(header, "little")
+    if size > MAX_FRAME_BYTES:
+        raise InvalidMessage(f"local message of {size} bytes, at most {MAX_FRAME_BYTES} are allowed")
+    return size
+
+
+def decode(cls: type[_Message], data: bytes | bytearray) -> _Message:
+    message = cls()
+    try:
+        message.ParseFromString(bytes(data))
+    except DecodeError as error:
+        raise InvalidMessage(f"local message of {len(data)} bytes: {error}") from None
+    return message
+
+
+def piece_to_proto(piece: Piece) -> local_pb2.Piece:
+    return local_pb2.Piece(name=piece.name, offsets=piece.offsets, sizes=piece.sizes, dtype=piece.dtype)
+
+
+def piece_from_proto(message: local_pb2.Piece) -> Piece:
+    return wire.from_proto(Piece, message)
+
+
+def answer_to_proto(step: int, seq: int, answer: Answer) -> local_pb2.Answer:
+    # Fields of the dataclass and of the message have the same names and numbers.
+    return local_pb2.Answer(step=step, seq=seq, **dataclasses.asdict(answer))
+
+
+def answer_from_proto(message: local_pb2.Answer) -> Answer:
+    return wire.from_proto(Answer, message)
+
+
+def piece_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The hash of a shared piece's bytes as SNAPSHOT carries them: fp32, row-major."""
+    return Digest("atoll/piece/v1").data(data).finish()
