@@ -692,6 +692,7 @@ class SiteCore:
     def _evicted(self, reason: str) -> None:
         self._report(logging.WARNING, f"evicted ({reason}); local progress is discarded, joining again")
         self._discard_local()
+        self.site.open = None
         self.site.admitted = False
         self.site.looking_for_sources = False
         self._hello()

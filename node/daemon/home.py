@@ -71,9 +71,3 @@ class Home:
             raise HostError(f"{path} is not a number; restore it, or remove {self.folder}") from None
         self.write("incarnation", b"%d" % (last + 1))
         return last + 1
-
-
-def default_home(run_id: str, name: str) -> Path:
-    """Under $XDG_STATE_HOME or ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "atoll" / run_id / name

@@ -1,0 +1,457 @@
+"""The site's state machine, driven by hand: every scenario says what the core is told and what it must want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from atoll.node.core import events as e
+from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.site import SiteCore, SiteIdentity
+from atoll.node.core.state import Outer
+from atoll.protocol import messages as m
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+
+SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
+MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
+HASH = bytes(32)
+
+
+def member(site_id: int, incarnation: int = 1, tokens: int = 100) -> m.Member:
+    return m.Member(site_id=site_id, incarnation=incarnation, address=f"127.0.0.1:{site_id}", tokens=tokens)
+
+
+class Driver:
+    """A core with a clock and a record of what it wants; answers of slow outputs are given by the test."""
+
+    def __init__(self, held: Outer | None = None, *, from_saved_model: bool = False) -> None:
+        self.now = 100.0
+        identity = SiteIdentity(
+            name="a",
+            key=bytes(32),
+            address="127.0.0.1:1",
+            incarnation=1,
+            atoll_version="0",
+            from_saved_model=from_saved_model,
+            max_retained_bytes=1 << 20,
+            bandwidth_bytes_per_s=0,
+        )
+        self.core = SiteCore(identity, SETTINGS, held, self.now)
+        self.out: list[e.Output] = []
+
+    def __call__(self, event: e.Event) -> list[e.Output]:
+        self.out = self.core.handle(event, self.now)
+        return self.out
+
+    def receive(self, message: m.CoordinatorMessage, term: int = 1) -> list[e.Output]:
+        return self(e.Received(term, message))
+
+    def sent(self) -> list[m.SiteMessage]:
+        return [o.message for o in self.out if isinstance(o, e.Send)]
+
+    def answer(self) -> e.Answer:
+        answers = [o.answer for o in self.out if isinstance(o, e.AnswerWorkers)]
+        assert len(answers) == 1, self.out
+        return answers[0]
+
+    def wants(self, kind: type[e.Output]) -> e.Output:
+        found = [o for o in self.out if isinstance(o, kind)]
+        assert len(found) == 1, self.out
+        return found[0]
+
+    def ask(self, step: int, seq: int = 0) -> list[e.Output]:
+        return self(e.BoundaryAsked(generation=self.core.site.workers.generation, step=step, seq=seq))
+
+    def sealed(self, step: int, tokens: int = 100, num_steps: int = 10) -> list[e.Output]:
+        generation = self.core.site.workers.generation
+        return self(
+            e.SnapshotSealed(
+                generation=generation, step=step, tokens=tokens, num_steps=num_steps, mean_loss=1.0, train_s=1.0
+            )
+        )
+
+    def merged(self, version: int) -> list[e.Output]:
+        return self(e.Merged(generation=self.core.site.workers.generation, version=version, wait_s=0.1))
+
+    def joined(self) -> list[e.Output]:
+        generation = self.core.site.workers.generation
+        return self(e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b""))
+
+    def up_to_admitted(self, admitted_as: m.AdmittedAs, site_id: int = 1) -> None:
+        self(e.SessionOpened())
+        self.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+        self.joined()
+        self.receive(m.Admitted(site_id=site_id, admitted_as=admitted_as, run_seed=7))
+
+
+def opened(sync: int, base: int, num_steps: int = 10) -> m.Open:
+    return m.Open(sync=sync, base_commit=base, run_step=base * 10, run_tokens=base * 300, num_steps=num_steps)
+
+
+def plan(sync: int, attempt: int = 1, base: int = 0, contributors: tuple[int, ...] = (1, 2), receivers=()) -> m.Plan:  # type: ignore[no-untyped-def]
+    return m.Plan(
+        sync=sync,
+        attempt=attempt,
+        term=1,
+        base_commit=base,
+        contributors=tuple(member(i) for i in contributors),
+        receivers=tuple(member(i, tokens=0) for i in receivers),
+        trees=(),
+        stall_limit_s=6.0,
+        num_steps=10,
+    )
+
+
+def commit(number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2), attempt: int = 1, final: bool = False):  # type: ignore[no-untyped-def]
+    return m.Commit(
+        commit=number,
+        sync=sync,
+        attempt=attempt,
+        term=1,
+        contributors=tuple(member(i) for i in contributors),
+        payload_digest=HASH,
+        run_step=number * 10,
+        run_tokens=number * 300,
+        final=final,
+        next=None if final else opened(sync + 1, number),
+    )
+
+
+def started(*, site_id: int = 1) -> Driver:
+    """A member at commit 0 whose workers train towards step 10."""
+    drive = Driver(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0))
+    drive.up_to_admitted(m.AdmittedAs.MEMBER, site_id)
+    drive.ask(0)
+    drive.receive(opened(1, 0))
+    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    assert drive.answer() == e.Answer(kind=AnswerKind.APPLY, version=0, next_step=10, fresh=True)
+    drive.merged(0)
+    return drive
+
+
+def at_boundary(drive: Driver, step: int = 10) -> None:
+    drive.ask(step)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.sealed(step)
+    assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [drive.core.site.open.sync]  # type: ignore[union-attr]
+    drive.ask(step, 1)
+    assert not drive.out
+
+
+def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
+    drive(e.ExchangeFinished(sync=sync, attempt=attempt, term=1, payload_digest=HASH, sent_bytes=5, received_bytes=6))
+
+
+def test_the_seeder_makes_commit_0_from_its_workers() -> None:
+    drive = Driver()
+    drive(e.SessionOpened())
+    assert isinstance(drive.sent()[0], m.Hello)
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    assert drive.wants(e.StartWorkers) == e.StartWorkers(1, settings_to_json(SETTINGS))
+    drive.joined()
+    assert isinstance(drive.sent()[0], m.Offer)
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.SEEDER, run_seed=7))
+    assert drive.wants(e.SendLayout) == e.SendLayout(generation=1, site_id=1, run_seed=7)
+    drive.ask(0)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.sealed(0, tokens=0, num_steps=0)
+    drive.wants(e.SeedState)
+    drive(e.StateSeeded(state_hash=HASH))
+    assert drive.sent() == [m.Applied(commit=0, state_hash=HASH)]
+    drive.ask(0, 1)
+    drive.receive(opened(1, 0))
+    assert drive.wants(e.PublishState) == e.PublishState(version=0, mode=MergeMode.REPLACE)
+    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    assert drive.answer().fresh
+
+
+def test_a_joiner_fetches_before_its_workers_start() -> None:
+    drive = Driver()
+    drive.up_to_admitted(m.AdmittedAs.JOINER, 3)
+    assert drive.sent() == [m.FindSources(has_state=False, after_commit=0)]
+    drive.ask(0)
+    assert not drive.out
+    sources = m.Sources(
+        attested=(m.Attestation(commit=4, state_hash=HASH),),
+        donors=(m.Donor(site_id=1, incarnation=1, address="127.0.0.1:1", commit=4),),
+    )
+    drive.receive(sources)
+    assert drive.wants(e.FetchState) == e.FetchState(sources)
+    drive(e.StateFetched(commit=4, state_hash=HASH, run_step=40, run_tokens=1200))
+    assert drive.sent() == [m.Applied(commit=4, state_hash=HASH)]
+    drive.receive(opened(6, 4, num_steps=10))
+    drive(e.Published(version=4, mode=MergeMode.REPLACE))
+    assert drive.answer() == e.Answer(
+        kind=AnswerKind.APPLY, version=4, next_step=10, run_step=40, run_tokens=1200, fresh=True
+    )
+
+
+def test_a_sync_from_boundary_to_the_next_window() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    assert drive.wants(e.BeginExchange) == e.BeginExchange(plan(1), True)
+    exchanged(drive, 1)
+    assert isinstance(drive.sent()[0], m.Done)
+    drive.receive(commit(1, 1))
+    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.sent() == [m.Applied(commit=1, state_hash=HASH)]
+    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    answer = drive.answer()
+    assert (answer.kind, answer.mode, answer.next_step, answer.run_step) == (
+        AnswerKind.APPLY,
+        MergeMode.REPLACE,
+        20,
+        10,
+    )
+    drive.merged(1)
+    at_boundary(drive, 20)
+
+
+def test_a_commit_waits_until_its_payloads_are_in_the_log() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    drive.receive(commit(1, 1))
+    assert not any(isinstance(o, e.ApplyCommit) for o in drive.out)
+    exchanged(drive, 1)
+    drive.wants(e.ApplyCommit)
+
+
+def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time() -> None:
+    drive = started()
+    drive.receive(plan(1, contributors=(2, 3), receivers=(1,)))
+    assert drive.wants(e.BeginExchange) == e.BeginExchange(plan(1, contributors=(2, 3), receivers=(1,)), False)
+    exchanged(drive, 1)
+    assert not drive.sent(), "a receiver is not waited for"
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.SHIFT)
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    answer = drive.answer()
+    assert (answer.mode, answer.next_step) == (MergeMode.SHIFT, 10)
+    drive.merged(1)
+    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
+    drive.ask(10, 1)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.sealed(10)
+    assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [2]
+
+
+def test_a_late_ready_site_gives_its_snapshot_up_and_shifts() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.SHIFT)
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.answer().next_step == 10
+    drive.merged(1)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive.ask(10, 2)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+
+
+def test_steps_beyond_the_boundary_survive_the_commit_by_a_merge() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive(e.SessionLost("connection reset"))
+    assert not any(isinstance(o, e.AnswerWorkers) for o in drive.out)
+    drive.now = drive.core.next_deadline() or 0.0
+    drive(e.Tick())
+    assert drive.answer() == e.Answer(kind=AnswerKind.CONTINUE, next_step=11)
+    for step in range(11, 20):
+        drive.ask(step)
+        assert drive.answer().next_step == step + 1
+    drive.ask(20)
+    assert not drive.out, "the overrun is bounded"
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7), term=2)
+    drive.receive(opened(1, 0), term=2)
+    assert any(isinstance(s, m.Ready) for s in drive.sent())
+    drive.receive(plan(1), term=2)
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1), term=2)
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(version=1, mode=MergeMode.MERGE))
+    answer = drive.answer()
+    assert (answer.mode, answer.next_step) == (MergeMode.MERGE, 20), "10 steps towards the next sync are done"
+
+
+def test_a_second_attempt_replaces_the_first_and_older_plans_are_ignored() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1, contributors=(1, 2, 3)))
+    drive.receive(plan(1, attempt=2))
+    assert [type(o) for o in drive.out] == [e.CancelExchange, e.BeginExchange]
+    exchanged(drive, 1, attempt=1)
+    assert not drive.out, "the result of an older attempt is dropped"
+    drive.receive(plan(1, attempt=1, contributors=(1, 2, 3)))
+    assert not drive.out
+
+
+def test_after_eviction_local_progress_is_replaced() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(m.Evicted(reason="silent for 3 s"))
+    assert isinstance(drive.sent()[0], m.Hello)
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    drive.receive(opened(2, 0))
+    assert not any(isinstance(s, m.Ready) for s in drive.sent())
+    answer = drive.answer()
+    assert (answer.kind, answer.mode, answer.next_step) == (AnswerKind.APPLY, MergeMode.REPLACE, 20)
+
+
+def test_workers_that_crash_start_again_from_the_outer_state_and_three_crashes_leave() -> None:
+    drive = started()
+    drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed by signal 9"))
+    assert drive.wants(e.StartWorkers) == e.StartWorkers(2, settings_to_json(SETTINGS))
+    drive.joined()
+    drive.wants(e.SendLayout)
+    drive.ask(0)
+    assert drive.answer().fresh
+    for generation in (2, 3):
+        drive(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text="again"))
+    assert next(s for s in drive.sent() if isinstance(s, m.Leave)).fatal
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert exit_output.code != 0
+
+
+def test_a_sealed_snapshot_outlives_the_workers_that_wrote_it() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed by signal 9"))
+    drive.receive(plan(1))
+    drive.wants(e.BeginExchange)
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.joined()
+    drive.ask(0)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    answer = drive.answer()
+    assert (answer.version, answer.fresh, answer.next_step) == (1, True, 10)
+
+
+def test_the_last_commit_is_applied_saved_and_left() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1, final=True))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    assert drive.answer().next_step == 10
+    drive.merged(1)
+    drive.ask(10, 2)
+    assert drive.answer().kind is AnswerKind.STOP
+    drive(e.WorkersLeft(generation=1, reason="stopped"))
+    assert not drive.out
+    drive(e.ModelSaved(commit=1))
+    assert isinstance(drive.sent()[0], m.Leave)
+    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+
+
+def test_leaving_finishes_the_sync_under_way() -> None:
+    drive = started()
+    drive(e.LeaveAsked("Ctrl-C"))
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    assert drive.answer().next_step == 10, "no further window"
+    drive.merged(1)
+    drive.ask(10, 2)
+    assert drive.answer().kind is AnswerKind.STOP
+    drive(e.WorkersLeft(generation=1, reason="stopped"))
+    assert drive.wants(e.Exit) == e.Exit(0, "Ctrl-C")
+
+
+def test_leaving_has_a_limit() -> None:
+    drive = started()
+    drive(e.LeaveAsked("Ctrl-C"))
+    drive.now = drive.core.next_deadline() or 0.0
+    drive(e.Tick())
+    assert isinstance(drive.sent()[-1], m.Leave)
+    drive.wants(e.StopWorkers)
+    drive.wants(e.Exit)
+
+
+def test_a_loader_that_ends_early_leaves_the_run() -> None:
+    drive = started()
+    drive(e.WorkersLeft(generation=1, reason="the loader ended"))
+    assert drive.sent() == [m.Leave(reason="the loader ended")]
+    assert drive.wants(e.Exit) == e.Exit(0, "the loader ended")
+
+
+def test_a_wait_for_the_coordinator_ends() -> None:
+    drive = started()
+    drive(e.SessionLost("gone"))
+    drive.now += drive.core.limits.give_up_s
+    drive(e.Tick())
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert "no coordinator" in exit_output.text
+
+
+def test_messages_of_an_older_term_are_ignored() -> None:
+    drive = started()
+    drive.receive(m.Pulse(), term=3)
+    drive.receive(m.Finished(commit=0, reason="old"), term=2)
+    assert [type(o) for o in drive.out] == [e.Report]
+
+
+def test_a_commit_that_is_missing_in_between_is_fetched() -> None:
+    drive = started()
+    drive.receive(commit(2, 2))
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0)]
+    sources = m.Sources(
+        donors=(m.Donor(site_id=2, incarnation=1, address="127.0.0.1:2", commit=2),),
+        commits=(commit(1, 1), commit(2, 2)),
+    )
+    drive.receive(sources)
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
+    drive.receive(opened(3, 2))
+    drive.ask(10)
+    assert drive.wants(e.PublishState) == e.PublishState(version=2, mode=MergeMode.SHIFT)
+
+
+def test_a_failed_fetch_is_tried_again() -> None:
+    drive = Driver()
+    drive.up_to_admitted(m.AdmittedAs.JOINER)
+    drive.receive(
+        m.Sources(
+            attested=(m.Attestation(commit=0, state_hash=HASH),),
+            donors=(m.Donor(site_id=1, incarnation=1, address="127.0.0.1:1", commit=0),),
+        )
+    )
+    drive(e.FetchFailed("donor 1 at 127.0.0.1:1 stalled"))
+    drive.now = drive.core.next_deadline() or 0.0
+    drive(e.Tick())
+    assert drive.sent() == [m.FindSources(has_state=False, after_commit=0)]
+
+
+def test_refusal_ends_the_node_with_the_reason() -> None:
+    drive = Driver()
+    drive(e.SessionOpened())
+    drive.receive(m.Refused(kind=m.RefusedKind.NAME_TAKEN, text="the name a is taken"))
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert "the name a is taken" in exit_output.text
+
+
+def test_every_dispatch_is_silent_after_the_exit() -> None:
+    drive = Driver()
+    drive.receive(m.Refused(kind=m.RefusedKind.RUN, text="another run"))
+    probes: list[Callable[[], list[e.Output]]] = [lambda: drive.ask(0), lambda: drive(e.Tick())]
+    assert [probe() for probe in probes] == [[], []]
