@@ -75,8 +75,8 @@ def channel_options(max_message_bytes: int) -> _Options:
         ("grpc.enable_http_proxy", 0),  # an http_proxy in the environment must not capture the links between sites
         ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each channel
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 1_000),
-        ("grpc.max_reconnect_backoff_ms", 3_000),
+        ("grpc.min_reconnect_backoff_ms", 5_000),  # of one attempt to connect
+        ("grpc.max_reconnect_backoff_ms", 5_000),
         ("grpc.enable_retries", 0),  # the callers know what is safe to repeat
     ]
 

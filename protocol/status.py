@@ -1,0 +1,75 @@
+"""The one table from atoll's errors to gRPC status codes, and back."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+
+from atoll.protocol.errors import (
+    AtollError,
+    DigestMismatch,
+    HostError,
+    InvalidMessage,
+    NotYetError,
+    PeerError,
+    RefusedError,
+    StaleError,
+    StateError,
+)
+
+MAX_DETAILS_CHARACTERS = 1024
+
+# The first row that fits the error; the first row that has the code.
+_TABLE: tuple[tuple[type[AtollError], grpc.StatusCode], ...] = (
+    (DigestMismatch, grpc.StatusCode.DATA_LOSS),
+    (InvalidMessage, grpc.StatusCode.INVALID_ARGUMENT),
+    (StaleError, grpc.StatusCode.FAILED_PRECONDITION),
+    (RefusedError, grpc.StatusCode.PERMISSION_DENIED),
+    (NotYetError, grpc.StatusCode.ABORTED),
+    (StateError, grpc.StatusCode.NOT_FOUND),
+    (HostError, grpc.StatusCode.INTERNAL),
+    (PeerError, grpc.StatusCode.UNAVAILABLE),
+    (AtollError, grpc.StatusCode.UNKNOWN),
+)
+
+# Codes that gRPC gives by itself.
+_FROM_GRPC: dict[grpc.StatusCode, type[AtollError]] = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: InvalidMessage,  # a message over the receiver's bound
+    grpc.StatusCode.UNAUTHENTICATED: RefusedError,
+    grpc.StatusCode.UNIMPLEMENTED: RefusedError,  # something else listens there
+}
+
+
+def code_of(error: AtollError) -> grpc.StatusCode:
+    return next(code for cls, code in _TABLE if isinstance(error, cls))
+
+
+def details_of(error: AtollError) -> str:
+    text = str(error)
+    return text if len(text) <= MAX_DETAILS_CHARACTERS else text[: MAX_DETAILS_CHARACTERS - 3] + "..."
+
+
+def error_of(code: grpc.StatusCode, details: str, where: str) -> AtollError:
+    """The error behind a status; `where` names the peer and its address. What has no row is a PeerError."""
+    cls = _FROM_GRPC.get(code)
+    if cls is None:
+        cls = next((cls for cls, row in _TABLE if row is code), PeerError)
+    if cls in (HostError, AtollError):  # it is the peer that failed, not this host
+        cls = PeerError
+    text = details[:MAX_DETAILS_CHARACTERS] or "no reason given"
+    return cls(f"{where}: {text} ({code.name.lower()})" if cls is PeerError else f"{where}: {text}")
+
+
+def from_rpc_error(error: grpc.RpcError, where: str) -> AtollError:
+    """The error behind an exception of a call."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return error_of(error.code(), error.details() or "", where)
+    return PeerError(f"{where}: {error}")
+
+
+async def abort(context: grpc.aio.ServicerContext[object, object], error: AtollError) -> NoReturn:
+    """End a call with the status of `error`."""
+    await context.abort(code_of(error), details_of(error))
+    raise AssertionError("abort returned")
