@@ -25,12 +25,14 @@ class ModelSettings:
     num_heads: int = 4
     num_kv_heads: int = 2
     """Heads of keys and values (grouped-query attention)."""
-    ffn_dim: int = 384
+    ffn_dim: int = 448
     """Width of the SwiGLU feed-forward."""
     vocab_size: int = 256
     """One token for each byte."""
     max_sequence: int = 128
     """Longest sequence, in bytes."""
+    tie_embeddings: bool = False
+    """The output layer shares its weights with the embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,254 @@
+"""Text as bytes: the files of a data set, its fingerprint, the part that is held out. No torch.
+
+A data set is the source of the running Python's standard library ("stdlib") or any files and folders. Its files are
+ordered by relative name, so that the same files give the same data set wherever they lie.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sysconfig
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import ConfigError
+
+STDLIB = "stdlib"
+LOCAL = "local"
+STDLIB_MAX_BYTES = 16 << 20
+STDLIB_SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"})
+HELD_OUT_ONE_IN = 20
+FEWEST_FILES_TO_SPLIT = 40  # below, the end of every file is held out instead of whole files
+MAPPED_FROM_BYTES = 4 << 20  # larger files are mapped instead of read
+BINARY_PROBE_BYTES = 1024
+MAX_FILES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFile:
+    name: str  # relative, with forward slashes
+    path: Path
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a data set in order of their names; `num_skipped` were hidden, empty or binary."""
+
+    files: tuple[SourceFile, ...]
+    num_skipped: int = 0
+
+
+def _folder(root: Path, prefix: str, skipped_folders: frozenset[str], suffix: str) -> tuple[list[SourceFile], int]:
+    found: list[SourceFile] = []
+    num_skipped = 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in skipped_folders)
+        for name in sorted(names):
+            path = Path(folder) / name
+            if not name.endswith(suffix):
+                continue
+            if name.startswith(".") or not path.is_file() or _is_binary_or_empty(path):
+                num_skipped += 1
+                continue
+            found.append(_source(prefix + path.relative_to(root).as_posix(), path))
+            if len(found) > MAX_FILES:
+                raise ConfigError(f"{root}: more than {MAX_FILES} files; join them into larger ones")
+    return found, num_skipped
+
+
+def _source(name: str, path: Path) -> SourceFile:
+    stat = path.stat()
+    return SourceFile(name, path, stat.st_size, stat.st_mtime_ns)
+
+
+def _is_binary_or_empty(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            head = file.read(BINARY_PROBE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return not head or b"\0" in head
+
+
+def list_files(paths: Sequence[str]) -> Listing:
+    """The files under `paths` (files or folders; none: the standard library). Raises ConfigError naming the path."""
+    if not paths:
+        root = Path(sysconfig.get_path("stdlib"))
+        found, num_skipped = _folder(root, "", STDLIB_SKIPPED_FOLDERS, ".py")
+        found.sort(key=lambda f: f.name.encode())
+        kept: list[SourceFile] = []
+        total = 0
+        for file in found:
+            total += file.size_bytes
+            if total > STDLIB_MAX_BYTES:
+                break
+            kept.append(file)
+        if not kept:
+            raise ConfigError(f"no source files of the standard library in {root}; name a data set with --data PATH")
+        return Listing(tuple(kept), num_skipped)
+    files: list[SourceFile] = []
+    num_skipped = 0
+    for text in paths:
+        path = Path(text).expanduser()
+        if path.is_dir():
+            prefix = f"{path.resolve().name}/" if len(paths) > 1 else ""
+            found, skipped = _folder(path, prefix, frozenset({"__pycache__"}), "")
+            if not found:
+                raise ConfigError(f"no text in the folder {path} ({skipped} hidden, empty or binary files)")
+            files += found
+            num_skipped += skipped
+        elif path.is_file():
+            if _is_binary_or_empty(path):
+                raise ConfigError(f"{path} is empty or binary; give a text file")
+            files.append(_source(path.name, path))
+        else:
+            raise ConfigError(f"no such file or folder: {path}")
+    files.sort(key=lambda f: f.name.encode())
+    for one, other in zip(files, files[1:], strict=False):
+        if one.name == other.name:
+            raise ConfigError(f"{one.path} and {other.path} have the same name in the data set; put both in one folder")
+    return Listing(tuple(files), num_skipped)
+
+
+def fingerprint(listing: Listing, cache_dir: Path | None = None) -> bytes:
+    """32 bytes over names, sizes and contents. Content hashes are cached by path, size and time of change."""
+    cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll"
+    cache_path = cache_dir / "content-hashes.json"
+    cached = _read_cache(cache_path)
+    fresh: dict[str, str] = {}
+    digest = Digest("atoll/data/v1").uint(len(listing.files))
+    for file in listing.files:
+        key = f"{file.path.resolve()}|{file.size_bytes}|{file.mtime_ns}"
+        content = cached.get(key)
+        if content is None:
+            content = blake3().update_mmap(str(file.path)).hexdigest()
+            fresh[key] = content
+        digest.text(file.name).uint(file.size_bytes).data(bytes.fromhex(content))
+    if fresh:
+        _write_cache(cache_path, cached | fresh)
+    return digest.finish()
+
+
+def _read_cache(path: Path) -> dict[str, str]:
+    try:
+        raw = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}  # a missing or damaged cache only costs time
+    if not isinstance(raw, dict):
+        return {}
+    return {k: v for k, v in raw.items() if isinstance(v, str) and len(v) == 64 and set(v) <= set("0123456789abcdef")}
+
+
+def _write_cache(path: Path, hashes: dict[str, str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(hashes, file)
+        os.replace(file.name, path)
+    except OSError:
+        return  # no writable folder: hashed again next time
+
+
+class Text:
+    """Bytes of several files, one after the other. Large files stay on disk, mapped."""
+
+    def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
+        merged: list[npt.NDArray[np.uint8]] = []
+        small: list[npt.NDArray[np.uint8]] = []
+        for part in parts:
+            if len(part) < MAPPED_FROM_BYTES:
+                small.append(part)
+                continue
+            if small:
+                merged.append(np.concatenate(small))
+                small = []
+            merged.append(part)
+        if small:
+            merged.append(np.concatenate(small))
+        self._parts = merged
+        self._ends = np.cumsum([len(p) for p in merged], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def window(self, offset: int, num_bytes: int) -> npt.NDArray[np.uint8]:
+        """A copy of bytes [offset, offset + num_bytes). Raises ValueError outside the text."""
+        if offset < 0 or offset + num_bytes > len(self):
+            raise ValueError(f"bytes {offset} to {offset + num_bytes} of a text of {len(self)}")
+        out = np.empty(num_bytes, dtype=np.uint8)
+        filled = 0
+        index = int(np.searchsorted(self._ends, offset, side="right"))
+        while filled < num_bytes:
+            start = offset + filled - (int(self._ends[index - 1]) if index else 0)
+            piece = self._parts[index][start : start + num_bytes - filled]
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            index += 1
+        return out
+
+    def windows(self, offsets: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.uint8]:
+        """(len(offsets), num_bytes)"""
+        return np.stack([self.window(int(offset), num_bytes) for offset in offsets])
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    training: Text
+    held_out: Text
+    listing: Listing
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.training) + len(self.held_out)
+
+
+def load(listing: Listing) -> Corpus:
+    """Read a data set and split it: about one file in twenty is held out, by the hash of its name."""
+    whole_files = len(listing.files) >= FEWEST_FILES_TO_SPLIT
+    training: list[npt.NDArray[np.uint8]] = []
+    held_out: list[npt.NDArray[np.uint8]] = []
+    for file in listing.files:
+        try:
+            if file.size_bytes < MAPPED_FROM_BYTES:
+                content = np.fromfile(file.path, dtype=np.uint8)
+            else:
+                content = np.memmap(file.path, dtype=np.uint8, mode="r")
+        except OSError as error:
+            raise ConfigError(f"cannot read {file.path}: {error.strerror}") from None
+        if whole_files:
+            (held_out if is_held_out(file.name) else training).append(content)
+        else:
+            cut = len(content) - len(content) // HELD_OUT_ONE_IN
+            training.append(content[:cut])
+            held_out.append(content[cut:])
+    corpus = Corpus(Text(training), Text(held_out), listing)
+    if not len(corpus.training) or not len(corpus.held_out):
+        raise ConfigError(f"{listing.files[0].path}: too little text to train on and to hold a part out")
+    return corpus
+
+
+def is_held_out(name: str) -> bool:
+    return int.from_bytes(blake3(name.encode()).digest()[:8], "little") % HELD_OUT_ONE_IN == 0
+
+
+def listing_for_run(data_name: str, data_path: str) -> Listing:
+    """The files that a site of a run trains on: `data_name` is the run's, `data_path` the node's (one a line)."""
+    paths = [line for line in data_path.splitlines() if line.strip()]
+    if not paths and data_name not in (STDLIB, LOCAL):
+        raise ConfigError(f"this run trains on the data set {data_name!r}: say where it lies here with --data PATH")
+    return list_files(paths)
+
+
+def fingerprint_for_run(data_name: str, listing: Listing) -> bytes:
+    """What the site offers: nothing for "local", where every site has data of its own."""
+    return b"" if data_name == LOCAL else fingerprint(listing)

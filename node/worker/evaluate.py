@@ -1,0 +1,39 @@
+"""How good a model is: held-out bits per byte."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from atoll.node.worker.data import Corpus
+from atoll.protocol.errors import ConfigError
+
+EVALUATION_WINDOWS = 256
+EVALUATION_BATCH = 32
+
+
+@torch.no_grad()
+def held_out_bits_per_byte(
+    model: nn.Module, corpus: Corpus, sequence: int, num_windows: int = EVALUATION_WINDOWS
+) -> float:
+    """Mean over `num_windows` windows of `sequence` predicted bytes, evenly spaced over the held-out text."""
+    text = corpus.held_out
+    last = len(text) - (sequence + 1)
+    if last < 0:
+        raise ConfigError(f"{len(text)} held-out bytes are fewer than a sequence of {sequence + 1}; add data")
+    offsets = np.unique(np.linspace(0, last, num_windows, dtype=np.int64))
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    nats = 0.0
+    for first in range(0, len(offsets), EVALUATION_BATCH):
+        windows = torch.from_numpy(text.windows(offsets[first : first + EVALUATION_BATCH], sequence + 1)).to(device)
+        tokens = windows.long()
+        logits = model(tokens[:, :-1]).float()
+        nats += F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").item()
+    model.train(was_training)
+    return nats / (len(offsets) * sequence * math.log(2))
