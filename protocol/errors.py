@@ -55,13 +55,15 @@ class NotYetError(AtollError):
 
 
 class PeerError(AtollError):
-    """`peer_site_id` is 0 where the site is not known."""
+    """`peer_site_id` is 0 where the site is not known; `sending` and `phase` say which way and when it failed."""
 
     exit_code = 5
 
-    def __init__(self, text: str, peer_site_id: int = 0) -> None:
+    def __init__(self, text: str, peer_site_id: int = 0, *, sending: bool = False, phase: str = "") -> None:
         super().__init__(text)
         self.peer_site_id = peer_site_id
+        self.sending = sending
+        self.phase = phase
 
 
 class NonFiniteError(AtollError):

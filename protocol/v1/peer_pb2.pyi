@@ -64,14 +64,24 @@ class ExchangeOpen(_message.Message):
     PLAN_TERM_FIELD_NUMBER: _builtins.int
     PLAN_DIGEST_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    REDUCER_SITE_ID_FIELD_NUMBER: _builtins.int
+    REDUCER_INCARNATION_FIELD_NUMBER: _builtins.int
+    HAS_PAYLOADS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     plan_term: _builtins.int
     plan_digest: _builtins.bytes
     tokens: _builtins.int
     """the sender's weight"""
+    reducer_site_id: _builtins.int
+    """who is meant; another node at that address refuses"""
+    reducer_incarnation: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
+    @_builtins.property
+    def has_payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """after a broken stream: payloads that need not be sent again; may be incomplete"""
+
     def __init__(
         self,
         *,
@@ -81,10 +91,13 @@ class ExchangeOpen(_message.Message):
         plan_term: _builtins.int = ...,
         plan_digest: _builtins.bytes = ...,
         tokens: _builtins.int = ...,
+        reducer_site_id: _builtins.int = ...,
+        reducer_incarnation: _builtins.int = ...,
+        has_payloads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "header", b"header", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "has_payloads", b"has_payloads", "header", b"header", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -143,6 +156,9 @@ class Held(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CHUNKS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """another Held follows"""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """contributions of the caller that need not be sent"""
@@ -151,10 +167,11 @@ class Held(_message.Message):
         self,
         *,
         chunks: _abc.Iterable[_builtins.int] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunks", b"chunks", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
