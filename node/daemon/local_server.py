@@ -1,0 +1,393 @@
+"""The node's end of the local socket: connections of ranks, and the buffers that are passed to them.
+
+The sense of what ranks say is in `worker_group.py`; here are sockets only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.node import local_protocol
+from atoll.node.core.events import Answer
+from atoll.node.daemon.pieces import RankTensors, SitePieces
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, WorkerGroup
+from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol.digest import Digest
+from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
+from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
+from atoll.protocol.v1 import local_pb2
+
+MAX_CONNECTIONS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What every rank hears first. See LocalSettings in protocol/v1/local.proto."""
+
+    settings_json: str
+    site_name: str
+    data_paths: tuple[str, ...]
+    run_seed: int
+    resumed: bool
+
+
+def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
+    """`site.seed`: of the samples that one generation of workers draws. Less than 2**63."""
+    digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
+    return int.from_bytes(digest.finish()[:8], "little") >> 1
+
+
+class _Connection:
+    """One rank's socket, non-blocking. What is sent waits in a queue, so that reading never waits for writing."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.rank: int | None = None  # known after its hello
+        self.num_pieces = 0
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
+        self._queue.append((local_protocol.encode_frame(response), fds))
+        self._idle.clear()
+        self._ready.set()
+
+    async def write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            while self._queue:
+                frame, fds = self._queue[0]
+                if fds:
+                    # Descriptors go with the first bytes of their frame.
+                    sent = await self._send_fds(frame[: local_protocol.LENGTH_BYTES], fds)
+                    frame = frame[sent:]
+                await loop.sock_sendall(self.socket, frame)
+                self._queue.popleft()
+            self._idle.set()
+
+    async def flushed(self) -> None:
+        await self._idle.wait()
+
+    async def _send_fds(self, data: bytes, fds: tuple[int, ...]) -> int:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return socket.send_fds(self.socket, [data], fds)
+            except BlockingIOError:
+                writable = asyncio.Event()
+                loop.add_writer(self.socket, writable.set)
+                try:
+                    await writable.wait()
+                finally:
+                    loop.remove_writer(self.socket)
+
+    async def read_frame(self) -> bytearray | None:
+        """None at the end of the stream. Raises InvalidMessage if it ends in the middle of a frame."""
+        header = await self._read_exactly(local_protocol.LENGTH_BYTES)
+        if not header:
+            return None
+        size = local_protocol.frame_size(header) if len(header) == local_protocol.LENGTH_BYTES else 1
+        body = await self._read_exactly(size)
+        if len(body) < size:
+            raise InvalidMessage(f"a message ended after {len(body)} of {size} bytes")
+        return body
+
+    async def _read_exactly(self, num_bytes: int) -> bytearray:
+        """Less at the end of the stream. Memory grows with what arrives, not with what was promised."""
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < num_bytes:
+            part = await loop.sock_recv(self.socket, min(num_bytes - len(data), 1 << 20))
+            if not part:
+                break
+            data += part
+        return data
+
+
+class LocalServer:
+    """Serves one generation of workers at a time; what happens to them is given to `on_event`, in the event loop.
+
+        server = LocalServer(on_event)
+        await server.start()
+        server.begin(generation, world_size, greeting)    # then launch workers with ATOLL_SOCKET=server.path
+        server.send_layout(...)                           # after WorkersJoined
+        server.answer(generation, step, seq, answer)      # after BoundaryAsked
+        await server.close()                              # workers that are still there end themselves
+
+    `num_malformed` counts messages that were refused because they made no sense.
+    """
+
+    def __init__(self, on_event: Callable[[GroupEvent], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_malformed = 0
+        self._on_event = on_event
+        self._clock = clock
+        self._folder: Path | None = None
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._open: set[_Connection] = set()
+        self._of_rank: dict[int, _Connection] = {}
+        self._group: WorkerGroup | None = None
+        self._greeting: Greeting | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the socket; goes to workers as ATOLL_SOCKET."""
+        if self._folder is None:
+            raise RuntimeError("the local server is not started")
+        return str(self._folder / "node.sock")
+
+    @property
+    def generation(self) -> int:
+        """The generation that is served; 0 before the first."""
+        return self._group.generation if self._group else 0
+
+    @property
+    def pieces(self) -> SitePieces | None:
+        """What the ranks hold together; known from WorkersJoined on."""
+        return self._group.pieces if self._group else None
+
+    @property
+    def ranks(self) -> tuple[RankStatus, ...]:
+        return self._group.ranks if self._group else ()
+
+    def silence(self, floor_s: float, start_s: float) -> tuple[float, str]:
+        """See `WorkerGroup.silence`."""
+        return self._group.silence(floor_s, start_s) if self._group else (float("inf"), "")
+
+    async def start(self) -> None:
+        # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="atoll-"))
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.setblocking(False)
+        self._listener.bind(self.path)
+        self._listener.listen(128)
+        self._spawn(self._accept_all(self._listener))
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self._folder is None:
+            return
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert self._listener is not None
+        self._listener.close()
+        shutil.rmtree(self._folder)
+        self._folder = None
+
+    def begin(self, generation: int, world_size: int, greeting: Greeting) -> None:
+        """Serve this generation from now on. Connections of the one before are closed, which ends its workers."""
+        if generation <= self.generation:
+            raise ValueError(f"generation {generation} after {self.generation}")
+        previous = list(self._of_rank.values())
+        self._of_rank.clear()
+        self._group = WorkerGroup(generation, world_size, self._clock())
+        self._greeting = greeting
+        for connection in previous:
+            _shut(connection)
+
+    def send_layout(
+        self,
+        *,
+        generation: int,
+        site_id: int,
+        incarnation: int,
+        run_seed: int,
+        layout: Layout,
+        snapshot: SharedBuffer,
+        publish: SharedBuffer,
+    ) -> None:
+        """Admit the ranks: they map the buffers and ask for their first values. `layout` is of `pieces.manifest`."""
+        group = self._group
+        if group is None or group.generation != generation or group.failed:
+            return  # that generation is over
+        assert group.pieces is not None
+        manifest = wire.to_proto(layout.manifest)
+        for rank, connection in self._of_rank.items():
+            body = local_pb2.LocalLayout(
+                site_id=site_id,
+                incarnation=incarnation,
+                run_seed=run_seed,
+                buffer_bytes=layout.buffer_bytes,
+                chunk_elements=layout.chunk_elements,
+                manifest=manifest,
+                owned_pieces=group.pieces.owned[rank],
+                data_seed=data_seed(run_seed, site_id, incarnation, generation),
+                shared_pieces=group.pieces.shared_of(rank),
+            )
+            response = local_pb2.LocalResponse(generation=generation, layout=body)
+            connection.send(response, (snapshot.fd, publish.fd))
+        group.layout_sent(self._clock())
+
+    def answer(self, generation: int, step: int, seq: int, answer: Answer) -> None:
+        """Fix what all ranks do at (step, seq). Raises ValueError if that is not the open question."""
+        if self._group is not None and self._group.generation == generation:
+            self._deliver(self._group.answer(step, seq, answer, self._clock()))
+
+    def refuse(self, text: str) -> None:
+        """Tell all ranks that they cannot go on, and why. They raise RefusedError and end."""
+        for connection in self._of_rank.values():
+            connection.send(self._refusal("refused", text))
+
+    # --- connections
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept_all(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            sock, _ = await loop.sock_accept(listener)
+            if len(self._open) >= MAX_CONNECTIONS:
+                sock.close()
+                continue
+            self._spawn(self._serve(_Connection(sock)))
+
+    async def _serve(self, connection: _Connection) -> None:
+        self._open.add(connection)
+        writer = asyncio.get_running_loop().create_task(connection.write_all())
+        end = "closed its connection without a word"
+        try:
+            while (frame := await connection.read_frame()) is not None:
+                self._handle(connection, local_protocol.decode(local_pb2.LocalRequest, frame))
+        except RefusedError as error:
+            stale = isinstance(error, StaleError)
+            self.num_malformed += not stale
+            end = f"was cut off: {error}"
+            connection.send(self._refusal("stale" if stale else "malformed", str(error)))
+            # Until the other side has read it and gone; what it still sends is not looked at.
+            await asyncio.wait((writer, asyncio.ensure_future(connection.flushed())), return_when="FIRST_COMPLETED")
+        except OSError as error:
+            end = f"lost its connection ({error.strerror})"
+        finally:
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            connection.socket.close()
+            self._open.discard(connection)
+        rank = connection.rank
+        if rank is not None and self._group is not None and self._of_rank.get(rank) is connection:
+            del self._of_rank[rank]
+            self._deliver(self._group.lost(rank, end))
+
+    def _refusal(self, kind: str, text: str) -> local_pb2.LocalResponse:
+        refused = local_pb2.LocalRefused(kind=kind, text=text[: local_protocol.MAX_TEXT_CHARACTERS])
+        return local_pb2.LocalResponse(generation=self.generation, refused=refused)
+
+    def _deliver(self, outcome: Outcome | list[Reply]) -> None:
+        for item in outcome:
+            if isinstance(item, Reply):
+                body = local_protocol.answer_to_proto(item.step, item.seq, item.answer)
+                response = local_pb2.LocalResponse(generation=self.generation, answer=body)
+                if item.rank in self._of_rank:  # else it is lost, and the core hears of that next
+                    self._of_rank[item.rank].send(response)
+            else:
+                self._on_event(item)
+
+    def _handle(self, connection: _Connection, request: local_pb2.LocalRequest) -> None:
+        group = self._group
+        if group is None or request.generation != group.generation:
+            raise StaleError(
+                f"workers of generation {request.generation} are not wanted; generation {self.generation} is running"
+            )
+        if request.WhichOneof("body") == "hello":
+            self._hello(connection, group, request)
+        elif connection.rank is None or request.rank != connection.rank:
+            raise InvalidMessage(f"a message of rank {request.rank} on a connection of rank {connection.rank}")
+        else:
+            self._deliver(_said(group, connection, request, self._clock()))
+
+    def _hello(self, connection: _Connection, group: WorkerGroup, request: local_pb2.LocalRequest) -> None:
+        hello, rank, greeting = request.hello, request.rank, self._greeting
+        assert greeting is not None
+        if hello.protocol_version != PROTOCOL_VERSION:
+            raise RefusedError(
+                f"the worker speaks version {hello.protocol_version} of the protocol, this node {PROTOCOL_VERSION}; "
+                "run both from one installation of atoll"
+            )
+        if hello.world_size != group.world_size or rank >= group.world_size:
+            raise RefusedError(
+                f"rank {rank} of {hello.world_size} asks to join; this site has {group.world_size} ranks (--ranks)"
+            )
+        group.hello(rank, hello.pid, self._clock())
+        connection.rank = rank
+        self._of_rank[rank] = connection
+        settings = local_pb2.LocalSettings(
+            settings_json=greeting.settings_json,
+            site_name=greeting.site_name,
+            data_path="\n".join(greeting.data_paths),
+            run_seed=greeting.run_seed,
+            resumed=greeting.resumed,
+        )
+        connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
+
+
+def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalRequest, now: float) -> Outcome:
+    """What follows from one request of a known rank. Raises InvalidMessage."""
+    rank = request.rank
+    match request.WhichOneof("body"):
+        case "join":
+            join = request.join
+            if len(join.pieces) > MAX_TENSORS or len(join.data_fingerprint) > 64:
+                raise InvalidMessage(f"rank {rank} lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
+            pieces = tuple(local_protocol.piece_from_proto(p) for p in join.pieces)
+            tensors = RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
+            return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now)
+        case "boundary":
+            return group.boundary(rank, request.boundary.step, request.boundary.seq, now)
+        case "sealed":
+            return group.sealed(rank, _sealed_report(request.sealed), now)
+        case "merged":
+            return group.merged(rank, request.merged.version, request.merged.wait_s, now)
+        case "fatal":
+            return group.fatal(rank, _short(request.fatal.kind), _short(request.fatal.text), now)
+        case "busy":
+            return group.busy(rank, _short(request.busy.what), request.busy.limit_s, now)
+        case "progress":
+            progress = request.progress
+            return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now)
+        case "goodbye":
+            return group.goodbye(rank, _short(request.goodbye.reason), request.goodbye.run_over, now)
+        case unknown:
+            raise InvalidMessage(f"rank {rank} sent a message of unknown kind ({unknown})")
+
+
+def _sealed_report(sealed: local_pb2.Sealed) -> SealedReport:
+    return SealedReport(
+        step=sealed.step,
+        seq=sealed.seq,
+        fragment=sealed.fragment,
+        data_rank=sealed.tokens.data_rank,
+        tokens=sealed.tokens.tokens,
+        loss_sum=sealed.loss_sum,
+        num_steps=sealed.num_steps,
+        train_s=sealed.train_s,
+        hashes={h.piece: h.hash for h in sealed.hashes},
+    )
+
+
+def _short(text: str) -> str:
+    return text[: local_protocol.MAX_TEXT_CHARACTERS]
+
+
+def _shut(connection: _Connection) -> None:
+    try:
+        connection.socket.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # the worker closed first

@@ -1,0 +1,413 @@
+"""One generation of workers, seen as one: agrees over its ranks and says what happened to the site. Pure.
+
+Ranks go through the same *points*, the (step, seq) at which they ask the node what to do. The answer at one point fixes
+the next one, so a rank that asks anywhere else has done another number of steps. Ranks may be points apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    BoundaryAsked,
+    FailureKind,
+    Merged,
+    SnapshotSealed,
+    WorkersFailed,
+    WorkersJoined,
+    WorkersLeft,
+)
+from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.errors import ConfigError, InvalidMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Send this answer to this rank."""
+
+    rank: int
+    step: int
+    seq: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedReport:
+    """See `LocalClient.sealed`."""
+
+    step: int
+    seq: int
+    fragment: int
+    data_rank: int
+    tokens: int
+    loss_sum: float
+    num_steps: int
+    train_s: float
+    hashes: Mapping[int, bytes]
+
+
+GroupEvent = WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft
+Outcome = list[GroupEvent | Reply]
+
+
+class Due(Enum):
+    """What a rank does next; the value is for a person."""
+
+    HELLO = "starting"
+    JOIN = "building its model"
+    LAYOUT = "waiting to be admitted"
+    BOUNDARY = "training"
+    ANSWER = "waiting for the node"
+    SEALED = "writing its snapshot"
+    MERGED = "taking new parameters"
+    GOODBYE = "told to stop"
+    GONE = "done"
+
+
+WAITS_FOR_NODE = (Due.LAYOUT, Due.ANSWER, Due.GONE)
+
+
+@dataclass(slots=True)
+class _Point:
+    step: int
+    seq: int
+    asked: bool = False
+    answer: Answer | None = None
+    wants_hashes: bool = False
+    sealed: dict[int, SealedReport] = field(default_factory=dict)
+    merged: dict[int, float] = field(default_factory=dict)  # rank -> wait_s
+
+    def __str__(self) -> str:
+        return f"step {self.step}" + (f" (question {self.seq})" if self.seq else "")
+
+
+@dataclass(slots=True)
+class RankStatus:
+    """What is known of one rank. Times are the caller's clock, seconds."""
+
+    rank: int
+    heard_at: float
+    """Of the last message to or from it."""
+    due: Due = Due.HELLO
+    pid: int = 0
+    step: int = 0
+    """Optimizer steps in this generation, as far as it has said."""
+    steps_per_s: float = 0.0
+    loss: float | None = None
+    busy: str = ""
+    busy_until: float = 0.0
+    point: int = 0
+    """Index of the point that it comes to next or is at."""
+
+
+class WorkerGroup:
+    """Methods named after what a rank sends take the rank and `now`, and return what follows from it.
+
+    They raise InvalidMessage if the rank may not say that now; `lost` then ends the group. After a failure nothing
+    more comes out.
+    """
+
+    def __init__(self, generation: int, world_size: int, now: float) -> None:
+        self.generation = generation
+        self.world_size = world_size
+        self.ranks = tuple(RankStatus(rank, now) for rank in range(world_size))
+        self.pieces: SitePieces | None = None
+        self.failed = False
+        self._tensors: dict[int, tuple[RankTensors, bytes, int]] = {}  # with fingerprint and data rank
+        self._points = [_Point(0, 0)]
+        self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
+        self._hashes_wanted = False
+        self._reasons: dict[int, str] = {}
+
+    # --- what ranks send
+
+    def hello(self, rank: int, pid: int, now: float) -> Outcome:
+        status = self._enter(rank, now, Due.HELLO)
+        status.pid = pid
+        status.due = Due.JOIN
+        return []
+
+    def join(self, rank: int, tensors: RankTensors, fingerprint: bytes, data_rank: int, now: float) -> Outcome:
+        status = self._enter(rank, now, Due.JOIN)
+        status.due = Due.LAYOUT
+        self._tensors[rank] = (tensors, fingerprint, data_rank)
+        if len(self._tensors) < self.world_size or self.failed:
+            return []
+        in_order = [self._tensors[r] for r in range(self.world_size)]
+        other = next((r for r, (_, f, _) in enumerate(in_order) if f != in_order[0][1]), None)
+        if other is not None:
+            return self._fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
+        try:
+            self.pieces = merge_ranks([t for t, _, _ in in_order])
+        except ConfigError as error:
+            return self._fail(str(error))
+        return [
+            WorkersJoined(generation=self.generation, manifest=self.pieces.manifest, data_fingerprint=in_order[0][1])
+        ]
+
+    def layout_sent(self, now: float) -> None:
+        """Every rank has its layout: they may ask at step 0."""
+        for status in self.ranks:
+            if status.due is Due.LAYOUT:
+                status.due = Due.BOUNDARY
+                status.heard_at = now
+
+    def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
+        status = self._enter(rank, now, Due.BOUNDARY)
+        status.step = max(status.step, step)
+        if self.failed:
+            return []
+        point = self._point_of(status)
+        if (step, seq) != (point.step, point.seq):
+            asked = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
+            others = f"{_ranks(asked)} asked at" if asked else "every rank was told to ask at"
+            return self._fail(
+                f"rank {rank} asks at {_Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
+                "number of optimizer steps (site.step() once for each, loaders of equal length)"
+            )
+        left = [s.rank for s in self.ranks if s.due is Due.GONE]
+        if left and point.answer is None:
+            return self._unequal_end(left, rank)
+        status.due = Due.ANSWER
+        if point.answer is not None:
+            return [self._reply(status, point, point.answer)]
+        if point.asked:
+            return []
+        point.asked = True
+        return [BoundaryAsked(generation=self.generation, step=step, seq=seq)]
+
+    def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
+        status = self._enter(rank, now, Due.SEALED)
+        point = self._point_of(status)
+        assert point.answer is not None
+        if (report.step, report.seq, report.fragment) != (point.step, point.seq, point.answer.fragment):
+            raise InvalidMessage(f"rank {rank} sealed another snapshot than the one of {point}")
+        if report.data_rank != self._tensors[rank][2]:
+            raise InvalidMessage(f"rank {rank} joined as data rank {self._tensors[rank][2]}, not {report.data_rank}")
+        self._check_hash_list(rank, report, point)
+        if not math.isfinite(report.loss_sum):
+            return self._fail(f"the loss on rank {rank} is not finite at step {report.step}")
+        point.sealed[rank] = report
+        self._advance(status)
+        if len(point.sealed) < self.world_size or self.failed:
+            return []
+        return self._sealed_by_all(point)
+
+    def merged(self, rank: int, version: int, wait_s: float, now: float) -> Outcome:
+        status = self._enter(rank, now, Due.MERGED)
+        point = self._point_of(status)
+        assert point.answer is not None
+        if version != point.answer.version:
+            raise InvalidMessage(f"rank {rank} merged version {version}, not {point.answer.version}")
+        point.merged[rank] = wait_s
+        self._advance(status)
+        if len(point.merged) < self.world_size or self.failed:
+            return []
+        # The rank that came last waited least: before that it was the other ranks' turn, not the sync's.
+        return [Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))]
+
+    def fatal(self, rank: int, kind: str, text: str, now: float) -> Outcome:
+        self._enter(rank, now)
+        return self._fail(f"rank {rank}: {text} ({kind})")
+
+    def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
+        status = self._enter(rank, now)
+        if not 0 <= limit_s < math.inf:
+            raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
+        status.busy = what
+        status.busy_until = now + limit_s
+        return []
+
+    def progress(self, rank: int, step: int, steps_per_s: float, loss: float, now: float) -> Outcome:
+        status = self._enter(rank, now)
+        status.step = max(status.step, step)
+        if math.isfinite(steps_per_s):
+            status.steps_per_s = steps_per_s
+        if math.isfinite(loss):
+            status.loss = loss
+        return []
+
+    def goodbye(self, rank: int, reason: str, run_over: bool, now: float) -> Outcome:
+        due = (Due.GOODBYE,) if run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
+        status = self._enter(rank, now, *due)
+        told_to_stop = status.due is Due.GOODBYE
+        status.due = Due.GONE
+        self._reasons[rank] = reason
+        if self.failed:
+            return []
+        ahead = [s.rank for s in self.ranks if s.due is not Due.GONE and s.point > status.point]
+        waiting = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
+        if not told_to_stop and (ahead or waiting):
+            return self._unequal_end([rank], (ahead or waiting)[0])
+        if len(self._reasons) < self.world_size:
+            return []
+        self.failed = True  # nothing more comes out
+        return [WorkersLeft(generation=self.generation, reason=self._reasons[0])]
+
+    def lost(self, rank: int, text: str) -> Outcome:
+        """The rank's connection ended; `text` says how."""
+        status = self.ranks[rank]
+        if status.due is Due.GONE:
+            return []
+        was = status.due.value
+        status.due = Due.GONE
+        return self._fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
+
+    # --- what the node says
+
+    def answer(self, step: int, seq: int, answer: Answer, now: float) -> list[Reply]:
+        """Fix what every rank does at (step, seq). Raises ValueError if nobody asked there or it is answered."""
+        if self.failed:
+            return []
+        point = self._points[-1]
+        if (point.step, point.seq) != (step, seq) or not point.asked or point.answer is not None:
+            raise ValueError(f"an answer for step {step}.{seq}; the open question is at step {point.step}.{point.seq}")
+        if answer.kind in (AnswerKind.CONTINUE, AnswerKind.APPLY) and answer.next_step < step:
+            raise ValueError(f"{answer.kind.name} at step {step} tells ranks to ask at step {answer.next_step}")
+        point.answer = answer
+        if answer.kind is AnswerKind.SNAPSHOT:
+            point.wants_hashes, self._hashes_wanted = self._hashes_wanted, False
+        elif answer.kind is AnswerKind.APPLY and answer.fresh:
+            self._hashes_wanted = True
+        next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
+        if answer.kind is not AnswerKind.STOP:
+            self._points.append(_Point(next_step, seq + 1) if next_step == step else _Point(next_step, 0))
+        replies = []
+        for status in self.ranks:
+            if status.due is Due.ANSWER:
+                status.heard_at = now
+                replies.append(self._reply(status, point, answer))
+        return replies
+
+    # --- liveness
+
+    def silence(self, floor_s: float, start_s: float) -> tuple[float, str]:
+        """When the first rank has been silent for too long, and the words for it; never (inf) while all wait for us.
+
+        `start_s` is for everything up to a rank's first step, `floor_s` for each later message; a busy rank has at
+        least the time it announced.
+        """
+        first = (math.inf, "")
+        for status in self.ranks:
+            if status.due in WAITS_FOR_NODE or self.failed:
+                continue
+            limit_s = floor_s if status.step > 0 else start_s
+            deadline, doing = status.heard_at + limit_s, status.due.value
+            if status.busy:
+                deadline, doing = max(deadline, status.busy_until), f"busy: {status.busy}"
+            text = (
+                f"rank {status.rank} (pid {status.pid or 'unknown'}) has said nothing for "
+                f"{deadline - status.heard_at:.0f} s ({doing}, step {status.step})"
+            )
+            first = min(first, (deadline, text))
+        return first
+
+    # --- inside
+
+    def _enter(self, rank: int, now: float, *due: Due) -> RankStatus:
+        status = self.ranks[rank]
+        allowed = due or tuple(d for d in Due if d not in (Due.HELLO, Due.GONE))
+        if status.due not in allowed:
+            raise InvalidMessage(f"rank {rank} may not say that while it is {status.due.value}")
+        status.heard_at = now
+        return status
+
+    def _point_of(self, status: RankStatus) -> _Point:
+        return self._points[status.point - self._first_point]
+
+    def _advance(self, status: RankStatus) -> None:
+        status.point += 1
+        status.due = Due.BOUNDARY
+        while self._first_point < min(s.point for s in self.ranks):
+            del self._points[0]
+            self._first_point += 1
+
+    def _reply(self, status: RankStatus, point: _Point, answer: Answer) -> Reply:
+        match answer.kind:
+            case AnswerKind.CONTINUE:
+                self._advance(status)
+            case AnswerKind.SNAPSHOT:
+                status.due = Due.SEALED
+            case AnswerKind.APPLY:
+                status.due = Due.MERGED
+            case AnswerKind.STOP:
+                status.due = Due.GOODBYE
+        return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)
+
+    def _fail(self, text: str, kind: FailureKind = FailureKind.FATAL) -> Outcome:
+        if self.failed:
+            return []
+        self.failed = True
+        return [WorkersFailed(generation=self.generation, kind=kind, text=text)]
+
+    def _unequal_end(self, left: list[int], going_on: int) -> Outcome:
+        steps = ", ".join(f"rank {r} at step {self.ranks[r].step}" for r in left)
+        return self._fail(
+            f"the training loop ended on {steps} ({self._reasons[left[0]]}), but rank {going_on} goes on: the ranks "
+            "of a site must all do the same number of optimizer steps (loaders of equal length)"
+        )
+
+    def _check_hash_list(self, rank: int, report: SealedReport, point: _Point) -> None:
+        assert self.pieces is not None
+        wanted = self.pieces.shared_of(rank) if point.wants_hashes else ()
+        if sorted(report.hashes) != list(wanted) or any(len(h) != DIGEST_BYTES for h in report.hashes.values()):
+            raise InvalidMessage(
+                f"rank {rank} sent hashes of {len(report.hashes)} pieces at {point}, {len(wanted)} are wanted"
+            )
+
+    def _sealed_by_all(self, point: _Point) -> Outcome:
+        reports = [point.sealed[r] for r in range(self.world_size)]
+        if point.wants_hashes and (text := self._differing_replicas(reports)):
+            return self._fail(text)
+        tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
+        for rank, report in enumerate(reports):
+            count, first_rank = tokens.setdefault(report.data_rank, (report.tokens, rank))
+            if count != report.tokens:
+                return self._fail(
+                    f"ranks {first_rank} and {rank} share data rank {report.data_rank} but count {count} and "
+                    f"{report.tokens} tokens at step {point.step}; ranks that see the same batch must count the same"
+                )
+        steps = {r.num_steps: rank for rank, r in enumerate(reports) if r.num_steps}
+        if len(steps) > 1:
+            told = ", ".join(f"rank {rank} {count}" for count, rank in steps.items())
+            return self._fail(f"ranks report different numbers of steps at step {point.step}: {told}")
+        # Each data rank once, by its ranks that know the loss (in a pipeline: the last stage).
+        losses: dict[int, float] = {}
+        for report in reports:
+            if report.num_steps:
+                losses.setdefault(report.data_rank, report.loss_sum / report.num_steps)
+        return [
+            SnapshotSealed(
+                generation=self.generation,
+                step=point.step,
+                tokens=sum(count for count, _ in tokens.values()),
+                num_steps=max(r.num_steps for r in reports),
+                mean_loss=sum(losses.values()) / len(losses) if losses else 0.0,
+                train_s=max(r.train_s for r in reports),
+            )
+        ]
+
+    def _differing_replicas(self, reports: list[SealedReport]) -> str:
+        assert self.pieces is not None
+        for shared in self.pieces.shared:
+            by_hash: dict[bytes, list[int]] = {}
+            for holder in shared.holders:
+                by_hash.setdefault(reports[holder.rank].hashes[holder.piece], []).append(holder.rank)
+            if len(by_hash) > 1:
+                groups = " from ".join(_ranks(ranks) for ranks in by_hash.values())
+                return (
+                    f"the copies of {shared.name!r} {box_text(shared.box)} have drifted apart: {groups} differ; ranks "
+                    "that hold the same parameters must update them alike (are gradients reduced between them?)"
+                )
+        return ""
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    listed = [str(r) for r in sorted(ranks)]
+    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)
