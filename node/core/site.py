@@ -622,8 +622,10 @@ class SiteCore:
         exchange = self._current(commit.sync, commit.term, commit.attempt)
         if exchange is not None and exchange.payload_digest is None and not exchange.broken:
             return
-        if site.publishing is not None:
-            return
+        if site.publishing is not None or (
+            site.workers.offered_version is not None and site.workers.offered_mode is MergeMode.SHIFT
+        ):
+            return  # PUBLISH must hold the workers' version again before the outer state moves on
         site.applying = commit.commit
         self._output(ApplyCommit(commit))
 
@@ -751,9 +753,9 @@ class SiteCore:
 
     def _advance(self) -> None:
         site, workers = self.site, self.site.workers
-        self._apply_next()
         if workers.ask is not None and workers.laid_out:
             self._answer()
+        self._apply_next()
         if site.final and not workers.running and site.saving is None and site.applying is None:
             self._depart("the run is complete", 0)
         elif site.leaving and not site.final and self._may_depart():

@@ -241,6 +241,21 @@ def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time(
     assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [2]
 
 
+def test_a_commit_waits_while_a_shift_is_under_way() -> None:
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    drive.receive(commit(2, 2, contributors=(2, 3)))
+    assert not drive.out, "PUBLISH is being written"
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.answer().mode is MergeMode.SHIFT
+    drive.merged(1)
+    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive.wants(e.ApplyCommit)
+
+
 def test_a_late_ready_site_gives_its_snapshot_up_and_shifts() -> None:
     drive = started()
     at_boundary(drive)

@@ -1,0 +1,76 @@
+"""Which run is behind an address: asked once, before the node has a home folder or an identity."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from dataclasses import dataclass
+
+import grpc
+
+from atoll.protocol import transport
+from atoll.protocol.errors import HostError, InvalidMessage, PeerError
+from atoll.protocol.settings import RunSettings, settings_from_json
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    settings: RunSettings
+    settings_json: str
+
+
+async def discover(address: str, credentials: grpc.ChannelCredentials | None, wait_s: float) -> Run:
+    """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`."""
+    transport.parse_address(address)
+    channel = transport.open_channel(
+        address, credentials=credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+    )
+    deadline = asyncio.get_running_loop().time() + wait_s
+    told = False
+    try:
+        while True:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                reply = await session_pb2_grpc.CoordinatorServiceStub(channel).Status(
+                    session_pb2.StatusRequest(), timeout=max(min(left_s, 2.0), RETRY_S)
+                )
+                return _parse(reply.json, address)
+            except grpc.aio.AioRpcError as error:
+                if left_s <= RETRY_S:
+                    raise PeerError(
+                        f"no coordinator at {address} ({error.details() or error.code().name}); "
+                        "start it with `atoll coordinator run.toml`, or check --coordinator HOST:PORT"
+                    ) from None
+            if not told:
+                log.warning("no coordinator at %s yet; waiting up to %.0f s", address, wait_s)
+                told = True
+            await asyncio.sleep(RETRY_S)
+    finally:
+        await channel.close()
+
+
+def _parse(text: str, address: str) -> Run:
+    try:
+        settings_json = json.dumps(json.loads(text)["settings"], sort_keys=True)
+    except (ValueError, KeyError, TypeError):
+        raise InvalidMessage(f"{address} answers, but not as an atoll coordinator of this version") from None
+    return Run(settings_from_json(settings_json), settings_json)
+
+
+def local_address_towards(address: str) -> str:
+    """The local IP address of a connection to `address`. Raises HostError if there is no route or name."""
+    host, port = transport.parse_address(address)
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise HostError(f"no route to the coordinator at {address}: {error.strerror}") from None

@@ -1,0 +1,107 @@
+"""The node's Prometheus metrics: a collector that reads the node's facts when it is scraped, and the HTTP endpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from wsgiref.simple_server import WSGIServer
+
+import prometheus_client
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from atoll.protocol import transport
+from atoll.protocol.errors import HostError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """One consistent look at a node."""
+
+    run_id: str
+    site: str
+    site_id: int
+    incarnation: int
+    phase: str
+    connected: bool
+    commit: int  # -1 before commit 0
+    inner_step: int
+    steps_per_s: float
+    loss: float
+    train_s: float
+    wait_s: float
+    sent_bytes: int
+    received_bytes: int
+    refused_messages: int
+    worker_generation: int
+    num_syncs: int
+    retained_bytes: int
+    last_exchange_s: float
+    last_apply_s: float
+
+
+class NodeCollector(Collector):
+    def __init__(self, facts: Callable[[], NodeFacts]) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self._facts()
+        yield InfoMetricFamily(
+            "atoll_node",
+            "Who this node is and what it does",
+            value={
+                "run_id": facts.run_id,
+                "site": facts.site,
+                "site_id": str(facts.site_id),
+                "incarnation": str(facts.incarnation),
+                "phase": facts.phase,
+            },
+        )
+        gauges = {
+            "atoll_node_connected": ("1 while the session with the coordinator is up", float(facts.connected)),
+            "atoll_node_commit": ("Last commit applied; -1 before commit 0", facts.commit),
+            "atoll_node_inner_step": ("Inner steps of the run, as this site counts them", facts.inner_step),
+            "atoll_node_steps_per_second": ("Inner steps per second in the last window", facts.steps_per_s),
+            "atoll_node_loss": ("Mean training loss of the last window", facts.loss),
+            "atoll_node_retained_bytes": ("Contributions held as a reducer", facts.retained_bytes),
+            "atoll_node_last_exchange_seconds": ("Time of the last exchange", facts.last_exchange_s),
+            "atoll_node_last_apply_seconds": ("Time of applying and hashing the last commit", facts.last_apply_s),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(name, text, value=value)
+        counters = {
+            "atoll_node_sent_bytes": ("Bytes of chunks sent to peers", facts.sent_bytes),
+            "atoll_node_received_bytes": ("Bytes of chunks received from peers", facts.received_bytes),
+            "atoll_node_refused_messages": ("Messages refused as malformed, stale or foreign", facts.refused_messages),
+            "atoll_node_train_seconds": ("Time the workers trained", facts.train_s),
+            "atoll_node_wait_seconds": ("Time the workers waited for a sync", facts.wait_s),
+            "atoll_node_worker_starts": ("Generations of workers launched", facts.worker_generation),
+            "atoll_node_syncs": ("Commits applied by this process", facts.num_syncs),
+        }
+        for name, (text, value) in counters.items():
+            yield CounterMetricFamily(name, text, value=value)
+
+
+class MetricsServer:
+    """/metrics on an address of its own. Raises HostError if the port is taken."""
+
+    def __init__(self, address: str, facts: Callable[[], NodeFacts]) -> None:
+        registry = CollectorRegistry()
+        registry.register(NodeCollector(facts))
+        host, port = transport.parse_address(address)
+        try:
+            self._server: WSGIServer
+            self._thread: threading.Thread
+            self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
+        except OSError as error:
+            raise HostError(f"metrics: cannot listen on {address} ({error.strerror}); choose another --http") from None
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_port)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,145 @@
+"""The data plane of one site behind async calls: one lock around the outer state, the work itself in threads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from atoll.node.core.events import MergeMode
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.dataplane import publish, saved_model
+from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.protocol import wire
+from atoll.protocol.errors import StateError
+from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.messages import Commit
+from atoll.protocol.settings import RunSettings
+
+
+class DataPlane:
+    """Outer state, payload log and the two shared buffers of one site. `dtypes`: the workers' own, by tensor."""
+
+    def __init__(self, home: Home, settings: RunSettings, manifest: Manifest) -> None:
+        self.home = home
+        self.settings = settings
+        self.layout = Layout(manifest, settings.sync.chunk_elements)
+        self.optimizer = outer_optimizer(settings.outer)
+        self.log = PayloadLog(home.payload_folder, self.layout, settings.run_id, settings.sync.log_commits)
+        self.outer: OuterState | None = None
+        if OuterState.exists(home.state_folder):
+            self.outer = OuterState.open(home.state_folder, self.layout, self.optimizer.slots, settings.run_id)
+        self.snapshot: SharedBuffer | None = None
+        self.publish_buffer: SharedBuffer | None = None
+        self.dtypes: Mapping[str, str] = {}
+        self._lock = asyncio.Lock()
+
+    @staticmethod
+    def load(home: Home, settings: RunSettings) -> DataPlane | None:
+        """What an earlier start of this node left on disk, if it holds a whole state."""
+        if not home.manifest_file.exists():
+            return None
+        return DataPlane(home, settings, wire.decode(Manifest, home.manifest_file.read_bytes()))
+
+    def attach_workers(self, dtypes: Mapping[str, str]) -> None:
+        """Allocate the shared buffers (once) and note what the workers receive."""
+        self.dtypes = dict(dtypes)
+        if self.snapshot is None:
+            self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
+            self.publish_buffer = SharedBuffer(self.layout.buffer_bytes, "publish")
+            self.home.write(self.home.manifest_file.name, wire.encode(self.layout.manifest))
+
+    def held(self) -> tuple[int, bytes] | None:
+        """Commit and state hash of a whole outer state."""
+        if self.outer is None or self.outer.commit is None:
+            return None
+        return self.outer.commit, self.outer.state_hash()
+
+    def fresh_outer(self) -> OuterState:
+        """An empty outer state to seed or fetch into; one that is partly fetched is kept."""
+        if self.outer is None:
+            self.outer = OuterState.create(
+                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id
+            )
+        return self.outer
+
+    def discard(self) -> None:
+        if self.outer is not None:
+            self.outer.close()
+            self.outer = None
+        OuterState.remove(self.home.state_folder)
+
+    async def seed(self, saved: Path | None) -> bytes:
+        """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
+        outer = self.fresh_outer()
+
+        def work() -> bytes:
+            if saved is not None:
+                saved_model.restore(saved, outer, self.layout)
+            else:
+                assert self.snapshot is not None
+                publish.seed_from_snapshot(outer, self.layout, self.snapshot.view)
+            return outer.state_hash()
+
+        async with self._lock:
+            return await asyncio.to_thread(work)
+
+    def sync_data(self) -> SyncData:
+        assert self.outer is not None
+        assert self.snapshot is not None
+        return SyncData(self.layout, self.settings.sync, self.outer, self.snapshot.view, self.dtypes)
+
+    async def apply(self, commit: Commit) -> bytes:
+        """The state hash after `commit`. Raises StateError if its payloads are not in the log or not its own."""
+        outer = self.outer
+        assert outer is not None
+
+        def work() -> bytes:
+            self.log.commit(commit)
+            for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
+                payload = self.log.read(commit.commit, chunk.index) if chunk.num_elements else b""
+                outer.apply(chunk.index, payload, commit.commit, self.optimizer)
+            if outer.commit != commit.commit:
+                raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
+            return outer.state_hash()
+
+        async with self._lock:
+            return await asyncio.to_thread(work)
+
+    async def publish(self, mode: MergeMode) -> None:
+        """Fill PUBLISH. SHIFT needs the workers' version in it."""
+        outer, buffer = self.outer, self.publish_buffer
+        assert outer is not None
+        assert buffer is not None
+
+        def work() -> None:
+            if mode is MergeMode.SHIFT:
+                publish.publish_shift(outer, self.layout, buffer.view, self.dtypes)
+            else:
+                publish.publish_replace(outer, self.layout, buffer.view)
+
+        async with self._lock:
+            await asyncio.to_thread(work)
+
+    async def save(self, folder: Path, info: Mapping[str, Any]) -> None:
+        """Write the model, its slots and its manifest; commits wait meanwhile."""
+        outer = self.outer
+        assert outer is not None
+        async with self._lock:
+            await asyncio.to_thread(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info)
+
+    def lock(self) -> asyncio.Lock:
+        return self._lock
+
+    def close(self) -> None:
+        if self.outer is not None:
+            self.outer.close()
+        self.log.close()
+        for buffer in (self.snapshot, self.publish_buffer):
+            if buffer is not None:
+                buffer.close()

@@ -1,0 +1,79 @@
+"""Plans: one reducer for every chunk, digests that notice what two sites must agree on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.messages import Member, Plan, Tree
+from atoll.protocol.plans import payload_digest, plan_digest, reducers
+
+MEMBERS = tuple(Member(site_id=i, incarnation=1, address=f"h:{i}", tokens=10 * i) for i in (1, 2, 5))
+PLAN = Plan(
+    sync=3,
+    attempt=1,
+    term=1,
+    base_commit=2,
+    contributors=MEMBERS,
+    trees=(
+        Tree(first_chunk=0, num_chunks=2, parents=(-1, 0, 0)),
+        Tree(first_chunk=2, num_chunks=1, parents=(2, 2, -1)),
+    ),
+    stall_limit_s=6.0,
+    num_steps=20,
+)
+
+
+def test_the_top_of_each_tree_reduces_its_chunks() -> None:
+    assert [m.site_id for m in reducers(PLAN, 3)] == [1, 1, 5]
+
+
+@pytest.mark.parametrize(
+    ("trees", "text"),
+    [
+        ((Tree(first_chunk=0, num_chunks=2, parents=(-1, 0, 0)),), "2 of 3 chunks"),
+        ((Tree(first_chunk=1, num_chunks=2, parents=(-1, 0, 0)),), "do not cover"),
+        ((Tree(first_chunk=0, num_chunks=4, parents=(-1, 0, 0)),), "do not cover"),
+        ((Tree(first_chunk=0, num_chunks=3, parents=(-1, 0)),), "one parent for each"),
+        ((Tree(first_chunk=0, num_chunks=3, parents=(-1, -1, 0)),), "one top"),
+        ((Tree(first_chunk=0, num_chunks=3, parents=(-1, 0, 1)),), "stars only"),
+    ],
+)
+def test_trees_that_do_not_fit_are_refused(trees: tuple[Tree, ...], text: str) -> None:
+    with pytest.raises(InvalidMessage, match=text):
+        reducers(replace(PLAN, trees=trees), 3)
+
+
+def test_contributors_must_be_distinct_and_ascending() -> None:
+    with pytest.raises(InvalidMessage, match="not distinct and ascending"):
+        reducers(replace(PLAN, contributors=MEMBERS[::-1]), 3)
+
+
+def test_the_plan_digest_notices_what_sites_must_agree_on() -> None:
+    heavier = (replace(MEMBERS[0], tokens=11), *MEMBERS[1:])
+    variants = [
+        PLAN,
+        replace(PLAN, attempt=2),
+        replace(PLAN, term=2),
+        replace(PLAN, contributors=heavier),
+        replace(PLAN, contributors=MEMBERS[:2], receivers=MEMBERS[2:]),
+        replace(PLAN, trees=PLAN.trees[:1]),
+    ]
+    assert len({plan_digest(p) for p in variants}) == len(variants)
+    moved = replace(PLAN, contributors=tuple(replace(m, address="x:1") for m in MEMBERS))
+    assert plan_digest(moved) == plan_digest(PLAN), "addresses may differ"
+
+
+def test_the_payload_digest_covers_run_attempt_weights_and_payloads() -> None:
+    hashes = [bytes(32), bytes([1] * 32)]
+    values = {
+        payload_digest("r", PLAN, hashes),
+        payload_digest("s", PLAN, hashes),
+        payload_digest("r", replace(PLAN, attempt=2), hashes),
+        payload_digest("r", replace(PLAN, contributors=MEMBERS[:2]), hashes),
+        payload_digest("r", PLAN, hashes[::-1]),
+        payload_digest("r", PLAN, hashes[:1]),
+    }
+    assert len(values) == 6

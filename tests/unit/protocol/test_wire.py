@@ -1,0 +1,101 @@
+"""Dataclasses and protobuf messages are the same messages, and every bound is checked at the door."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol import layout, messages, wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.v1 import common_pb2, session_pb2
+
+CLASSES = [
+    cls
+    for module in (messages, layout)
+    for cls in vars(module).values()
+    if dataclasses.is_dataclass(cls) and isinstance(cls, type) and cls is not layout.Chunk
+]
+HEADER = messages.Header(protocol_version=1, run_id="run", term=3, site_id=2, incarnation=5, generation=7)
+
+
+@pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+def test_fields_are_those_of_the_proto_message(cls: type) -> None:
+    proto = getattr(common_pb2, cls.__name__, None) or getattr(session_pb2, cls.__name__)
+    assert [f.name for f in dataclasses.fields(cls)] == [f.name for f in proto.DESCRIPTOR.fields]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("cls", [c for c in CLASSES if issubclass(c, tuple) is False], ids=lambda c: c.__name__)
+def test_strings_and_repeated_fields_have_a_stated_bound(cls: type) -> None:
+    hints = typing.get_type_hints(cls)
+    unbounded = [
+        f.name
+        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        if (hints[f.name] in (str, bytes) or typing.get_origin(hints[f.name]) is tuple) and "max" not in f.metadata
+    ]
+    assert not unbounded or cls.__module__ == layout.__name__, "the manifest checks itself"
+
+
+def test_every_body_of_a_session_has_a_class() -> None:
+    for proto in (session_pb2.SessionRequest, session_pb2.SessionResponse):
+        for field in proto.DESCRIPTOR.oneofs_by_name["body"].fields:
+            assert dataclasses.is_dataclass(getattr(messages, field.message_type.name))
+
+
+def test_a_commit_with_its_next_sync_comes_back_equal() -> None:
+    member = messages.Member(site_id=1, incarnation=2, address="10.0.0.1:7", tokens=9)
+    commit = messages.Commit(
+        commit=4,
+        sync=6,
+        attempt=2,
+        term=1,
+        contributors=(member,),
+        payload_digest=bytes(range(32)),
+        run_step=80,
+        run_tokens=1 << 40,
+        next=messages.Open(sync=7, base_commit=4, run_step=80, run_tokens=1 << 40, num_steps=20),
+    )
+    header, body = wire.unpack(wire.response(commit, HEADER, seq=3, ack=2))
+    assert (header, body) == (HEADER, commit)
+    assert wire.decode(messages.Commit, wire.encode(commit)) == commit
+
+
+def test_an_absent_optional_message_is_none() -> None:
+    abandoned = messages.Abandoned(sync=1, reason="all weights are 0")
+    assert wire.unpack(wire.response(abandoned, HEADER, 1, 0))[1].next is None
+
+
+def test_a_field_over_its_bound_is_refused_by_name() -> None:
+    envelope = wire.request(messages.Hello(name="a" * 65, key=b"", address=""), HEADER, 1, 0)
+    with pytest.raises(InvalidMessage, match=r"Hello\.name: 65 items, at most 64"):
+        wire.unpack(envelope)
+
+
+def test_an_unknown_enum_value_is_refused() -> None:
+    envelope = session_pb2.SessionResponse()
+    envelope.refused.kind = 77  # type: ignore[assignment]
+    with pytest.raises(InvalidMessage, match=r"Refused\.kind: unknown value 77"):
+        wire.unpack(envelope)
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    envelope = wire.request(messages.Ready(sync=1, tokens=1, num_steps=1, mean_loss=float("nan")), HEADER, 1, 0)
+    with pytest.raises(InvalidMessage, match=r"Ready\.mean_loss"):
+        wire.unpack(envelope)
+
+
+def test_a_message_without_a_body_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="without a known body"):
+        wire.unpack(session_pb2.SessionRequest())
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_crash_the_decoder(data: bytes) -> None:
+    for cls in (messages.Plan, messages.Commit, layout.Manifest):
+        try:
+            wire.decode(cls, data)
+        except InvalidMessage:
+            continue
