@@ -1,7 +1,7 @@
 """Which outer optimizer suits a run of this length: DiLoCo simulated in one process, over several seeds.
 
-All candidates run on the first seed, the best `--finalists` of them on the others too. Prints a Markdown table of held-out bits per
-byte beside one site alone and data parallel. One thread; nothing here is timed.
+All candidates run on the first seed, the best `--finalists` of them on the others too. Prints a Markdown table of
+held-out bits per byte beside one site alone and data parallel. One thread; nothing here is timed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from atoll.protocol.settings import RunSettings
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outer_optimizer", description=__doc__)
-    parser.add_argument("--candidates", nargs="+", default=["1.0/0", "1.0/0.5", "0.7/0.5", "0.9/0.3", "0.7/0.9"])
+    parser.add_argument(
+        "--candidates", nargs="+", default=["1.0/0", "1.0/0.2", "1.0/0.5", "0.9/0.3", "0.7/0.5", "0.7/0.9"]
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--finalists", type=int, default=2, help="candidates that run on all seeds")
     parser.add_argument("--sites", type=int, default=3)

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from atoll.node.worker.data import Corpus
 from atoll.node.worker.evaluate import held_out_bits_per_byte
-from atoll.node.worker.model import Transformer, learning_rate_scale, next_byte_loss
-from atoll.node.worker.sampling import data_seed, window_offsets
+from atoll.node.worker.model import Transformer
+from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.sampling import data_seed
 from atoll.protocol.settings import RunSettings
 
 Progress = Callable[[str, int], None]  # what is running, steps done
@@ -30,23 +31,6 @@ class Comparison:
     num_steps: int
 
 
-def make_optimizer(model: torch.nn.Module, settings: RunSettings) -> torch.optim.AdamW:
-    """AdamW of the built-in trainer; weight decay on matrices only."""
-    trainer = settings.trainer
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": matrices, "weight_decay": trainer.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
-
-
-def draw(corpus: Corpus, settings: RunSettings, seed: int, index: int) -> Tensor:
-    """Batch `index` of the stream `seed`: (batch, sequence + 1) uint8, on the CPU."""
-    trainer = settings.trainer
-    length = trainer.sequence + 1
-    offsets = window_offsets(seed, index, trainer.batch_size, len(corpus.training) - length + 1)
-    return torch.from_numpy(corpus.training.windows(offsets, length))
-
-
 def _stream(settings: RunSettings, site_id: int) -> int:
     return data_seed(settings.seed, site_id, incarnation=1, generation=1)
 
@@ -57,13 +41,12 @@ class _Trainee:
     def __init__(self, settings: RunSettings, num_steps: int) -> None:
         self.settings, self.num_steps, self.step_index = settings, num_steps, 0
         self.model = Transformer(settings.model, settings.seed)
-        self.optimizer = make_optimizer(self.model, settings)
+        self.optimizer = make_optimizer(self.model, settings.trainer)
 
     def step(self, batches: list[Tensor]) -> None:
         trainer = self.settings.trainer
-        scale = learning_rate_scale(self.step_index, trainer.warmup_steps, self.num_steps)
         for group in self.optimizer.param_groups:
-            group["lr"] = trainer.learning_rate * scale
+            group["lr"] = learning_rate(trainer, self.step_index, self.num_steps)
         self.optimizer.zero_grad(set_to_none=True)
         for batch in batches:
             (next_byte_loss(self.model, batch) / len(batches)).backward()  # type: ignore[no-untyped-call]
@@ -81,7 +64,7 @@ def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: 
     before = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
     streams = [_stream(settings, site_id) for site_id in range(1, num_sites + 1)]
     for index in range(settings.steps):
-        trainee.step([draw(corpus, settings, seed, index) for seed in streams])
+        trainee.step([draw(corpus, settings.trainer, seed, index) for seed in streams])
         progress(name, index + 1)
     after = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
     return Comparison(name, before, after, settings.steps)
@@ -107,9 +90,7 @@ def _outer_step(outer: list[Tensor], momentum: list[Tensor], gradients: list[Ten
         value.sub_(rate * (g + decay * m if settings.outer.optimizer == "nesterov" else m))
 
 
-def simulate_diloco(
-    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = _ignore
-) -> Comparison:
+def simulate_diloco(settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = _ignore) -> Comparison:
     """`num_sites` sites that sync every `settings.sync.every` steps; evaluates the outer parameters."""
     name = f"diloco {settings.outer.optimizer} {settings.outer.learning_rate:g}/{settings.outer.momentum:g}"
     trainees = [_Trainee(settings, settings.steps) for _ in range(num_sites)]
@@ -122,7 +103,7 @@ def simulate_diloco(
         last = min(first + settings.sync.every, settings.steps)
         for trainee, seed in zip(trainees, streams, strict=True):
             for index in range(first, last):
-                trainee.step([draw(corpus, settings, seed, index)])
+                trainee.step([draw(corpus, settings.trainer, seed, index)])
         with torch.no_grad():
             columns = zip(*(t.model.parameters() for t in trainees), strict=True)
             gradients = [value - torch.stack(list(local)).mean(0) for value, local in zip(outer, columns, strict=True)]

@@ -6,6 +6,7 @@ ordered by relative name, so that the same files give the same data set wherever
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sysconfig
@@ -114,7 +115,7 @@ def list_files(paths: Sequence[str]) -> Listing:
         else:
             raise ConfigError(f"no such file or folder: {path}")
     files.sort(key=lambda f: f.name.encode())
-    for one, other in zip(files, files[1:], strict=False):
+    for one, other in itertools.pairwise(files):
         if one.name == other.name:
             raise ConfigError(f"{one.path} and {other.path} have the same name in the data set; put both in one folder")
     return Listing(tuple(files), num_skipped)

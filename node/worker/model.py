@@ -15,23 +15,6 @@ ROPE_BASE = 10_000.0
 EMBEDDING_STD = 0.02
 
 
-def check(settings: ModelSettings) -> None:
-    """Raises ConfigError if the sizes do not fit each other."""
-    for name in ("dim", "num_layers", "num_heads", "num_kv_heads", "ffn_dim", "vocab_size", "max_sequence"):
-        if getattr(settings, name) < 1:
-            raise ConfigError(f"model.{name} is {getattr(settings, name)}; it must be at least 1")
-    if settings.dim % settings.num_heads or settings.dim // settings.num_heads % 2:
-        raise ConfigError(
-            f"model.dim = {settings.dim} must be an even multiple of model.num_heads = {settings.num_heads}"
-        )
-    if settings.num_heads % settings.num_kv_heads:
-        raise ConfigError(
-            f"model.num_heads = {settings.num_heads} must be a multiple of model.num_kv_heads = {settings.num_kv_heads}"
-        )
-    if settings.vocab_size < 256:
-        raise ConfigError(f"model.vocab_size is {settings.vocab_size}; bytes need at least 256")
-
-
 class Attention(nn.Module):
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -91,7 +74,8 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Logits of the next byte: (batch, seq) of integers -> (batch, seq, vocab).
 
-    The same seed gives the same first values on every machine of a kind. Raises ConfigError for impossible sizes.
+    The same seed gives the same first values on every machine of a kind. The sizes are those that
+    `atoll.protocol.settings.validate` accepts.
     """
 
     cos: Tensor
@@ -99,7 +83,6 @@ class Transformer(nn.Module):
 
     def __init__(self, settings: ModelSettings, seed: int = 0) -> None:
         super().__init__()
-        check(settings)
         self.settings = settings
         self.embedding = nn.Embedding(settings.vocab_size, settings.dim)
         self.layers = nn.ModuleList(Block(settings) for _ in range(settings.num_layers))
@@ -139,18 +122,3 @@ class Transformer(nn.Module):
             x = layer(x, cos, sin)
         logits: Tensor = self.head(self.norm(x))
         return logits
-
-
-def next_byte_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of predicting windows[:, 1:] from windows[:, :-1]; windows: (batch, seq + 1) uint8."""
-    tokens = windows.long()
-    logits = model(tokens[:, :-1])  # (batch, seq, vocab)
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def learning_rate_scale(step: int, warmup_steps: int, total_steps: int) -> float:
-    """Linear warm-up, then cosine decay to a tenth at `total_steps`. `step` counts from 0."""
-    if step < warmup_steps:
-        return (step + 1) / warmup_steps
-    done = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * done))
