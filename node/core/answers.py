@@ -49,7 +49,7 @@ def decide(site: SiteState, *, away: bool) -> Decision:
     if workers.offered_version is not None:
         return Hold("other ranks have not taken the last version yet")
     if outer is None:
-        if site.seeding and site.snapshot.phase is SnapshotPhase.FREE:
+        if site.seeding and not site.seed_asked and site.snapshot.phase is SnapshotPhase.FREE:
             return Answer(kind=AnswerKind.SNAPSHOT)
         return Hold("waiting for the starting state")
     if workers.version == outer.commit and site.final:

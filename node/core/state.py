@@ -89,6 +89,7 @@ class SiteState:
     admitted: bool = False
     seeder: bool = False
     seeding: bool = False
+    seed_asked: bool = False  # SeedState is under way
     site_id: int = 0
     run_seed: int = 0
     term: int = 0

@@ -1,0 +1,84 @@
+"""Bringing the outer state to the newest attested commit."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.node.core import events, syncs
+from atoll.node.core.context import Context
+from atoll.node.core.events import CancelFetch, FetchState
+from atoll.node.core.state import Outer, Snapshot, SnapshotPhase
+from atoll.protocol import messages as m
+
+FETCH_RETRY_S = 0.5
+MAX_FETCH_BACKOFF_S = 8.0
+
+
+def hold(ctx: Context, outer: Outer) -> None:
+    ctx.site.outer = outer
+    ctx.send(m.Applied(commit=outer.commit, state_hash=outer.state_hash))
+
+
+def find_sources(ctx: Context) -> None:
+    site = ctx.site
+    if site.fetching or site.looking_for_sources or not site.connected:
+        return
+    site.looking_for_sources = True
+    site.retry_fetch_at = None
+    outer = site.outer
+    ctx.send(m.FindSources(has_state=outer is not None, after_commit=outer.commit if outer else 0))
+
+
+def sources(ctx: Context, message: m.Sources) -> None:
+    site = ctx.site
+    site.looking_for_sources = False
+    if site.fetching or site.seeding:
+        return
+    if site.applying is not None:
+        site.retry_fetch_at = ctx.now + FETCH_RETRY_S
+        return
+    newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)
+    if site.outer is not None and newest <= site.outer.commit:
+        return
+    if not message.donors or newest < 0:
+        return  # the coordinator sends Sources again when there is one
+    site.fetching = True
+    ctx.emit(FetchState(message))
+
+
+def cancel_fetch(ctx: Context) -> None:
+    if ctx.site.fetching:
+        ctx.emit(CancelFetch())
+    ctx.site.fetching = ctx.site.looking_for_sources = False
+    ctx.site.retry_fetch_at = None
+
+
+def state_fetched(ctx: Context, event: events.StateFetched) -> None:
+    site = ctx.site
+    site.fetching = False
+    site.fetch_failures = 0
+    for commit in [c for c in site.commits if c <= event.commit]:
+        del site.commits[commit]
+    site.final = site.final or event.final
+    syncs.give_up_exchange_before(ctx, event.commit)
+    if site.snapshot.phase is SnapshotPhase.SEALED:
+        site.snapshot = Snapshot()  # its base is not the latest commit any more; the ranks keep their progress
+    hold(
+        ctx,
+        Outer(
+            commit=event.commit,
+            state_hash=event.state_hash,
+            run_step=event.run_step,
+            run_tokens=event.run_tokens,
+        ),
+    )
+    ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")
+
+
+def fetch_failed(ctx: Context, reason: str) -> None:
+    site = ctx.site
+    site.fetching = False
+    site.fetch_failures += 1
+    delay_s = min(FETCH_RETRY_S * 2.0**site.fetch_failures, MAX_FETCH_BACKOFF_S)
+    site.retry_fetch_at = ctx.now + delay_s
+    ctx.report(logging.WARNING, f"could not fetch the state ({reason}); again in {delay_s:g} s")

@@ -1,0 +1,50 @@
+"""What the parts of the core share while one event is handled: the site's state, the clock, what is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.node.core.events import Output, Report, Send
+from atoll.node.core.state import SiteState
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import SiteMessage
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.time_limits import TimeLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteIdentity:
+    """What Hello and Offer say of this node."""
+
+    name: str
+    key: bytes
+    address: str
+    incarnation: int
+    atoll_version: str
+    from_saved_model: bool
+    max_retained_bytes: int
+    bandwidth_bytes_per_s: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Context:
+    identity: SiteIdentity
+    settings: RunSettings
+    limits: TimeLimits
+    site: SiteState
+    now: float
+    settings_json: str = ""  # as in Welcome
+    manifest: Manifest | None = None
+    data_fingerprint: bytes = b""
+    out: list[Output] = field(default_factory=list)
+
+    def emit(self, output: Output) -> None:
+        self.out.append(output)
+
+    def send(self, message: SiteMessage) -> None:
+        """To the coordinator; dropped while there is none: everything is said again when the session is back."""
+        if self.site.connected:
+            self.emit(Send(message))
+
+    def report(self, level: int, text: str) -> None:
+        self.emit(Report(level, text))

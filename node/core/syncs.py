@@ -1,0 +1,260 @@
+"""One sync as a site lives it: Open, Ready, Plan, the exchange, Done, Commit, applied."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.node.core import catching_up, events
+from atoll.node.core.context import Context
+from atoll.node.core.events import (
+    ApplyCommit,
+    BeginExchange,
+    CancelExchange,
+    DropSync,
+    MergeMode,
+    PublishState,
+    SaveModel,
+)
+from atoll.node.core.state import Exchange, Outer, Snapshot, SnapshotPhase
+from atoll.protocol import messages as m
+
+
+def opened(ctx: Context, message: m.Open) -> None:
+    site = ctx.site
+    site.open = message
+    outer = site.outer
+    if outer is not None and message.base_commit == outer.commit:
+        outer.run_step, outer.run_tokens = message.run_step, message.run_tokens
+    elif outer is not None and site.applying is None and message.base_commit not in site.commits:
+        catching_up.find_sources(ctx)
+    ready(ctx)
+
+
+def ready(ctx: Context) -> None:
+    site, snapshot = ctx.site, ctx.site.snapshot
+    if snapshot.phase is not SnapshotPhase.SEALED or site.open is None or site.outer is None:
+        return
+    if snapshot.base_commit != site.outer.commit or site.open.base_commit != site.outer.commit:
+        return
+    ctx.send(
+        m.Ready(
+            sync=site.open.sync,
+            tokens=snapshot.tokens,
+            num_steps=snapshot.num_steps,
+            mean_loss=snapshot.mean_loss,
+            train_s=snapshot.train_s,
+            wait_s=site.workers.wait_s,
+        )
+    )
+
+
+def planned(ctx: Context, plan: m.Plan) -> None:
+    site, exchange = ctx.site, ctx.site.exchange
+    if exchange is not None and (exchange.plan.sync, exchange.plan.term, exchange.plan.attempt) >= (
+        plan.sync,
+        plan.term,
+        plan.attempt,
+    ):
+        return
+    me = (site.site_id, ctx.identity.incarnation)
+    contributes = me in [(c.site_id, c.incarnation) for c in plan.contributors]
+    receives = me in [(r.site_id, r.incarnation) for r in plan.receivers]
+    if not contributes and not receives:
+        return
+    if site.outer is None or site.outer.commit != plan.base_commit:
+        if not contributes:
+            return  # a joiner that is not there yet fetches the commit later
+        send_failure(ctx, plan, "plan", f"planned on commit {plan.base_commit}, which this site has not applied")
+        return
+    if contributes and site.snapshot.phase is not SnapshotPhase.SEALED:
+        send_failure(ctx, plan, "plan", "planned as a contributor without a sealed snapshot")
+        return
+    cancel_exchange(ctx)
+    site.exchange = Exchange(plan=plan, contributes=contributes)
+    ctx.emit(BeginExchange(plan, contributes))
+
+
+def send_failure(ctx: Context, plan: m.Plan, phase: str, text: str) -> None:
+    ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
+    ctx.send(
+        m.ExchangeFailed(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            peer_site_id=0,
+            direction=m.Direction.UNSPECIFIED,
+            phase=phase,
+            text=text,
+        )
+    )
+
+
+def current(ctx: Context, sync: int, term: int, attempt: int) -> Exchange | None:
+    exchange = ctx.site.exchange
+    if exchange is None:
+        return None
+    plan = exchange.plan
+    return exchange if (plan.sync, plan.term, plan.attempt) == (sync, term, attempt) else None
+
+
+def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
+    exchange = current(ctx, event.sync, event.term, event.attempt)
+    if exchange is None:
+        return
+    exchange.payload_digest = event.payload_digest
+    exchange.sent_bytes = event.sent_bytes
+    exchange.received_bytes = event.received_bytes
+    done(ctx, exchange)
+
+
+def done(ctx: Context, exchange: Exchange) -> None:
+    outer = ctx.site.outer
+    assert outer is not None
+    assert exchange.payload_digest is not None
+    if not exchange.contributes:
+        return
+    plan = exchange.plan
+    ctx.send(
+        m.Done(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            payload_digest=exchange.payload_digest,
+            last_commit=outer.commit,
+            state_hash=outer.state_hash,
+            sent_bytes=exchange.sent_bytes,
+            received_bytes=exchange.received_bytes,
+        )
+    )
+
+
+def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
+    exchange = current(ctx, event.sync, event.term, event.attempt)
+    if exchange is None:
+        return
+    exchange.broken = True
+    ctx.report(
+        logging.WARNING,
+        f"sync {event.sync} attempt {event.attempt}: {event.phase} with site {event.peer_site_id}: {event.text}",
+    )
+    if exchange.contributes:
+        direction = m.Direction.SENDING if event.sending else m.Direction.RECEIVING
+        ctx.send(
+            m.ExchangeFailed(
+                sync=event.sync,
+                attempt=event.attempt,
+                term=event.term,
+                peer_site_id=event.peer_site_id,
+                direction=direction,
+                phase=event.phase[:64],
+                text=event.text[:1024],
+            )
+        )
+
+
+def cancel_exchange(ctx: Context) -> None:
+    exchange = ctx.site.exchange
+    if exchange is not None and exchange.payload_digest is None and not exchange.broken:
+        ctx.emit(CancelExchange(exchange.plan.sync, exchange.plan.attempt))
+    ctx.site.exchange = None
+
+
+def give_up_exchange_before(ctx: Context, commit: int) -> None:
+    exchange = ctx.site.exchange
+    if exchange is not None and exchange.plan.base_commit < commit:
+        cancel_exchange(ctx)
+        ctx.emit(DropSync(exchange.plan.sync))
+
+
+def committed(ctx: Context, commit: m.Commit) -> None:
+    site = ctx.site
+    if site.outer is not None and commit.commit <= site.outer.commit:
+        return
+    site.commits[commit.commit] = commit
+    if site.outer is not None and commit.commit > site.outer.commit + 1 and commit.commit - 1 not in site.commits:
+        catching_up.find_sources(ctx)
+
+
+def apply_next(ctx: Context) -> None:
+    """The next commit, if it is here and its payloads are, or nobody is bringing them any more."""
+    site = ctx.site
+    if site.outer is None or site.applying is not None or site.fetching or site.looking_for_sources:
+        return
+    commit = site.commits.get(site.outer.commit + 1)
+    if commit is None:
+        return
+    exchange = current(ctx, commit.sync, commit.term, commit.attempt)
+    if exchange is not None and exchange.payload_digest is None and not exchange.broken:
+        return
+    if site.publishing is not None or (
+        site.workers.offered_version is not None and site.workers.offered_mode is MergeMode.SHIFT
+    ):
+        return  # PUBLISH must hold the workers' version again before the outer state moves on
+    site.applying = commit.commit
+    ctx.emit(ApplyCommit(commit))
+
+
+def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
+    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    if site.applying != event.commit:
+        return
+    site.applying = None
+    commit = site.commits.pop(event.commit)
+    me = (site.site_id, ctx.identity.incarnation)
+    if snapshot.phase is SnapshotPhase.SEALED:
+        if me in [(c.site_id, c.incarnation) for c in commit.contributors]:
+            same_generation = snapshot.generation == workers.generation and workers.version is not None
+            snapshot.phase = SnapshotPhase.CONSUMED
+            workers.contributed = same_generation
+            if not same_generation:
+                site.snapshot = Snapshot()
+        else:
+            site.snapshot = Snapshot()
+    cancel_exchange(ctx)
+    ctx.emit(DropSync(commit.sync))
+    site.final = commit.final
+    site.open = commit.next if commit.next is not None else site.open
+    catching_up.hold(
+        ctx,
+        Outer(
+            commit=event.commit,
+            state_hash=event.state_hash,
+            run_step=commit.run_step,
+            run_tokens=commit.run_tokens,
+        ),
+    )
+    if commit.final or (ctx.settings.save_every and commit.commit % ctx.settings.save_every == 0):
+        save(ctx)
+
+
+def save(ctx: Context) -> None:
+    outer = ctx.site.outer
+    assert outer is not None
+    ctx.site.saving = outer.commit
+    ctx.emit(SaveModel(commit=outer.commit, run_step=outer.run_step, run_tokens=outer.run_tokens))
+
+
+def abandoned(ctx: Context, message: m.Abandoned) -> None:
+    ctx.report(logging.WARNING, f"sync {message.sync} was abandoned: {message.reason}")
+    exchange = ctx.site.exchange
+    if exchange is not None and exchange.plan.sync == message.sync:
+        cancel_exchange(ctx)
+        ctx.emit(DropSync(message.sync))
+    if message.next is not None:
+        opened(ctx, message.next)
+
+
+def publish(ctx: Context, version: int, mode: MergeMode) -> None:
+    if ctx.site.publishing is None:
+        ctx.site.publishing = (version, mode)
+        ctx.site.published = None
+        ctx.emit(PublishState(version=version, mode=mode))
+
+
+def discard_local(ctx: Context) -> None:
+    site = ctx.site
+    cancel_exchange(ctx)
+    site.snapshot = Snapshot()
+    site.workers.contributed = False
+    if site.workers.version is not None:
+        site.workers.discard_local = True

@@ -1,0 +1,188 @@
+"""The site's workers: starting them, their boundaries, their failures."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.node.core import answers, endings, events, syncs
+from atoll.node.core.context import Context
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    AnswerWorkers,
+    FailureKind,
+    MergeMode,
+    SeedState,
+    SendLayout,
+    StartWorkers,
+    StopWorkers,
+)
+from atoll.node.core.state import Ask, Snapshot, SnapshotPhase, Workers
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError, WorkerError
+
+MAX_CRASHES_WITHOUT_STEP = 3
+
+
+def start(ctx: Context) -> None:
+    old = ctx.site.workers
+    ctx.site.workers = Workers(
+        generation=old.generation + 1, running=True, crashes_without_step=old.crashes_without_step
+    )
+    ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
+
+
+def joined(ctx: Context, event: events.WorkersJoined) -> None:
+    workers = ctx.site.workers
+    if event.generation != workers.generation:
+        return
+    if ctx.manifest is not None and event.manifest.digest != ctx.manifest.digest:
+        endings.give_up(ctx, "the restarted workers built another model than before", ConfigError.exit_code)
+        return
+    workers.joined = True
+    first = ctx.manifest is None
+    ctx.manifest = event.manifest
+    ctx.data_fingerprint = event.data_fingerprint
+    if not first and ctx.site.admitted:
+        send_layout(ctx)
+    elif ctx.site.welcomed:
+        offer(ctx)
+
+
+def offer(ctx: Context) -> None:
+    assert ctx.manifest is not None
+    ctx.send(
+        m.Offer(
+            manifest=ctx.manifest,
+            data_fingerprint=ctx.data_fingerprint,
+            max_retained_bytes=ctx.identity.max_retained_bytes,
+            bandwidth_bytes_per_s=ctx.identity.bandwidth_bytes_per_s,
+        )
+    )
+
+
+def send_layout(ctx: Context) -> None:
+    workers = ctx.site.workers
+    if workers.joined and not workers.laid_out:
+        workers.laid_out = True
+        ctx.emit(SendLayout(generation=workers.generation, site_id=ctx.site.site_id, run_seed=ctx.site.run_seed))
+
+
+def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
+    workers = ctx.site.workers
+    if event.generation != workers.generation:
+        return
+    if event.step > 0:
+        workers.crashes_without_step = 0
+    workers.ask = Ask(event.generation, event.step, event.seq)
+
+
+def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
+    site, snapshot = ctx.site, ctx.site.snapshot
+    if event.generation != site.workers.generation or snapshot.phase is not SnapshotPhase.WRITING:
+        return
+    snapshot.phase = SnapshotPhase.SEALED
+    snapshot.tokens = event.tokens
+    snapshot.num_steps = event.num_steps
+    snapshot.mean_loss = event.mean_loss
+    snapshot.train_s = event.train_s
+    site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
+    if site.outer is None:
+        ctx.site.seed_asked = True
+        ctx.emit(SeedState())
+    else:
+        syncs.ready(ctx)
+
+
+def merged(ctx: Context, event: events.Merged) -> None:
+    site, workers = ctx.site, ctx.site.workers
+    if event.generation != workers.generation or event.version != workers.offered_version:
+        return
+    if workers.contributed and workers.offered_mode is not MergeMode.SHIFT:
+        workers.contributed = False
+    if site.snapshot.phase is SnapshotPhase.CONSUMED:
+        site.snapshot = Snapshot()
+    workers.version = event.version
+    workers.offered_version = None
+    workers.discard_local = False
+    workers.wait_s = event.wait_s
+    if workers.offered_mode is MergeMode.SHIFT:
+        syncs.publish(ctx, event.version, MergeMode.REPLACE)  # the next shift and evaluation need the values again
+
+
+def failed(ctx: Context, event: events.WorkersFailed) -> None:
+    site, workers = ctx.site, ctx.site.workers
+    if event.generation != workers.generation:
+        return
+    if event.kind is FailureKind.FATAL:
+        endings.give_up(ctx, event.text, WorkerError.exit_code)
+        return
+    if site.final or (site.leaving and not answers.in_sync(site)):
+        workers.running = False
+        return
+    workers.crashes_without_step += 1
+    if workers.crashes_without_step >= MAX_CRASHES_WITHOUT_STEP:
+        endings.give_up(
+            ctx,
+            f"the workers crashed {MAX_CRASHES_WITHOUT_STEP} times without a step: {event.text}",
+            WorkerError.exit_code,
+        )
+        return
+    ctx.report(logging.ERROR, f"workers crashed, restarting them from the outer state: {event.text}")
+    ctx.emit(StopWorkers(workers.generation))
+    if site.snapshot.phase in (SnapshotPhase.WRITING, SnapshotPhase.CONSUMED):
+        site.snapshot = Snapshot()
+    if site.seeding and site.outer is None:
+        site.snapshot = Snapshot()
+    start(ctx)
+
+
+def left(ctx: Context, event: events.WorkersLeft) -> None:
+    site, workers = ctx.site, ctx.site.workers
+    if event.generation != workers.generation:
+        return
+    workers.running = False
+    workers.ask = None
+    if not site.final and not site.leaving:
+        site.leaving = event.reason
+        ctx.report(logging.INFO, f"leaving the run: {event.reason}")
+        site.leave_deadline = ctx.now + ctx.limits.leave_s
+
+
+def answer(ctx: Context) -> None:
+    site, workers = ctx.site, ctx.site.workers
+    away = not site.connected and ctx.now >= site.disconnected_at + ctx.limits.lease_s
+    decision = answers.decide(site, away=away)
+    if isinstance(decision, answers.Hold):
+        return
+    if isinstance(decision, answers.Publish):
+        syncs.publish(ctx, decision.version, decision.mode)
+        return
+    ask = workers.ask
+    assert ask is not None
+    workers.ask = None
+    note_answer(ctx, decision, ask)
+    ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
+
+
+def note_answer(ctx: Context, answer: Answer, ask: Ask) -> None:
+    site, workers = ctx.site, ctx.site.workers
+    if answer.kind is AnswerKind.SNAPSHOT:
+        site.snapshot = Snapshot(
+            phase=SnapshotPhase.WRITING,
+            base_commit=site.outer.commit if site.outer else 0,
+            step=ask.step,
+            generation=ask.generation,
+        )
+    elif answer.kind is AnswerKind.APPLY:
+        workers.offered_version = answer.version
+        workers.offered_mode = answer.mode
+        workers.target_step = answer.next_step
+        if answer.mode is MergeMode.REPLACE:
+            workers.base_step = ask.step
+        elif answer.mode is MergeMode.MERGE:
+            workers.base_step = site.snapshot.step
+    elif answer.kind is AnswerKind.CONTINUE:
+        if site.snapshot.phase is SnapshotPhase.SEALED:
+            workers.overrun_left -= 1
+        workers.target_step = answer.next_step
