@@ -23,11 +23,14 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, WorkerGroup
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError
+from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096
+MAX_SOCKET_PATH_BYTES = 107
+FLUSH_S = 1.0
+"""How long a last word may take to leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,12 @@ class _Connection:
                 self._queue.popleft()
             self._idle.set()
 
-    async def flushed(self) -> None:
-        await self._idle.wait()
+    async def flush(self) -> None:
+        """Until everything is sent, or FLUSH_S is over."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), FLUSH_S)
+        except TimeoutError:
+            pass  # the other side does not read; it learns from the closed socket instead
 
     async def _send_fds(self, data: bytes, fds: tuple[int, ...]) -> int:
         loop = asyncio.get_running_loop()
@@ -171,6 +178,11 @@ class LocalServer:
     async def start(self) -> None:
         # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="atoll-"))
+        if len(self.path.encode()) > MAX_SOCKET_PATH_BYTES:
+            path = self.path
+            self._folder.rmdir()
+            self._folder = None
+            raise HostError(f"{path} is too long for a socket's path; set TMPDIR to a shorter folder")
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.setblocking(False)
         self._listener.bind(self.path)
@@ -181,6 +193,7 @@ class LocalServer:
         """Idempotent."""
         if self._folder is None:
             return
+        await asyncio.gather(*(c.flush() for c in self._open))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -249,7 +262,13 @@ class LocalServer:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": "a connection of the local socket", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
 
     async def _accept_all(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -268,12 +287,10 @@ class LocalServer:
             while (frame := await connection.read_frame()) is not None:
                 self._handle(connection, local_protocol.decode(local_pb2.LocalRequest, frame))
         except RefusedError as error:
-            stale = isinstance(error, StaleError)
-            self.num_malformed += not stale
+            self.num_malformed += isinstance(error, InvalidMessage)
             end = f"was cut off: {error}"
-            connection.send(self._refusal("stale" if stale else "malformed", str(error)))
-            # Until the other side has read it and gone; what it still sends is not looked at.
-            await asyncio.wait((writer, asyncio.ensure_future(connection.flushed())), return_when="FIRST_COMPLETED")
+            connection.send(self._refusal("stale" if isinstance(error, StaleError) else "refused", str(error)))
+            await connection.flush()
         except OSError as error:
             end = f"lost its connection ({error.strerror})"
         finally:
@@ -316,15 +333,17 @@ class LocalServer:
     def _hello(self, connection: _Connection, group: WorkerGroup, request: local_pb2.LocalRequest) -> None:
         hello, rank, greeting = request.hello, request.rank, self._greeting
         assert greeting is not None
+        wrong = ""
         if hello.protocol_version != PROTOCOL_VERSION:
-            raise RefusedError(
+            wrong = (
                 f"the worker speaks version {hello.protocol_version} of the protocol, this node {PROTOCOL_VERSION}; "
                 "run both from one installation of atoll"
             )
-        if hello.world_size != group.world_size or rank >= group.world_size:
-            raise RefusedError(
-                f"rank {rank} of {hello.world_size} asks to join; this site has {group.world_size} ranks (--ranks)"
-            )
+        elif hello.world_size != group.world_size or rank >= group.world_size:
+            wrong = f"rank {rank} of {hello.world_size} asks to join; this site has {group.world_size} ranks (--ranks)"
+        if wrong:
+            self._deliver(group.fail(wrong))  # a restart would not cure it
+            raise RefusedError(wrong)
         group.hello(rank, hello.pid, self._clock())
         connection.rank = rank
         self._of_rank[rank] = connection

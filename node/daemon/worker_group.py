@@ -142,11 +142,11 @@ class WorkerGroup:
         in_order = [self._tensors[r] for r in range(self.world_size)]
         other = next((r for r, (_, f, _) in enumerate(in_order) if f != in_order[0][1]), None)
         if other is not None:
-            return self._fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
+            return self.fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
         try:
             self.pieces = merge_ranks([t for t, _, _ in in_order])
         except ConfigError as error:
-            return self._fail(str(error))
+            return self.fail(str(error))
         return [
             WorkersJoined(generation=self.generation, manifest=self.pieces.manifest, data_fingerprint=in_order[0][1])
         ]
@@ -167,7 +167,7 @@ class WorkerGroup:
         if (step, seq) != (point.step, point.seq):
             asked = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
             others = f"{_ranks(asked)} asked at" if asked else "every rank was told to ask at"
-            return self._fail(
+            return self.fail(
                 f"rank {rank} asks at {_Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
                 "number of optimizer steps (site.step() once for each, loaders of equal length)"
             )
@@ -192,7 +192,7 @@ class WorkerGroup:
             raise InvalidMessage(f"rank {rank} joined as data rank {self._tensors[rank][2]}, not {report.data_rank}")
         self._check_hash_list(rank, report, point)
         if not math.isfinite(report.loss_sum):
-            return self._fail(f"the loss on rank {rank} is not finite at step {report.step}")
+            return self.fail(f"the loss on rank {rank} is not finite at step {report.step}")
         point.sealed[rank] = report
         self._advance(status)
         if len(point.sealed) < self.world_size or self.failed:
@@ -214,7 +214,7 @@ class WorkerGroup:
 
     def fatal(self, rank: int, kind: str, text: str, now: float) -> Outcome:
         self._enter(rank, now)
-        return self._fail(f"rank {rank}: {text} ({kind})")
+        return self.fail(f"rank {rank}: {text} ({kind})")
 
     def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
         status = self._enter(rank, now)
@@ -257,7 +257,7 @@ class WorkerGroup:
             return []
         was = status.due.value
         status.due = Due.GONE
-        return self._fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
+        return self.fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
 
     # --- what the node says
 
@@ -340,7 +340,8 @@ class WorkerGroup:
                 status.due = Due.GOODBYE
         return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)
 
-    def _fail(self, text: str, kind: FailureKind = FailureKind.FATAL) -> Outcome:
+    def fail(self, text: str, kind: FailureKind = FailureKind.FATAL) -> Outcome:
+        """The group is over; once only. FATAL: a restart would not cure it."""
         if self.failed:
             return []
         self.failed = True
@@ -348,7 +349,7 @@ class WorkerGroup:
 
     def _unequal_end(self, left: list[int], going_on: int) -> Outcome:
         steps = ", ".join(f"rank {r} at step {self.ranks[r].step}" for r in left)
-        return self._fail(
+        return self.fail(
             f"the training loop ended on {steps} ({self._reasons[left[0]]}), but rank {going_on} goes on: the ranks "
             "of a site must all do the same number of optimizer steps (loaders of equal length)"
         )
@@ -364,19 +365,19 @@ class WorkerGroup:
     def _sealed_by_all(self, point: _Point) -> Outcome:
         reports = [point.sealed[r] for r in range(self.world_size)]
         if point.wants_hashes and (text := self._differing_replicas(reports)):
-            return self._fail(text)
+            return self.fail(text)
         tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
         for rank, report in enumerate(reports):
             count, first_rank = tokens.setdefault(report.data_rank, (report.tokens, rank))
             if count != report.tokens:
-                return self._fail(
+                return self.fail(
                     f"ranks {first_rank} and {rank} share data rank {report.data_rank} but count {count} and "
                     f"{report.tokens} tokens at step {point.step}; ranks that see the same batch must count the same"
                 )
         steps = {r.num_steps: rank for rank, r in enumerate(reports) if r.num_steps}
         if len(steps) > 1:
             told = ", ".join(f"rank {rank} {count}" for count, rank in steps.items())
-            return self._fail(f"ranks report different numbers of steps at step {point.step}: {told}")
+            return self.fail(f"ranks report different numbers of steps at step {point.step}: {told}")
         # Each data rank once, by its ranks that know the loss (in a pipeline: the last stage).
         losses: dict[int, float] = {}
         for report in reports:
