@@ -66,9 +66,8 @@ class Launcher:
     started them. `on_exit` is called in the event loop.
     """
 
-    def __init__(self, config: LaunchConfig, socket_path: str, on_exit: Callable[[WorkersExit], None]) -> None:
+    def __init__(self, config: LaunchConfig, on_exit: Callable[[WorkersExit], None]) -> None:
         self._config = config
-        self._socket_path = socket_path
         self._on_exit = on_exit
         self._tree: _Tree | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -79,13 +78,13 @@ class Launcher:
         """The last that ranks printed (the agent, if they printed nothing)."""
         return self._tree.last_lines() if self._tree else ()
 
-    async def start(self, generation: int) -> None:
-        """Raises ConfigError if there is no such script or command."""
+    async def start(self, generation: int, socket_path: str) -> None:
+        """Workers find their node at `socket_path`. Raises ConfigError if there is no such script or command."""
         await self.stop()
         self._tree = tree = _Tree(generation)
         try:
             for rank, command in self._commands(tree.folder):
-                tree.spawn(command, rank, self._environment(tree, rank), self._config.num_ranks)
+                tree.spawn(command, rank, self._environment(tree, rank, socket_path), self._config.num_ranks)
         except BaseException:
             await self._end(tree)
             raise
@@ -133,7 +132,7 @@ class Launcher:
         agent += ["--nproc-per-node", str(config.num_ranks), "--log-dir", str(folder), "--no-python"]
         return [(None, [*agent, *_tied("--output", str(folder)), sys.executable, *script])]
 
-    def _environment(self, tree: _Tree, rank: int | None) -> dict[str, str]:
+    def _environment(self, tree: _Tree, rank: int | None, socket_path: str) -> dict[str, str]:
         threads = str(max(1, self._config.num_threads))
         name, _, value = tree.mark.partition("=")
         environment = {
@@ -142,7 +141,7 @@ class Launcher:
             "NUMBA_NUM_THREADS": threads,
             "PYTHONUNBUFFERED": "1",
             **self._config.environment,
-            ENV_SOCKET: self._socket_path,
+            ENV_SOCKET: socket_path,
             ENV_GENERATION: str(tree.generation),
             child.ENV_PARENT: str(os.getpid()),
             name: value,

@@ -10,7 +10,7 @@ from atoll.node.local_protocol import Piece
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Manifest, Role, TensorSpec
 
-FLOAT_DTYPES = ("F32", "BF16", "F16", "F64")
+FLOAT_DTYPES = ("F32", "BF16", "F16")
 
 Box = tuple[tuple[int, int], ...]  # first and last + 1 of each dimension
 _Slice = tuple[tuple[int, ...], tuple[int, ...]]  # offsets, sizes
