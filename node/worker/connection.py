@@ -1,0 +1,88 @@
+"""This process's connection to its node: made once, before the model is built, and told why the process ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from types import TracebackType
+
+from atoll.node.worker.client import LocalClient, WorkerSettings
+from atoll.protocol.errors import AtollError, ConfigError, NonFiniteError, RefusedError
+from atoll.protocol.settings import RunSettings, settings_from_json
+
+# Errors that a restart of the workers would not cure.
+FATAL_KINDS: tuple[tuple[type[AtollError], str], ...] = (
+    (ConfigError, "config"),
+    (NonFiniteError, "non_finite"),
+    (RefusedError, "refused"),
+)
+
+
+@dataclass(slots=True)
+class Connection:
+    client: LocalClient
+    worker_settings: WorkerSettings
+    settings: RunSettings
+    rank: int
+    world: int
+    told: bool = False
+
+    def tell(self, error: BaseException) -> None:
+        """Say to the node that this rank ends for good, if `error` means that; anything else is a crash."""
+        kind = next((kind for cls, kind in FATAL_KINDS if isinstance(error, cls)), None)
+        if kind is None or self.told:
+            return
+        self.told = True
+        try:
+            self.client.fatal(kind, str(error))
+        except AtollError:
+            pass  # the node refused this rank or is gone: it needs no reason from us
+
+
+_connection: Connection | None = None
+
+
+def connect() -> Connection | None:
+    """The connection of this process, made at the first call; None if it was not started by a node.
+
+    Raises WorkerError if the node is gone, RefusedError if it does not want this process.
+    """
+    global _connection  # noqa: PLW0603 one process is one rank
+    if _connection is not None:
+        return _connection
+    client = LocalClient.from_environment()
+    if client is None:
+        return None
+    rank, world = rank_and_world()
+    worker_settings = client.hello(world, int(os.environ.get("LOCAL_RANK", str(rank))))
+    settings = settings_from_json(worker_settings.settings_json)
+    _connection = Connection(client, worker_settings, settings, rank, world)
+    show_errors_in_one_line()
+    return _connection
+
+
+def disconnect() -> None:
+    """Close it; a later `connect` is refused by the node, as this rank has left."""
+    global _connection  # noqa: PLW0603
+    if _connection is not None:
+        _connection.client.close()
+        _connection = None
+
+
+def rank_and_world() -> tuple[int, int]:
+    """From torchrun's environment; one rank without it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def show_errors_in_one_line() -> None:
+    """Errors that atoll raises on purpose end the process with one line; ATOLL_WORKER_DEBUG=1 shows tracebacks."""
+    previous = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, AtollError) and not os.environ.get("ATOLL_WORKER_DEBUG"):
+            sys.stderr.write(f"atoll: {error}\n")
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = show

@@ -1,0 +1,121 @@
+"""Values between a rank's tensors and the buffers it shares with its node.
+
+SNAPSHOT and PUBLISH hold full tensors in canonical layout; trainable tensors and averaged buffers as fp32, all others
+as their own bytes. Local tensors change in place, in the storage they have.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from atoll.node.core.events import MergeMode
+from atoll.node.local_protocol import piece_hash
+from atoll.node.worker.client import JoinedLayout
+from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import FP32_ROLES, Role
+
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+class SharedTensors:
+    """A rank's tensors beside their slices of SNAPSHOT and PUBLISH."""
+
+    def __init__(self, tensors: ModelTensors, joined: JoinedLayout) -> None:
+        self._tensors = tensors
+        self._owned = frozenset(joined.owned_pieces)
+        self._shared = joined.shared_pieces
+        self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
+        layout = joined.layout
+        places = {spec.name: i for i, spec in enumerate(layout.manifest.tensors)}
+        for held in tensors.held:
+            place = places.get(held.spec.name)
+            if place is None or layout.manifest.tensors[place] != held.spec:
+                raise InvalidMessage(f"the node's manifest does not list {held.spec.name!r} as this rank does")
+            offset = layout.tensor_offsets_bytes[place]
+            snapshot, publish = (_view(buffer, held, offset) for buffer in (joined.snapshot, joined.publish))
+            self._slices.append((held, snapshot[held.slices], publish[held.slices]))
+
+    @torch.no_grad()
+    def write_snapshot(self, *, with_frozen: bool) -> None:
+        """Copy the owned slices to SNAPSHOT; complete when this returns. Frozen ones are only wanted for commit 0."""
+        self._tensors.reshard()
+        for index, (held, snapshot, _) in enumerate(self._slices):
+            if index not in self._owned or held.spec.role is Role.BUFFER_LOCAL:
+                continue
+            if held.spec.role is not Role.FROZEN or with_frozen:
+                snapshot.copy_(held.local())  # from a device to pageable memory: synchronous
+
+    @torch.no_grad()
+    def hashes(self) -> dict[int, bytes]:
+        """Of the slices that other ranks hold too, as SNAPSHOT would carry them."""
+        self._tensors.reshard()
+        result: dict[int, bytes] = {}
+        for index in self._shared:
+            values = self._slices[index][0].local().to("cpu", torch.float32).contiguous()
+            result[index] = piece_hash(values.view(-1).numpy().data.cast("B"))
+        return result
+
+    @torch.no_grad()
+    def apply(self, mode: MergeMode, *, fresh: bool) -> None:
+        """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype."""
+        self._tensors.reshard()
+        for held, snapshot, publish in self._slices:
+            role = held.spec.role
+            if role is Role.BUFFER_LOCAL or (role is Role.FROZEN and not fresh):
+                continue
+            local = held.local()
+            if mode is MergeMode.REPLACE or (role is not Role.TRAINABLE and mode is MergeMode.MERGE):
+                local.copy_(publish)
+            elif role is Role.TRAINABLE:
+                _move(local, snapshot, publish, mode)
+        _synchronize(self._slices[0][0].local())
+
+    @torch.no_grad()
+    def swap_in(self) -> list[Tensor]:
+        """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory."""
+        self._tensors.reshard()
+        saved: list[Tensor] = []
+        for held, _, publish in self._swapped():
+            local = held.local()
+            saved.append(local.to("cpu", copy=True))
+            local.copy_(publish)
+        return saved
+
+    @torch.no_grad()
+    def swap_back(self, saved: list[Tensor]) -> None:
+        self._tensors.reshard()
+        for (held, _, _), value in zip(self._swapped(), saved, strict=True):
+            held.local().copy_(value)
+
+    def _swapped(self) -> list[tuple[Held, Tensor, Tensor]]:
+        return [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
+
+
+def _move(local: Tensor, snapshot: Tensor, publish: Tensor, mode: MergeMode) -> None:
+    new = publish.to(local.device, copy=True)
+    if mode is MergeMode.MERGE:
+        # What was trained since the snapshot: exactly zero if nothing was.
+        new += local.to(torch.float32) - snapshot.to(local.device)
+    else:
+        new += local.to(torch.float32)
+    local.copy_(new)
+
+
+def _view(buffer: memoryview, held: Held, offset_bytes: int) -> Tensor:
+    """The full tensor at `offset_bytes` of a shared buffer."""
+    spec = held.spec
+    dtype = torch.float32 if spec.role in FP32_ROLES else TORCH_DTYPES[spec.dtype]
+    if spec.num_elements == 0:
+        return torch.empty(spec.shape, dtype=dtype)
+    flat = torch.frombuffer(buffer, dtype=dtype, count=spec.num_elements, offset=offset_bytes)
+    return flat.view(spec.shape)
+
+
+def _synchronize(tensor: Tensor) -> None:
+    """The node may change PUBLISH as soon as it hears of the merge: the device must be done reading it."""
+    if tensor.device.type == "cuda":
+        torch.cuda.synchronize(tensor.device)
+    elif tensor.device.type != "cpu":
+        torch.accelerator.synchronize(tensor.device.index or 0)

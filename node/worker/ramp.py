@@ -1,0 +1,60 @@
+"""A fresh inner optimizer knows nothing of the gradients it meets: its first steps are made smaller.
+
+The learning rate is scaled only while `optimizer.step()` runs, so schedulers never see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+
+class LearningRateRamp:
+    """Scales the learning rates of `optimizers` by (k + 1) / (num_steps + 1), k being `advance`'s argument."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer], num_steps: int) -> None:
+        self.num_steps = num_steps
+        self._scale = 1.0 / (num_steps + 1)
+        self._saved: dict[int, list[float | Tensor]] = {}
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._before))
+            self._handles.append(optimizer.register_step_post_hook(self._after))
+
+    def advance(self, num_steps_done: int) -> bool:
+        """Returns whether the ramp goes on; at its end nothing of it is left in the optimizers."""
+        self._scale = (num_steps_done + 1) / (self.num_steps + 1)
+        if num_steps_done < self.num_steps:
+            return True
+        self.remove()
+        return False
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        saved: list[float | Tensor] = []
+        for group in optimizer.param_groups:
+            rate = group["lr"]
+            if isinstance(rate, Tensor):  # captured graphs read it where it lies
+                saved.append(rate.clone())
+                rate.mul_(self._scale)
+            else:
+                saved.append(rate)
+                group["lr"] = rate * self._scale
+        self._saved[id(optimizer)] = saved
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        del args, kwargs
+        for group, rate in zip(optimizer.param_groups, self._saved.pop(id(optimizer)), strict=True):
+            if isinstance(rate, Tensor):
+                group["lr"].copy_(rate)
+            else:
+                group["lr"] = rate

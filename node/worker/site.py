@@ -1,0 +1,364 @@
+"""`atoll.join`: a training loop becomes one site of a run.
+
+Between two boundaries `Site.step` only counts. At a boundary it asks the node what to do, hands over a snapshot, and
+takes the outer parameters when the sites have agreed on them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.worker.connection import Connection, connect, disconnect, rank_and_world
+from atoll.node.worker.pieces import SharedTensors
+from atoll.node.worker.ramp import LearningRateRamp
+from atoll.node.worker.tensors import BufferPolicy, find_tensors
+from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.settings import RunSettings
+
+PROGRESS_EVERY_S = 1.0
+DEFAULT_BUSY_LIMIT_S = 600.0
+
+
+class Step(NamedTuple):
+    """What `Site.step` returns."""
+
+    running: bool
+    """False: the run is over or the site was told to leave; end the loop."""
+    synced: bool
+    """The parameters have just taken an outer update."""
+    inner_step: int
+    """Of the run, as `Site.inner_step`."""
+
+
+class Site:
+    """A training process in its run. Made by `atoll.join`; alone, without a node, it only counts."""
+
+    def __init__(self) -> None:
+        self.rank, self.world = rank_and_world()
+        self.site_id = 0
+        """Given by the coordinator; 0 without a node."""
+        self.seed = 0
+        """Of the samples this site draws: differs between sites and between starts of their workers."""
+        self.settings: RunSettings | None = None
+        """Of the run; None without a node."""
+        self.running = True
+        self._base_run_step = 0  # run_step of the commit that the local parameters are based on
+        self._base_run_tokens = 0
+        self._steps = 0  # of this generation
+        self._base_step = 0  # generation step that _base_run_step belongs to
+        self._tokens = 0  # of this rank, since the base
+
+    @property
+    def inner_step(self) -> int:
+        """Steps of the run: those of the commit that the parameters are based on, and this site's own since."""
+        return self._base_run_step + self._steps - self._base_step
+
+    @property
+    def run_length(self) -> int | None:
+        """Inner steps from the start of the run to its end, for schedules; estimated if the run's length is in tokens.
+
+        None without a node.
+        """
+        if self.settings is None:
+            return None
+        if self.settings.steps:
+            return self.settings.steps
+        if self._base_run_step:
+            tokens_per_step = self._base_run_tokens / self._base_run_step
+        else:
+            own_steps = max(1, self._steps - self._base_step)
+            tokens_per_step = self._tokens / own_steps * self.world * self.settings.min_sites
+        return max(1, math.ceil(self.settings.tokens / tokens_per_step)) if tokens_per_step else self.settings.tokens
+
+    @property
+    def has_outer_parameters(self) -> bool:
+        """Whether `outer_parameters` can be used now."""
+        return True
+
+    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+        """Call once after each `optimizer.step()`.
+
+        `tokens`: in this rank's own batches of this step; the site's weight in the average. `loss`: its mean over
+        them, a scalar; it stays on its device until a boundary. Raises NonFiniteError there if it is not finite,
+        RefusedError if the node or the coordinator does not want this site any more.
+        """
+        del loss
+        self._steps += 1
+        self._tokens += tokens
+        return Step(True, False, self.inner_step)
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        """Within it the model holds the outer parameters, which all sites share; the local ones come back after it.
+
+        Evaluate these. Raises NotYetError when this site does not have them, until the next sync (it took one without
+        having been part of it): see `has_outer_parameters`.
+        """
+        yield
+
+    @contextmanager
+    def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
+        """Announce work between steps (evaluation, a checkpoint), so that the silence is not taken for a hang."""
+        del what, limit_s
+        yield
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+class _JoinedSite(Site):
+    """Under a node."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        buffers: Mapping[str, BufferPolicy] | None,
+        ramp_steps: int | None,
+        data_fingerprint: bytes,
+        data_rank: int | None,
+    ) -> None:
+        super().__init__()
+        self._connection, self._client = connection, connection.client
+        self.settings = connection.settings
+        self._optimizers = optimizers
+        self._ramp_steps = connection.settings.trainer.ramp_steps if ramp_steps is None else ramp_steps
+        if self._ramp_steps < 0:
+            raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
+        self._ramp: LearningRateRamp | None = None
+        self._data_rank = self.rank if data_rank is None else data_rank
+        tensors = find_tensors(modules, optimizers, buffers)
+        joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank)
+        self._shared = SharedTensors(tensors, joined)
+        self.site_id, self.seed = joined.site_id, joined.data_seed
+        self._tokens_at_snapshot = 0
+        self._snapshot_step = 0
+        self._has_values = False  # an APPLY came in this generation
+        self._hashes_due = False
+        self._publish_mode: MergeMode | None = None
+        self._loss: Tensor | float | None = None
+        self._loss_steps = 0
+        self._mean_loss = math.nan
+        self._next_step = 0  # ask there
+        self._train_s = 0.0
+        self._wait_s = 0.0
+        self._resumed_at_s = self._reported_at_s = time.monotonic()
+        self._reported_step = 0
+        self._fresh_step = 0
+        self._boundary()
+
+    @property
+    def has_outer_parameters(self) -> bool:
+        return self._publish_mode in (MergeMode.REPLACE, MergeMode.MERGE)
+
+    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+        if not self.running:
+            return Step(False, False, self.inner_step)
+        self._steps += 1
+        self._tokens += tokens
+        if loss is not None:
+            self._add_loss(loss)
+        if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
+            self._ramp = None
+        synced = False
+        if self._steps >= self._next_step:
+            synced = self._boundary()
+        else:
+            now_s = time.monotonic()
+            if now_s - self._reported_at_s >= PROGRESS_EVERY_S:
+                self._report_progress(now_s)
+        return Step(self.running, synced, self.inner_step)
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        if not self.has_outer_parameters:
+            raise NotYetError(
+                "this site took the last sync without having been part of it, so it does not hold the outer "
+                "parameters; wait for the next sync (site.has_outer_parameters says when)"
+            )
+        saved = self._shared.swap_in()
+        try:
+            yield
+        finally:
+            self._shared.swap_back(saved)
+
+    @contextmanager
+    def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
+        self._client.busy(what, limit_s)
+        try:
+            yield
+        finally:
+            self._client.busy("", 0.0)
+            self._resumed_at_s = time.monotonic()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ramp is not None:
+            self._ramp.remove()
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            if self.running:
+                self._client.goodbye("the training loop ended", run_over=False)
+            else:
+                self._client.goodbye("told to stop", run_over=True)
+            self.running = False
+        else:
+            self._connection.tell(error)
+        disconnect()
+
+    # --- between boundaries
+
+    def _add_loss(self, loss: Tensor | float) -> None:
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1 or isinstance(loss, DTensor):
+                raise ConfigError(
+                    f"site.step got a loss of {type(loss).__name__} and shape {list(loss.shape)}; "
+                    "give a plain scalar: the mean over this rank's batch"
+                )
+            # A copy that stays on the device: no synchronization, and no graph is kept.
+            loss = loss.detach().reshape(()).to(torch.float32)
+            self._loss = loss.clone() if self._loss is None else self._loss + loss
+        else:
+            self._loss = loss + (0.0 if self._loss is None else self._loss)
+        self._loss_steps += 1
+
+    def _report_progress(self, now_s: float) -> None:
+        rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
+        self._client.progress(self._steps, rate, self._mean_loss)
+        self._reported_at_s, self._reported_step = now_s, self._steps
+
+    # --- at a boundary
+
+    def _boundary(self) -> bool:
+        """Do what the node says until it says to go on or to stop. Returns whether an outer update was taken."""
+        asked_at_s = time.monotonic()
+        self._train_s += asked_at_s - self._resumed_at_s
+        synced = False
+        seq = 0
+        while True:
+            asked_s = time.monotonic()
+            answer = self._client.boundary(self._steps, seq)
+            self._wait_s += time.monotonic() - asked_s
+            if answer.kind is AnswerKind.STOP:
+                self.running = False
+                break
+            if answer.kind is AnswerKind.SNAPSHOT:
+                self._write_snapshot(answer, seq)
+            else:
+                if answer.kind is AnswerKind.APPLY:
+                    self._apply(answer)
+                    synced = True
+                self._next_step = answer.next_step
+                if self._next_step > self._steps:
+                    break
+            seq += 1
+        self._resumed_at_s = self._reported_at_s = time.monotonic()
+        self._reported_step = self._steps
+        return synced
+
+    def _write_snapshot(self, answer: Answer, seq: int) -> None:
+        loss_sum = self._take_loss()
+        is_seed = not self._has_values
+        self._shared.write_snapshot(with_frozen=is_seed)
+        hashes = self._shared.hashes() if self._hashes_due else None
+        self._client.sealed(
+            step=self._steps,
+            seq=seq,
+            fragment=answer.fragment,
+            data_rank=self._data_rank,
+            tokens=self._tokens,
+            loss_sum=loss_sum,
+            num_steps=self._loss_steps,
+            train_s=self._train_s,
+            piece_hashes=hashes,
+        )
+        self._hashes_due = False
+        self._tokens_at_snapshot, self._snapshot_step = self._tokens, self._steps
+        self._loss_steps = 0
+        self._train_s = 0.0
+
+    def _take_loss(self) -> float:
+        """The sum since the last report. Raises NonFiniteError."""
+        loss_sum = 0.0 if self._loss is None else float(self._loss)
+        self._loss = None
+        if not math.isfinite(loss_sum):
+            raise NonFiniteError(
+                f"the loss on rank {self.rank} became {loss_sum} between steps "
+                f"{self.inner_step - self._loss_steps + 1} and {self.inner_step}; "
+                "lower the learning rate, clip gradients, or look at the data of these steps"
+            )
+        if self._loss_steps:
+            self._mean_loss = loss_sum / self._loss_steps
+        return loss_sum
+
+    def _apply(self, answer: Answer) -> None:
+        self._shared.apply(answer.mode, fresh=answer.fresh)
+        self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
+        if answer.mode is MergeMode.REPLACE:
+            self._tokens = 0
+            self._base_step = self._steps
+        elif answer.mode is MergeMode.MERGE:
+            self._tokens -= self._tokens_at_snapshot
+            self._base_step = self._snapshot_step
+        # A shift moves the base and keeps what was trained since: its tokens and steps are still to be contributed.
+        self._tokens_at_snapshot = 0
+        self._has_values = True
+        self._publish_mode = answer.mode
+        if answer.fresh:
+            self._hashes_due = True
+            if self._ramp_steps and answer.run_step:
+                self._fresh_step = self._steps
+                self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
+        self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
+        self._wait_s = 0.0
+
+
+def join(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    buffers: Mapping[str, BufferPolicy] | None = None,
+    ramp_steps: int | None = None,
+    data_fingerprint: bytes = b"",
+    data_rank: int | None = None,
+) -> Site:
+    """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
+
+    `buffers`: patterns of buffers' names to "mean", "lowest" or "local" (by default floating-point buffers are
+    averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
+    so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
+    `data_fingerprint`: sites with another one are refused. `data_rank`: the same on ranks that see the same batch.
+
+    Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
+    what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
+    """
+    modules = [model] if isinstance(model, nn.Module) else list(model)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    connection = connect()
+    if connection is None:
+        site = Site()
+        if site.rank == 0:
+            sys.stderr.write("atoll: no node started this process (see `atoll node --help`); it trains alone\n")
+        return site
+    try:
+        return _JoinedSite(connection, modules, optimizers, buffers, ramp_steps, data_fingerprint, data_rank)
+    except BaseException as error:
+        connection.tell(error)
+        raise

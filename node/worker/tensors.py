@@ -1,0 +1,287 @@
+"""The tensors of a model as the other sites know them: canonical names, roles, and which slice of each is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+
+from atoll.node.local_protocol import Piece
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
+from atoll.protocol.strict import nearest
+
+BufferPolicy = Literal["mean", "lowest", "local"]
+BUFFER_ROLES: dict[str, Role] = {
+    "mean": Role.BUFFER_MEAN,
+    "lowest": Role.BUFFER_LOWEST,
+    "local": Role.BUFFER_LOCAL,
+}
+DTYPE_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.uint16: "U16", torch.uint32: "U32",
+    torch.uint64: "U64",
+}  # fmt: skip
+TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+TRANSPARENT_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and activation checkpointing
+
+# Attributes, state keys and group keys of optimizers that keep parameters of their own, by where they are known from.
+OWN_PARAMETERS: dict[str, str] = {
+    "fp32_groups_flat": "DeepSpeed keeps fp32 masters",
+    "single_partition_of_fp32_groups": "DeepSpeed ZeRO keeps fp32 masters",
+    "fp32_from_float16_groups": "Megatron keeps fp32 masters",
+    "fp32_from_fp16_groups": "apex keeps fp32 masters",
+    "shard_fp32_from_float16_groups": "Megatron keeps fp32 masters",
+    "master_weights": "apex keeps fp32 masters",
+    "master_param": "it keeps fp32 masters",
+    "master_params": "it keeps fp32 masters",
+    "fp32_param": "it keeps fp32 masters",
+    "slow_param": "a look-ahead keeps slow weights",
+    "slow_buffer": "a look-ahead keeps slow weights",
+    "slow_params": "a look-ahead keeps slow weights",
+    "swa_buffer": "it keeps averaged weights",
+    "ema": "it keeps averaged weights",
+    "z": "a schedule-free optimizer keeps averaged weights",
+    "train_mode": "a schedule-free optimizer keeps averaged weights",
+    "averaged_model": "it keeps averaged weights",
+    "averager": "it keeps averaged weights",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor of the manifest and the slice of it that this rank holds."""
+
+    spec: TensorSpec
+    piece: Piece
+    parameter: nn.Parameter | None
+    owner: nn.Module  # of a buffer
+    key: str
+
+    def local(self) -> Tensor:
+        """This rank's slice, sharing its storage. A buffer is looked up, as modules may replace it."""
+        tensor = self.owner._buffers[self.key] if self.parameter is None else self.parameter
+        if tensor is None:
+            raise ConfigError(f"the buffer {self.spec.name!r} was removed from the model after atoll.join")
+        tensor = tensor.detach()
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(
+            slice(offset, offset + size) for offset, size in zip(self.piece.offsets, self.piece.sizes, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTensors:
+    """What this rank offers at join; `held[i]` belongs to `pieces[i]`."""
+
+    manifest: Manifest
+    held: tuple[Held, ...]
+    modules: tuple[nn.Module, ...]
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [held.piece for held in self.held]
+
+    def reshard(self) -> None:
+        """FSDP2: after a forward without backward, modules hold gathered copies; writes must go to the shards."""
+        reshard(self.modules)
+
+
+def reshard(modules: Sequence[nn.Module]) -> None:
+    for module in modules:
+        for child in module.modules():
+            if isinstance(child, FSDPModule):
+                child.reshard()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    name: str
+    tensor: Tensor
+    owner: nn.Module
+    key: str
+
+
+def find_tensors(
+    modules: Sequence[nn.Module],
+    optimizers: Sequence[torch.optim.Optimizer],
+    buffers: Mapping[str, BufferPolicy] | None = None,
+) -> ModelTensors:
+    """List what `modules` hold, under names that do not depend on wrappers or parallelism.
+
+    `buffers` maps patterns of names (as in fnmatch; the first that fits counts) to policies; else floating-point
+    buffers are averaged and all others taken from the lowest contributor. Buffers that are not persistent are left out.
+    Raises ConfigError, naming the tensor, for what could not be kept in step with the other sites.
+    """
+    if not modules:
+        raise ConfigError("atoll.join got no model")
+    reshard(modules)
+    found = [item for module in modules for item in _walk(module, "")]
+    by_tensor: dict[object, list[_Found]] = {}
+    names: dict[str, object] = {}
+    for item in found:
+        key = _identity(item.tensor)
+        if names.setdefault(item.name, key) != key:
+            raise ConfigError(
+                f"two of the modules given to atoll.join have a tensor named {item.name!r}; "
+                "put the modules into one torch.nn.ModuleDict and join that"
+            )
+        by_tensor.setdefault(key, []).append(item)
+    _check_optimizers(optimizers, found)
+    trained = {_identity(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    unmatched = set(buffers or {})
+    held: list[Held] = []
+    tied: list[TiedName] = []
+    for key, items in by_tensor.items():
+        listed, *aliases = sorted({item.name for item in items}, key=str.encode)
+        tied += [TiedName(alias=alias, name=listed) for alias in aliases]
+        item = next(item for item in items if item.name == listed)
+        is_trainable = isinstance(item.tensor, nn.Parameter) and item.tensor.requires_grad
+        if is_trainable and key not in trained:
+            raise ConfigError(
+                f"no optimizer given to atoll.join holds the trainable parameter {listed!r}; "
+                "give all optimizers, or set requires_grad = False"
+            )
+        held.append(_held(item, _role(item, is_trainable, buffers or {}, unmatched)))
+    if unmatched:
+        pattern = min(unmatched)
+        known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
+        raise ConfigError(f'buffers: no buffer is named "{pattern}"; {nearest(pattern, known)}')
+    if not any(h.spec.role is Role.TRAINABLE for h in held):
+        raise ConfigError("the model given to atoll.join has no trainable parameter")
+    held.sort(key=lambda h: h.spec.name.encode())
+    return ModelTensors(Manifest.canonical([h.spec for h in held], tied), tuple(held), tuple(modules))
+
+
+def _walk(module: nn.Module, prefix: str) -> Iterator[_Found]:
+    """Parameters and persistent buffers with canonical names; a wrapper adds nothing to a name."""
+    if isinstance(module, AveragedModel):
+        raise ConfigError(
+            f"{prefix or 'the model'} is an AveragedModel, which the other sites' updates would not reach; "
+            "join the model that is trained"
+        )
+    if isinstance(module, FullyShardedDataParallel):
+        raise ConfigError(f"{prefix or 'the model'} is wrapped by FSDP1; shard it with fully_shard (FSDP2) instead")
+    inner = next((module._modules[name] for name in TRANSPARENT_CHILDREN if name in module._modules), None)
+    if isinstance(module, DistributedDataParallel | DataParallel):
+        inner = module.module
+    if inner is not None:
+        yield from _walk(inner, prefix)
+        return
+    for key, parameter in module._parameters.items():
+        if parameter is not None:
+            yield _Found(prefix + key, parameter, module, key)
+    for key, buffer in module._buffers.items():
+        if buffer is not None and key not in module._non_persistent_buffers_set:
+            yield _Found(prefix + key, buffer, module, key)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _walk(child, f"{prefix}{name}.")
+
+
+def _identity(tensor: Tensor) -> object:
+    """Equal for tied tensors: the same object, or another one on the same memory."""
+    local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
+    if local.numel() == 0 or local.is_meta:
+        return id(tensor)
+    place = local.untyped_storage().data_ptr(), local.storage_offset()
+    return local.device, place, tuple(local.shape), local.stride(), tuple(tensor.shape), tensor.dtype
+
+
+def _role(item: _Found, is_trainable: bool, policies: Mapping[str, BufferPolicy], unmatched: set[str]) -> Role:
+    if isinstance(item.tensor, nn.Parameter):
+        return Role.TRAINABLE if is_trainable else Role.FROZEN
+    role = Role.BUFFER_MEAN if item.tensor.is_floating_point() else Role.BUFFER_LOWEST
+    fits = [pattern for pattern in policies if fnmatchcase(item.name, pattern)]
+    unmatched.difference_update(fits)
+    if fits:
+        policy = policies[fits[0]]
+        if policy not in BUFFER_ROLES:
+            raise ConfigError(f'buffers["{fits[0]}"] is {policy!r}; {nearest(str(policy), BUFFER_ROLES)}')
+        role = BUFFER_ROLES[policy]
+    return role
+
+
+def _held(item: _Found, role: Role) -> Held:
+    tensor, name = item.tensor, item.name
+    if tensor.is_meta:
+        raise ConfigError(f"{name!r} is on the meta device; give the model its values before atoll.join")
+    if tensor.layout is not torch.strided:
+        raise ConfigError(f"{name!r} has the layout {tensor.layout}; only dense tensors are supported")
+    if tensor.dtype not in DTYPE_NAMES:
+        raise ConfigError(f"{name!r} has the dtype {tensor.dtype}, which is not supported")
+    dtype = DTYPE_NAMES[tensor.dtype]
+    if role is Role.TRAINABLE and tensor.dtype not in TRAINABLE_DTYPES:
+        raise ConfigError(f"{name!r} is trained as {tensor.dtype}; use float32, bfloat16 or float16")
+    if role is Role.BUFFER_MEAN and tensor.dtype not in TRAINABLE_DTYPES:
+        raise ConfigError(
+            f"the buffer {name!r} of {tensor.dtype} cannot be averaged; choose another policy: "
+            f'atoll.join(..., buffers={{"{name}": "lowest"}}) or "local"'
+        )
+    offsets, sizes = _slice_of(tensor, name)
+    shape = tuple(tensor.shape)
+    return Held(
+        spec=TensorSpec(name=name, shape=shape, dtype="F32" if role is Role.TRAINABLE else dtype, role=role),
+        piece=Piece(name=name, offsets=offsets, sizes=sizes, dtype=dtype),
+        parameter=tensor if isinstance(tensor, nn.Parameter) else None,
+        owner=item.owner,
+        key=item.key,
+    )
+
+
+def _slice_of(tensor: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offsets and sizes of this rank's slice of the full tensor."""
+    shape = tuple(tensor.shape)
+    if not isinstance(tensor, DTensor):
+        return (0,) * len(shape), shape
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ConfigError(f"{name!r} is a partial sum over ranks ({tensor.placements}); reduce it before atoll.join")
+    if tensor.device_mesh.get_coordinate() is None:
+        return (0,) * len(shape), (0,) * len(shape)
+    sizes, offsets = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    if tuple(tensor._local_tensor.shape) != tuple(sizes):
+        raise ConfigError(
+            f"{name!r}: this rank holds {list(tensor._local_tensor.shape)}, its placement says {list(sizes)}"
+        )
+    # An empty shard's offset may lie behind the end.
+    return tuple(min(o, n - s) for o, n, s in zip(offsets, shape, sizes, strict=True)), tuple(sizes)
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequence[_Found]) -> None:
+    known = {_identity(item.tensor) for item in found}
+    for optimizer in optimizers:
+        kind = type(optimizer).__name__
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(f"atoll.join got a {kind} as optimizer; give the torch.optim.Optimizer inside it")
+        keys = {key for state in optimizer.state.values() for key in state}
+        keys.update(key for group in optimizer.param_groups for key in group)
+        for marker, reason in OWN_PARAMETERS.items():
+            if marker in keys or _is_used(getattr(optimizer, marker, None)):
+                raise ConfigError(
+                    f"{kind} would overwrite what comes from the other sites ({reason}: {marker!r}); "
+                    "use an optimizer that changes the model's parameters in place"
+                )
+        for index, group in enumerate(optimizer.param_groups):
+            for parameter in group["params"]:
+                if _identity(parameter) not in known:
+                    raise ConfigError(
+                        f"{kind} trains a parameter of shape {list(parameter.shape)} (group {index}) that is in no "
+                        "module given to atoll.join; give all modules, for example as a list"
+                    )
+
+
+def _is_used(attribute: object) -> bool:
+    return attribute is not None and not (isinstance(attribute, bool | list | tuple | dict) and not attribute)
