@@ -1,0 +1,133 @@
+"""Rule 35: each distinct slice has one writer, and the slices tile every tensor exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+
+import pytest
+
+from atoll.node.daemon.pieces import Holder, RankTensors, merge_ranks
+from atoll.node.local_protocol import Piece
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
+
+
+def spec(name: str, *shape: int, dtype: str = "F32", role: Role = Role.TRAINABLE) -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype=dtype, role=role)
+
+
+def piece(name: str, offsets: tuple[int, ...], sizes: tuple[int, ...], dtype: str = "F32") -> Piece:
+    return Piece(name=name, offsets=offsets, sizes=sizes, dtype=dtype)
+
+
+def rank(specs: list[TensorSpec], *pieces: Piece, tied: list[TiedName] | None = None) -> RankTensors:
+    return RankTensors(Manifest.canonical(specs, tied), pieces)
+
+
+def test_replicas_are_written_by_the_lowest_rank() -> None:
+    full = piece("a", (0, 0), (4, 2), "BF16")
+    site = merge_ranks([rank([spec("a", 4, 2)], full), rank([spec("a", 4, 2)], full)])
+    assert site.owned == ((0,), ())
+    assert site.dtypes == {"a": "BF16"}
+    assert [s.holders for s in site.shared] == [(Holder(0, 0), Holder(1, 0))]
+    assert site.shared_of(1) == (0,)
+
+
+def test_uneven_and_empty_shards_and_a_scalar() -> None:
+    specs = [spec("a", 5, 2), spec("s")]
+    scalar = piece("s", (), ())
+    site = merge_ranks(
+        [
+            rank(specs, piece("a", (0, 0), (3, 2)), scalar),
+            rank(specs, scalar, piece("a", (3, 0), (2, 2))),
+            rank(specs, piece("a", (5, 0), (0, 2)), scalar),
+        ]
+    )
+    assert site.owned == ((0, 1), (1,), ())
+    assert site.shared_of(2) == (1,)
+
+
+def test_stages_of_a_pipeline_make_one_manifest() -> None:
+    tied = [TiedName(alias="z", name="b")]
+    site = merge_ranks(
+        [
+            rank([spec("b", 2)], piece("b", (0,), (2,)), tied=tied),
+            rank([spec("a", 3), spec("n", 1, dtype="I64", role=Role.BUFFER_LOWEST)],
+                 piece("n", (0,), (1,), "I64"), piece("a", (0,), (3,))),
+        ]
+    )  # fmt: skip
+    assert [t.name for t in site.manifest.tensors] == ["a", "b", "n"]
+    assert site.manifest.tied == tuple(tied)
+    assert site.owned == ((0,), (0, 1))
+
+
+def test_buffers_of_replicas_may_differ() -> None:
+    specs = [spec("mean", 2, role=Role.BUFFER_MEAN)]
+    site = merge_ranks([rank(specs, piece("mean", (0,), (2,)))] * 2)
+    assert site.shared == ()
+
+
+def test_an_empty_tensor_needs_no_piece() -> None:
+    assert merge_ranks([rank([spec("e", 0, 3)])]).owned == ((),)
+
+
+SHARDS = [spec("w", 4, 6)]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([rank(SHARDS, piece("w", (0, 0), (4, 2))), rank(SHARDS, piece("w", (0, 3), (4, 3)))],
+         r"'w' \[4, 6\]: \[0:4, 2:3\] is held by no rank"),
+        ([rank(SHARDS, piece("w", (0, 0), (3, 6))), rank(SHARDS, piece("w", (2, 0), (2, 6)))],
+         r"\[2:3, 0:6\] is in different slices of ranks 0, 1"),
+        ([rank(SHARDS)], r"\[0:4, 0:6\] is held by no rank"),
+        ([rank(SHARDS, piece("w", (0, 0), (4, 6))), rank([spec("w", 6, 4)])],
+         r"trainable F32 \[4, 6\] on rank 0 and trainable F32 \[6, 4\] on rank 1"),
+        ([rank(SHARDS, piece("w", (0, 0), (4, 6))), rank(SHARDS, piece("w", (0, 0), (4, 6), "BF16"))],
+         r"F32 on rank 0 and BF16 on rank 1"),
+        ([rank(SHARDS, piece("w", (0, 0), (5, 6)))], r"is not inside \[4, 6\]"),
+        ([rank(SHARDS, piece("w", (0,), (4,)))], r"is not inside"),
+        ([rank(SHARDS, piece("v", (0,), (4,)))], r"'v', which its manifest does not list"),
+        ([rank(SHARDS, piece("w", (0, 0), (4, 6), "I32"))], r"I32 cannot be averaged"),
+        ([rank(SHARDS, piece("w", (0, 0), (4, 6), "COMPLEX"))], r"COMPLEX is not supported"),
+        ([rank(SHARDS, piece("w", (0, 0), (4, 6)), tied=[TiedName(alias="x", name="y")])], r"ties 'x' to 'y'"),
+    ],
+)  # fmt: skip
+def test_refused_by_name(ranks: list[RankTensors], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        merge_ranks(ranks)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_faults_are_found_where_they_are(seed: int) -> None:
+    """Against a count of how often each element is held."""
+    random_ = random.Random(seed)
+    shape = (random_.randint(1, 5), random_.randint(1, 5), random_.randint(1, 3))
+    pieces = []
+    for _ in range(random_.randint(1, 5)):
+        offsets = tuple(random_.randint(0, n - 1) for n in shape)
+        sizes = tuple(random_.randint(1, n - o) for n, o in zip(shape, offsets, strict=True))
+        pieces.append(piece("t", offsets, sizes))
+    held = dict.fromkeys(itertools.product(*map(range, shape)), 0)
+    for p in {(p.offsets, p.sizes): p for p in pieces}.values():
+        for element in itertools.product(*(range(o, o + s) for o, s in zip(p.offsets, p.sizes, strict=True))):
+            held[element] += 1
+    ranks = [rank([spec("t", *shape)], p) for p in pieces]
+    if set(held.values()) == {1}:
+        merge_ranks(ranks)
+        return
+    with pytest.raises(ConfigError) as caught:
+        merge_ranks(ranks)
+    box = re.findall(r"(\d+):(\d+)", str(caught.value))
+    inside = {held[e] for e in itertools.product(*(range(int(first), int(last)) for first, last in box))}
+    assert inside == {0} if "no rank" in str(caught.value) else min(inside) > 1
+
+
+def test_many_shards_of_many_tensors() -> None:
+    num_ranks = 256
+    specs = [spec(f"t{i:03}", num_ranks * 2, 8) for i in range(20)]
+    ranks = [rank(specs, *(piece(s.name, (r * 2, 0), (2, 8)) for s in specs)) for r in range(num_ranks)]
+    assert all(len(owned) == 20 for owned in merge_ranks(ranks).owned)
