@@ -1,37 +1,122 @@
-"""Run as a file, before each worker and launcher: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
+"""Run as a file, before each worker and before torchrun: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
 
-It ties the process to its parent (SIGKILL when that dies, whatever this process is doing), sends its output to the pipe
-of its rank in FOLDER, and becomes COMMAND. Standard library only, and little of it: this runs for every rank.
+Without --output it guards COMMAND: it starts it, waits, and ends as it ended. When the node dies, however suddenly, the
+guard kills COMMAND and everything that descends from it, which is what no process could do for itself.
+With --output it becomes COMMAND, with the pipe of its rank in FOLDER for its output; this is how torchrun starts ranks.
+Either way COMMAND is killed with its parent, whatever it is doing. Standard library only, and little of it.
 """
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
 ENV_PARENT = "ATOLL_PARENT_PID"
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_NODE_DIED = signal.SIGUSR1
 
 
 def main(arguments: list[str]) -> None:
     split = arguments.index("--")
     options, command = arguments[:split], arguments[split + 1 :]
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        sys.exit(f"atoll: prctl(PR_SET_PDEATHSIG): {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != int(os.environ[ENV_PARENT]):
-        sys.exit("atoll: the parent of this process is gone already")
-    os.environ[ENV_PARENT] = str(os.getpid())  # of what COMMAND starts; exec keeps the id
     if options:
-        path = f"{options[1]}/rank-{os.environ['LOCAL_RANK']}"
-        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # does not wait for a reader: without one there is no node
-        os.set_blocking(pipe, True)
-        os.dup2(pipe, 1)
-        os.dup2(pipe, 2)
-        os.close(pipe)
+        _tie_to(int(os.environ[ENV_PARENT]), signal.SIGKILL)
+        _print_into(f"{options[1]}/rank-{os.environ['LOCAL_RANK']}")
+        _become(command)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, _NODE_DIED})
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    guard = os.getpid()
+    child = os.fork()
+    if child == 0:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, _NODE_DIED})
+        _tie_to(guard, signal.SIGKILL)
+        _become(command)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # COMMAND gets these too; the guard ends with it
+    _tie_to(int(os.environ[ENV_PARENT]), _NODE_DIED)
+    _end_as(_guard(child))
+
+
+def _guard(child: int) -> int:
+    """The wait status of `child`; does not return if the node dies first."""
+    while True:
+        if signal.sigwait({signal.SIGCHLD, _NODE_DIED}) == _NODE_DIED:
+            _kill_descendants()
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)  # there is at least `child`
+            if pid == child:
+                return status
+            if pid == 0:
+                break
+
+
+def _kill_descendants() -> None:
+    """Orphans become children of this process, so killing children until there are none reaches everything."""
+    while True:
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and _parent_of(entry) == os.getpid():
+                try:
+                    os.kill(int(entry), signal.SIGKILL)  # our own child: the number cannot be somebody else's
+                except ProcessLookupError:
+                    pass
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            os._exit(1)
+
+
+def _parent_of(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return int(file.read().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _end_as(status: int) -> None:
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core file is enough
+    if -code not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(-code, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
+    os.kill(os.getpid(), -code)
+
+
+def _tie_to(parent: int, number: int) -> None:
+    """Get this signal when the parent dies."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)  # it died before
+
+
+def _prctl(option: int, value: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
+        _fail(f"prctl({option}): {os.strerror(ctypes.get_errno())}")
+
+
+def _print_into(path: str) -> None:
+    pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # does not wait for a reader: without one there is no node
+    os.set_blocking(pipe, True)
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+
+
+def _become(command: list[str]) -> None:
+    os.environ[ENV_PARENT] = str(os.getpid())  # of what COMMAND starts; exec keeps the number
     try:
         os.execvp(command[0], command)
     except OSError as error:
-        sys.exit(f"atoll: cannot run {command[0]}: {error.strerror}")
+        _fail(f"cannot run {command[0]}: {error.strerror}")
+
+
+def _fail(text: str) -> None:
+    os.write(2, f"atoll: {text}\n".encode())
+    os._exit(127)
 
 
 if __name__ == "__main__":

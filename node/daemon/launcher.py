@@ -1,8 +1,8 @@
 """Starts the workers of a site, passes on what they print, and sees to it that none is left behind.
 
-`torchrun` starts one agent, which starts the ranks; `exec` starts the command itself, once for each rank. Every process
-is tied to its parent by `child.py`, so that a node that is killed takes all of them with it; a node that lives finds
-them by a mark in their environment.
+`torchrun` starts one agent, which starts the ranks; `exec` starts the command itself, once for each rank. `child.py`
+stands between the node and each of them, so that a node that is killed takes all processes with it; a node that lives
+finds them by a mark in their environment.
 """
 
 from __future__ import annotations

@@ -1,0 +1,332 @@
+"""The local socket with both its ends in one process: frames, bounds, descriptors, generations."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.node import local_protocol
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    BoundaryAsked,
+    FailureKind,
+    MergeMode,
+    SnapshotSealed,
+    WorkersFailed,
+    WorkersJoined,
+    WorkersLeft,
+)
+from atoll.node.daemon.local_server import Greeting, LocalServer, data_seed
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.local_protocol import MAX_FRAME_BYTES, Piece
+from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
+from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.v1 import local_pb2
+
+SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
+MANIFEST = Manifest.canonical(SPECS)
+GREETING = Greeting(settings_json='{"x": 1}', site_name="berlin", data_paths=("/a", "/b c"), run_seed=7, resumed=True)
+SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+
+
+class Site:
+    """A server, its events and its clients; clients are closed first, because a server's end is their end."""
+
+    def __init__(self, num_ranks: int, generation: int) -> None:
+        self.num_ranks = num_ranks
+        self.generation = generation
+        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
+        self.server = LocalServer(self.events.put_nowait)
+        self.clients: list[LocalClient] = []
+
+    async def event(self) -> GroupEvent:
+        return await self.events.get()
+
+    async def client(self, rank: int, generation: int | None = None) -> LocalClient:
+        found = await asyncio.to_thread(
+            LocalClient.connect, self.server.path, self.generation if generation is None else generation, rank
+        )
+        self.clients.append(found)
+        return found
+
+    async def greeted(self, rank: int) -> LocalClient:
+        client = await self.client(rank)
+        await asyncio.to_thread(client.hello, self.num_ranks, rank)
+        return client
+
+    def send_layout(self, buffers: tuple[SharedBuffer, SharedBuffer], layout: Layout) -> None:
+        self.server.send_layout(
+            generation=self.generation, site_id=9, incarnation=2, run_seed=7, layout=layout, snapshot=buffers[0],
+            publish=buffers[1],
+        )  # fmt: skip
+
+
+@asynccontextmanager
+async def running(num_ranks: int = 1, generation: int = 3) -> AsyncIterator[Site]:
+    site = Site(num_ranks, generation)
+    await site.server.start()
+    site.server.begin(generation, num_ranks, GREETING)
+    try:
+        yield site
+    finally:
+        for client in site.clients:
+            await asyncio.to_thread(client.close)
+        await site.server.close()
+
+
+def in_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+def half(rank: int) -> list[Piece]:
+    """Rows of a, and all of b."""
+    return [
+        Piece(name="a", offsets=(2 * rank, 0), sizes=(2, 2), dtype="F32"),
+        Piece(name="b", offsets=(0, 0), sizes=(4, 2), dtype="BF16"),
+    ]
+
+
+def test_two_ranks_from_hello_to_goodbye() -> None:
+    async def main() -> None:
+        async with running(2) as site:
+            clients = [await site.client(rank) for rank in range(2)]
+            for rank, client in enumerate(clients):
+                assert await asyncio.to_thread(client.hello, 2, rank) == WorkerSettings(
+                    settings_json='{"x": 1}', site_name="berlin", data_paths=("/a", "/b c"), run_seed=7, resumed=True
+                )
+            joins = [
+                asyncio.create_task(asyncio.to_thread(c.join, MANIFEST, half(r), b"print", r))
+                for r, c in enumerate(clients)
+            ]
+            assert await site.event() == WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
+            assert site.server.pieces is not None
+            assert site.server.pieces.dtypes == {"a": "F32", "b": "BF16"}
+            layout = Layout(MANIFEST, 4)
+            buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
+            site.send_layout(buffers, layout)
+            joined: list[JoinedLayout] = await asyncio.gather(*joins)
+            assert [(j.owned_pieces, j.shared_pieces) for j in joined] == [((0, 1), (1,)), ((0,), (1,))]
+            assert {(j.site_id, j.incarnation, j.run_seed, j.data_seed) for j in joined} == {
+                (9, 2, 7, data_seed(7, 9, 2, 3))
+            }
+            # The memory is the same, in both directions and between ranks.
+            buffers[1].view[10] = 77
+            joined[0].snapshot[20] = 88
+            assert joined[0].publish[10] == joined[1].publish[10] == 77
+            assert buffers[0].view[20] == joined[1].snapshot[20] == 88
+            assert joined[0].layout.chunks == layout.chunks
+
+            first = asyncio.create_task(asyncio.to_thread(clients[1].boundary, 0, 0))
+            assert await site.event() == BoundaryAsked(generation=3, step=0, seq=0)
+            site.server.answer(2, 0, 0, Answer(kind=AnswerKind.STOP))  # of an older generation: dropped
+            site.server.answer(3, 0, 0, SNAPSHOT)
+            assert await first == SNAPSHOT
+            assert await asyncio.to_thread(clients[0].boundary, 0, 0) == SNAPSHOT
+            for rank, client in enumerate(clients):
+                client.sealed(
+                    step=0, seq=0, fragment=0, data_rank=rank, tokens=5, loss_sum=6.0, num_steps=2, train_s=0.5
+                )
+            sealed = SnapshotSealed(generation=3, step=0, tokens=10, num_steps=2, mean_loss=3.0, train_s=0.5)
+            assert await site.event() == sealed
+
+            held = [asyncio.create_task(asyncio.to_thread(c.boundary, 0, 1)) for c in clients]
+            assert await site.event() == BoundaryAsked(generation=3, step=0, seq=1)
+            apply = Answer(
+                kind=AnswerKind.APPLY,
+                next_step=20,
+                version=4,
+                mode=MergeMode.MERGE,
+                run_step=80,
+                run_tokens=9,
+                fresh=True,
+            )
+            site.server.answer(3, 0, 1, apply)
+            assert await asyncio.gather(*held) == [apply, apply]
+            for client in clients:
+                client.busy("evaluation", 5.0)
+                client.merged(version=4, step=0, wait_s=0.25)
+                client.goodbye("done", False)
+            assert (await site.event()).generation == 3  # Merged
+            assert await site.event() == WorkersLeft(generation=3, reason="done")
+            assert site.server.num_malformed == 0
+            for buffer in buffers:
+                buffer.close()
+
+    in_loop(main)
+
+
+def test_the_socket_is_private_and_gone_afterwards() -> None:
+    async def main() -> None:
+        async with running() as site:
+            path = Path(site.server.path)
+            assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+            assert len(str(path)) <= 107
+        assert not path.parent.exists()
+        with pytest.raises(WorkerError, match="no node listens at"):
+            LocalClient.connect(str(path), 1, 0)
+
+    in_loop(main)
+
+
+def test_a_folder_whose_name_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+
+    async def main() -> None:
+        with pytest.raises(HostError, match="set TMPDIR"):
+            await LocalServer(lambda event: None).start()
+
+    in_loop(main)
+    assert not list(long.iterdir())
+
+
+def test_another_generation_is_refused() -> None:
+    async def main() -> None:
+        async with running(generation=3) as site:
+            for generation in (2, 4):
+                client = await site.client(0, generation)
+                with pytest.raises(StaleError, match=f"generation {generation} are not wanted; generation 3 is"):
+                    await asyncio.to_thread(client.hello, 1, 0)
+            assert site.server.num_malformed == 0
+            assert site.events.empty()
+            with pytest.raises(ValueError, match="generation 3 after 3"):
+                site.server.begin(3, 1, GREETING)
+
+    in_loop(main)
+
+
+def test_the_wrong_number_of_ranks() -> None:
+    async def main() -> None:
+        async with running(2) as site:
+            client = await site.client(0)
+            with pytest.raises(RefusedError, match="rank 0 of 1 asks to join; this site has 2 ranks"):
+                await asyncio.to_thread(client.hello, 1, 0)
+            event = await site.event()
+            assert isinstance(event, WorkersFailed)
+            assert event.kind is FailureKind.FATAL
+
+    in_loop(main)
+
+
+def test_the_nodes_refusal_reaches_a_rank_that_waits() -> None:
+    async def main() -> None:
+        async with running() as site:
+            client = await site.greeted(0)
+            pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
+            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0))
+            await site.event()
+            site.server.refuse("this run trains another model")
+            with pytest.raises(RefusedError, match="this run trains another model"):
+                await join
+            with pytest.raises(RefusedError, match="another model"):
+                client.busy("x", 1.0)
+
+    in_loop(main)
+
+
+def test_a_rank_that_goes_without_a_word() -> None:
+    async def main() -> None:
+        async with running() as site:
+            client = await site.greeted(0)
+            await asyncio.to_thread(client.close)
+            event = await site.event()
+            assert isinstance(event, WorkersFailed)
+            assert event.kind is FailureKind.CRASHED
+            assert f"rank 0 (pid {os.getpid()}, building its model, step 0) closed its connection" in event.text
+
+    in_loop(main)
+
+
+def hello_frame(rank: int = 0) -> bytes:
+    hello = local_pb2.LocalHello(world_size=1, local_rank=0, pid=1, protocol_version=1)
+    return local_protocol.encode_frame(local_pb2.LocalRequest(generation=3, rank=rank, hello=hello))
+
+
+OVERSIZED = (MAX_FRAME_BYTES + 1).to_bytes(4, "little")
+BOUNDARY = local_protocol.encode_frame(local_pb2.LocalRequest(generation=3, boundary=local_pb2.Boundary()))
+NO_BODY = local_protocol.encode_frame(local_pb2.LocalRequest(generation=3))
+
+
+@pytest.mark.parametrize(
+    ("sent", "bound", "words"),
+    [
+        (OVERSIZED, False, f"{MAX_FRAME_BYTES + 1} bytes, at most {MAX_FRAME_BYTES}"),
+        (b"\x03\0\0\0\xff\xff\xff", False, "local message of 3 bytes"),
+        (b"\x09\0\0\0abc", False, "ended after 3 of 9 bytes"),
+        (b"\x09\0", False, "ended after 0 of 1 bytes"),
+        (BOUNDARY, False, "on a connection of rank None"),
+        (hello_frame() + OVERSIZED, True, "at most"),
+        (hello_frame() + hello_frame(), True, "may not say that"),
+        (hello_frame() + BOUNDARY, True, "may not say that while it is building its model"),
+        (hello_frame() + NO_BODY, True, "unknown kind"),
+    ],
+)
+def test_malformed_messages_are_refused_and_counted(sent: bytes, bound: bool, words: str) -> None:
+    async def main() -> None:
+        async with running() as site:
+            reader, writer = await asyncio.open_unix_connection(site.server.path)
+            writer.write(sent)
+            writer.write_eof()
+            data = await reader.read()  # until the server closes
+            writer.close()
+            await writer.wait_closed()
+            responses = []
+            while data:
+                size = local_protocol.frame_size(data[:4])
+                responses.append(local_protocol.decode(local_pb2.LocalResponse, data[4 : 4 + size]))
+                data = data[4 + size :]
+            assert [r.WhichOneof("body") for r in responses] == ["settings"] * bound + ["refused"]
+            assert words in responses[-1].refused.text
+            assert site.server.num_malformed == 1
+            if bound:
+                event = await site.event()
+                assert isinstance(event, WorkersFailed)
+                assert "was cut off" in event.text
+            # The next one is served.
+            if not bound:
+                await site.greeted(0)
+
+    in_loop(main)
+
+
+def test_the_client_checks_bounds_too() -> None:
+    with pytest.raises(InvalidMessage):
+        local_protocol.frame_size(OVERSIZED)
+    ours, theirs = socket.socketpair()
+    client = LocalClient(ours, "test", 3, 0)
+    message = local_pb2.LocalResponse(
+        generation=3,
+        answer=local_pb2.Answer(step=8, seq=0, kind=local_pb2.ANSWER_KIND_STOP, mode=local_pb2.MERGE_MODE_REPLACE),
+    )
+    theirs.sendall(local_protocol.encode_frame(message))
+    with pytest.raises(InvalidMessage, match=r"asked at step 7.0, answered for 8.0"):
+        client.boundary(7, 0)
+    theirs.sendall(local_protocol.encode_frame(message))
+    with pytest.raises(InvalidMessage, match="expected settings of generation 3, the node sent answer of 3"):
+        client.hello(1, 0)
+    client.close()
+    theirs.close()
+
+
+def test_answers_keep_their_fields() -> None:
+    answer = Answer(
+        kind=AnswerKind.APPLY, next_step=1, fragment=2, version=3, mode=MergeMode.SHIFT, run_step=4, run_tokens=5,
+        reason="six", fresh=True,
+    )  # fmt: skip
+    assert local_protocol.answer_from_proto(local_protocol.answer_to_proto(8, 9, answer)) == answer
+
+
+def test_no_node_in_the_environment() -> None:
+    assert LocalClient.from_environment({}) is None

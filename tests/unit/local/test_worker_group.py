@@ -1,0 +1,319 @@
+"""Rules 5, 28, 35 and 43: the ranks of a site act as one, and what they disagree about is an error that names them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    BoundaryAsked,
+    FailureKind,
+    Merged,
+    SnapshotSealed,
+    WorkersFailed,
+    WorkersJoined,
+    WorkersLeft,
+)
+from atoll.node.daemon.pieces import RankTensors
+from atoll.node.daemon.worker_group import Outcome, Reply, SealedReport, WorkerGroup
+from atoll.node.local_protocol import Piece
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+
+MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
+TENSORS = RankTensors(MANIFEST, (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),))
+
+
+def go_on(next_step: int) -> Answer:
+    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step)
+
+
+SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+STOP = Answer(kind=AnswerKind.STOP, reason="over")
+
+
+def apply(version: int, next_step: int, *, fresh: bool = False) -> Answer:
+    return Answer(kind=AnswerKind.APPLY, version=version, next_step=next_step, fresh=fresh)
+
+
+def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
+    """A group whose ranks may ask at step 0."""
+    group = WorkerGroup(3, num_ranks, 0.0)
+    outcome: Outcome = []
+    for rank in range(num_ranks):
+        assert group.hello(rank, 100 + rank, 0.0) == []
+    for rank in range(num_ranks):
+        assert outcome == []
+        outcome = group.join(rank, TENSORS, b"f", (data_ranks or range(num_ranks))[rank], 0.0)
+    assert outcome == [WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
+    group.layout_sent(0.0)
+    return group
+
+
+def all_ask(group: WorkerGroup, step: int, seq: int, answer: Answer) -> None:
+    for status in group.ranks:
+        group.boundary(status.rank, step, seq, 0.0)
+    assert len(group.answer(step, seq, answer, 0.0)) == len(group.ranks)
+
+
+def report(
+    rank: int,
+    *,
+    step: int = 0,
+    seq: int = 0,
+    tokens: int = 5,
+    loss_sum: float = 4.0,
+    num_steps: int = 2,
+    train_s: float = 1.0,
+    hashes: dict[int, bytes] | None = None,
+) -> SealedReport:
+    return SealedReport(
+        step=step, seq=seq, fragment=0, data_rank=rank, tokens=tokens, loss_sum=loss_sum, num_steps=num_steps,
+        train_s=train_s, hashes=hashes or {},
+    )  # fmt: skip
+
+
+def failure(outcome: Outcome) -> str:
+    (event,) = outcome
+    assert isinstance(event, WorkersFailed)
+    assert event.kind is FailureKind.FATAL
+    assert event.generation == 3
+    return event.text
+
+
+def test_the_first_rank_asks_and_the_others_get_the_stored_answer() -> None:
+    group = joined(3)
+    assert group.boundary(1, 0, 0, 0.0) == [BoundaryAsked(generation=3, step=0, seq=0)]
+    assert group.boundary(0, 0, 0, 0.0) == []
+    assert [r.rank for r in group.answer(0, 0, go_on(5), 0.0)] == [0, 1]
+    # Rank 1 runs ahead; rank 2 comes late and gets what was fixed.
+    assert group.boundary(1, 5, 0, 0.0) == [BoundaryAsked(generation=3, step=5, seq=0)]
+    assert group.boundary(2, 0, 0, 0.0) == [Reply(rank=2, step=0, seq=0, answer=go_on(5))]
+    assert group.boundary(2, 5, 0, 0.0) == []
+    assert [r.rank for r in group.answer(5, 0, SNAPSHOT, 0.0)] == [1, 2]
+    assert group.boundary(0, 5, 0, 0.0) == [Reply(rank=0, step=5, seq=0, answer=SNAPSHOT)]
+
+
+def test_one_snapshot_and_merge_of_two_ranks() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, SNAPSHOT)
+    assert group.sealed(0, report(0, tokens=3, loss_sum=4.0, train_s=1.0), 0.0) == []
+    # A rank that is done asks again at the same step; that question is held.
+    assert group.boundary(0, 0, 1, 0.0) == [BoundaryAsked(generation=3, step=0, seq=1)]
+    assert group.sealed(1, report(1, tokens=4, loss_sum=8.0, train_s=2.0), 0.0) == [
+        SnapshotSealed(generation=3, step=0, tokens=7, num_steps=2, mean_loss=3.0, train_s=2.0)
+    ]
+    assert group.boundary(1, 0, 1, 0.0) == []
+    assert len(group.answer(0, 1, apply(1, 10), 0.0)) == 2
+    assert group.merged(1, 1, 2.0, 0.0) == []
+    assert group.merged(0, 1, 0.5, 0.0) == [Merged(generation=3, version=1, wait_s=0.5)]
+    assert group.boundary(0, 10, 0, 0.0) == [BoundaryAsked(generation=3, step=10, seq=0)]
+
+
+def test_a_question_at_the_same_step_counts_up() -> None:
+    group = joined(1)
+    all_ask(group, 0, 0, apply(0, 0))
+    group.merged(0, 0, 0.0, 0.0)
+    all_ask(group, 0, 1, go_on(0))
+    assert group.boundary(0, 0, 2, 0.0) == [BoundaryAsked(generation=3, step=0, seq=2)]
+
+
+def test_unequal_steps_name_the_ranks() -> None:
+    group = joined(3)
+    all_ask(group, 0, 0, go_on(5))
+    group.boundary(0, 5, 0, 0.0)
+    group.boundary(2, 5, 0, 0.0)
+    assert "rank 1 asks at step 6, ranks 0, 2 asked at step 5" in failure(group.boundary(1, 6, 0, 0.0))
+    assert group.answer(5, 0, SNAPSHOT, 0.0) == []  # nothing more comes out
+
+
+def test_a_loader_that_ends_early_on_one_rank() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    group.progress(0, 4, 1.0, 2.0, 0.0)
+    assert group.goodbye(0, "loader ended", False, 0.0) == []
+    assert "ended on rank 0 at step 4 (loader ended), but rank 1 goes on" in failure(group.boundary(1, 5, 0, 0.0))
+
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    group.boundary(1, 5, 0, 0.0)
+    assert "rank 1 goes on" in failure(group.goodbye(0, "loader ended", False, 0.0))
+
+
+def test_all_ranks_leave() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    assert group.goodbye(0, "loader ended", False, 0.0) == []
+    assert group.lost(0, "closed") == []
+    assert group.goodbye(1, "loader ended", False, 0.0) == [WorkersLeft(generation=3, reason="loader ended")]
+
+
+def test_stop_reaches_a_rank_that_comes_late() -> None:
+    group = joined(2)
+    group.boundary(0, 0, 0, 0.0)
+    group.answer(0, 0, STOP, 0.0)
+    assert group.goodbye(0, "over", True, 0.0) == []
+    assert group.boundary(1, 0, 0, 0.0) == [Reply(rank=1, step=0, seq=0, answer=STOP)]
+    assert group.goodbye(1, "over", True, 0.0) == [WorkersLeft(generation=3, reason="over")]
+
+
+def test_a_data_rank_counts_once() -> None:
+    group = joined(4, data_ranks=(0, 0, 1, 1))
+    all_ask(group, 0, 0, SNAPSHOT)
+    outcome: Outcome = []
+    for rank in range(4):
+        # In a pipeline only the last stage knows the loss.
+        known = rank % 2 == 1
+        outcome = group.sealed(rank, report(rank // 2, num_steps=2 * known, loss_sum=2.0 * rank * known), 0.0)
+    assert outcome == [SnapshotSealed(generation=3, step=0, tokens=10, num_steps=2, mean_loss=2.0, train_s=1.0)]
+
+
+def test_unequal_tokens_within_a_data_rank() -> None:
+    group = joined(2, data_ranks=(7, 7))
+    all_ask(group, 0, 0, SNAPSHOT)
+    group.sealed(0, report(7, tokens=5), 0.0)
+    text = failure(group.sealed(1, report(7, tokens=6), 0.0))
+    assert "ranks 0 and 1 share data rank 7 but count 5 and 6 tokens" in text
+
+
+def test_unequal_numbers_of_steps_in_reports() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, SNAPSHOT)
+    group.sealed(0, report(0, num_steps=2), 0.0)
+    assert "rank 0 2, rank 1 3" in failure(group.sealed(1, report(1, num_steps=3), 0.0))
+
+
+def test_a_loss_that_is_not_finite() -> None:
+    group = joined(1)
+    all_ask(group, 0, 0, SNAPSHOT)
+    assert "the loss on rank 0 is not finite" in failure(group.sealed(0, report(0, loss_sum=math.nan), 0.0))
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_replicas_are_compared_once_after_fresh_values(same: bool) -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, SNAPSHOT)  # of the seeder: first values may differ, they are overwritten
+    for rank in range(2):
+        group.sealed(rank, report(rank), 0.0)
+    all_ask(group, 0, 1, apply(0, 5, fresh=True))
+    for rank in range(2):
+        group.merged(rank, 0, 0.0, 0.0)
+    all_ask(group, 5, 0, SNAPSHOT)
+    with pytest.raises(InvalidMessage, match="hashes of 0 pieces at step 5, 1 are wanted"):
+        group.sealed(0, report(0, step=5), 0.0)
+    group.sealed(0, report(0, step=5, hashes={0: b"x" * 32}), 0.0)
+    outcome = group.sealed(1, report(1, step=5, hashes={0: (b"x" if same else b"y") * 32}), 0.0)
+    if not same:
+        assert "'a' [0:4] have drifted apart: rank 0 from rank 1 differ" in failure(outcome)
+        return
+    assert isinstance(outcome[0], SnapshotSealed)
+    all_ask(group, 5, 1, apply(1, 10))
+    for rank in range(2):
+        group.merged(rank, 1, 0.0, 0.0)
+    all_ask(group, 10, 0, SNAPSHOT)
+    group.sealed(0, report(0, step=10), 0.0)
+
+
+def test_ranks_that_see_other_data_or_build_other_models() -> None:
+    group = WorkerGroup(3, 2, 0.0)
+    for rank in range(2):
+        group.hello(rank, 1, 0.0)
+    group.join(0, TENSORS, b"f", 0, 0.0)
+    assert "ranks 0 and 1 of this site see different data" in failure(group.join(1, TENSORS, b"g", 1, 0.0))
+
+    group = WorkerGroup(3, 1, 0.0)
+    group.hello(0, 1, 0.0)
+    assert "held by no rank" in failure(group.join(0, RankTensors(MANIFEST, ()), b"", 0, 0.0))
+
+
+def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
+    group = joined(2)
+    (event,) = group.lost(1, "closed its connection")
+    assert event == WorkersFailed(
+        generation=3, kind=FailureKind.CRASHED, text="rank 1 (pid 101, training, step 0) closed its connection"
+    )
+    assert group.lost(0, "closed its connection") == []
+
+    group = joined(2)
+    assert failure(group.fatal(1, "non_finite", "loss is nan", 0.0)) == "rank 1: loss is nan (non_finite)"
+    assert group.lost(1, "closed") == []
+
+
+def test_nothing_is_said_out_of_turn() -> None:
+    group = joined(2)
+    with pytest.raises(InvalidMessage, match="rank 0 may not say that while it is training"):
+        group.sealed(0, report(0), 0.0)
+    with pytest.raises(InvalidMessage, match="may not say that"):
+        group.join(0, TENSORS, b"", 0, 0.0)
+    with pytest.raises(InvalidMessage, match="may not say that"):
+        group.hello(0, 5, 0.0)
+    all_ask(group, 0, 0, SNAPSHOT)
+    with pytest.raises(InvalidMessage, match="writing its snapshot"):
+        group.boundary(0, 0, 1, 0.0)
+    with pytest.raises(InvalidMessage, match="another snapshot"):
+        group.sealed(0, report(0, step=1), 0.0)
+    with pytest.raises(InvalidMessage, match="joined as data rank 0, not 1"):
+        group.sealed(0, report(1), 0.0)
+    with pytest.raises(InvalidMessage, match="busy for inf"):
+        group.busy(0, "x", math.inf, 0.0)
+    for rank in range(2):
+        group.sealed(rank, report(rank), 0.0)
+    all_ask(group, 0, 1, apply(4, 5))
+    with pytest.raises(InvalidMessage, match="merged version 3, not 4"):
+        group.merged(0, 3, 0.0, 0.0)
+
+
+def test_only_the_open_question_can_be_answered() -> None:
+    group = joined(1)
+    with pytest.raises(ValueError, match=r"step 0.0; the open question"):
+        group.answer(0, 0, STOP, 0.0)  # nobody has asked
+    group.boundary(0, 0, 0, 0.0)
+    with pytest.raises(ValueError, match="the open question"):
+        group.answer(5, 0, STOP, 0.0)
+    group.answer(0, 0, go_on(5), 0.0)
+    with pytest.raises(ValueError, match="the open question"):
+        group.answer(0, 0, go_on(5), 0.0)
+    group.boundary(0, 5, 0, 0.0)
+    with pytest.raises(ValueError, match="tells ranks to ask at step 4"):
+        group.answer(5, 0, go_on(4), 0.0)
+
+
+def test_answers_that_all_ranks_have_are_forgotten() -> None:
+    group = joined(2)
+    for step in range(50):
+        all_ask(group, step, 0, go_on(step + 1))
+    assert len(group._points) == 1
+
+
+FLOOR_S, START_S = 10.0, 100.0
+
+
+def test_silence_before_and_after_the_first_step() -> None:
+    group = WorkerGroup(3, 1, 1.0)
+    assert group.silence(FLOOR_S, START_S)[0] == 101.0  # not even connected
+    group = joined(1)
+    group.boundary(0, 0, 0, 2.0)
+    assert group.silence(FLOOR_S, START_S)[0] == math.inf  # it waits for us
+    group.answer(0, 0, go_on(50), 7.0)
+    assert group.silence(FLOOR_S, START_S)[0] == 107.0  # compiling, maybe
+    group.progress(0, 1, 1.0, math.nan, 8.0)
+    assert group.silence(FLOOR_S, START_S) == (18.0, "rank 0 (pid 100) has said nothing for 10 s (training, step 1)")
+    assert group.ranks[0].loss is None
+
+
+def test_a_busy_rank_has_the_time_it_announced() -> None:
+    group = joined(2)
+    for rank in range(2):
+        group.progress(rank, 1, 1.0, 2.5, 0.0)
+    group.busy(0, "evaluation", 500.0, 1.0)
+    group.progress(1, 2, 1.0, 2.5, 5.0)
+    assert group.silence(FLOOR_S, START_S)[0] == 15.0  # the other one is held to the floor
+    group.boundary(1, 0, 0, 5.0)
+    assert group.silence(FLOOR_S, START_S) == (
+        501.0, "rank 0 (pid 100) has said nothing for 500 s (busy: evaluation, step 1)",
+    )  # fmt: skip
+    group.busy(0, "", 0.0, 9.0)
+    assert group.silence(FLOOR_S, START_S)[0] == 19.0
