@@ -17,7 +17,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol import wire
 from atoll.protocol.errors import StateError
-from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.layout import Chunk, Layout, Manifest
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 
@@ -34,6 +34,7 @@ class DataPlane:
         self.outer: OuterState | None = None
         if OuterState.exists(home.state_folder):
             self.outer = OuterState.open(home.state_folder, self.layout, self.optimizer.slots, settings.run_id)
+            self._finish_torn_commit()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
         self.dtypes: Mapping[str, str] = {}
@@ -72,7 +73,24 @@ class DataPlane:
         if self.outer is not None:
             self.outer.close()
             self.outer = None
-        OuterState.remove(self.home.state_folder)
+        OuterState.discard(self.home.state_folder)
+
+    def _finish_torn_commit(self) -> None:
+        """A kill in the middle of an apply leaves chunks at two commits; the log has what the older ones lack."""
+        outer = self.outer
+        assert outer is not None
+        chunks = self.layout.chunks[: self.layout.num_sync_chunks]
+        versions = {outer.versions[c.index] for c in chunks if c.num_elements}
+        newest = max((v for v in versions if v is not None), default=0)
+        if outer.missing or versions != {newest - 1, newest} or not self.log.has(newest):
+            return
+        for chunk in chunks:
+            if outer.versions[chunk.index] == newest - 1:
+                self._apply_chunk(outer, chunk, newest)
+
+    def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
+        payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""
+        outer.apply(chunk.index, payload, commit, self.optimizer)
 
     async def seed(self, saved: Path | None) -> bytes:
         """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
@@ -102,8 +120,7 @@ class DataPlane:
         def work() -> bytes:
             self.log.commit(commit)
             for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
-                payload = self.log.read(commit.commit, chunk.index) if chunk.num_elements else b""
-                outer.apply(chunk.index, payload, commit.commit, self.optimizer)
+                self._apply_chunk(outer, chunk, commit.commit)
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()

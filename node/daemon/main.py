@@ -1,0 +1,110 @@
+"""The node process: self-test, find the run, open the home folder, serve peers, run until the core says exit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from contextlib import AsyncExitStack
+
+from atoll.node.daemon.config import NodeConfig, default_home, validate
+from atoll.node.daemon.discover import Run, discover, local_address_towards
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.metrics import MetricsServer
+from atoll.node.daemon.node import Node
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
+from atoll.node.exchange.hub import Hub
+from atoll.protocol import transport
+from atoll.protocol.codecs import kernels
+from atoll.node.dataplane import kernels as outer_kernels
+
+log = logging.getLogger("atoll.node")
+
+FIRST_CONTACT_S = 30.0
+"""How long a node waits for a coordinator that is not there yet."""
+
+
+async def run_node(config: NodeConfig) -> int:
+    """Runs one site until the run is over or it has to leave; the exit code. Raises atoll's errors before that."""
+    validate(config)
+    async with AsyncExitStack() as stack:
+        prepared = asyncio.create_task(asyncio.to_thread(_prepare_kernels))
+        run = await discover(config.coordinator, None, FIRST_CONTACT_S)
+        home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ))
+        stack.callback(home.close)
+        _log_to(home, stack, debug=config.debug)
+        journal = Journal(home.folder / "journal.jsonl")
+        stack.callback(journal.close)
+        await prepared
+        return await _run(config, run, home, journal, stack)
+
+
+async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack: AsyncExitStack) -> int:
+    log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
+    plane = await asyncio.to_thread(DataPlane.load, home, run.settings)
+    hub = Hub(run_id=run.settings.run_id, incarnation=home.incarnation, credentials=None)
+    server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
+    hub.attach(server)
+    listen = config.listen or transport.join_address(local_address_towards(config.coordinator), 0)
+    port = transport.bind(server, listen, None)
+    address = config.advertise or transport.join_address(transport.parse_address(listen)[0], port)
+    if not transport.is_loopback(listen):
+        log.warning("%s is open to the network without credentials: anybody who reaches it can read the model", listen)
+    await server.start()
+    stack.push_async_callback(server.stop, 0.5)
+    stack.push_async_callback(hub.close)
+    node = Node(config, run, home, plane, hub, address, journal)
+    stack.callback(node.close)
+    if config.http_listen:
+        metrics = MetricsServer(config.http_listen, node.facts)
+        stack.callback(metrics.close)
+        log.info("metrics on http://%s/metrics", config.http_listen)
+    log.info("listening for peers on %s", address)
+    _on_signals(node, stack)
+    code, text = await node.run()
+    log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
+    return code
+
+
+def _prepare_kernels() -> None:
+    """Compile and check everything that replicated state depends on, before the site says that it is ready."""
+    kernels.warm_up()
+    kernels.self_test()
+    outer_kernels.warm_up()
+    outer_kernels.self_test()
+
+
+def _log_to(home: Home, stack: AsyncExitStack, *, debug: bool) -> None:
+    """Everything to the site's log file, and what the node itself says to the terminal too."""
+    root = logging.getLogger()
+    handlers = [site_log_handler(home.folder / "node.log"), logging.StreamHandler(sys.stderr)]
+    handlers[1].setFormatter(logging.Formatter("%(message)s"))
+    handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
+    level, root.level = root.level, logging.DEBUG if debug else logging.INFO
+    for handler in handlers:
+        root.addHandler(handler)
+        stack.callback(handler.close)
+        stack.callback(root.removeHandler, handler)
+    stack.callback(root.setLevel, level)
+
+
+def _on_signals(node: Node, stack: AsyncExitStack) -> None:
+    """The first signal leaves gracefully, the second at once."""
+    loop = asyncio.get_running_loop()
+    seen: list[int] = []
+
+    def on_signal(number: int) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if seen:
+            node.leave_now(f"{name} again")
+        else:
+            node.leave(name)
+        seen.append(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+        stack.callback(loop.remove_signal_handler, number)

@@ -1,0 +1,428 @@
+"""One node: events from session, workers and tasks go into the core; what the core wants is carried out here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from atoll import __version__
+from atoll.node.core import events as e
+from atoll.node.core.site import SiteCore, SiteIdentity
+from atoll.node.core.state import Outer
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.discover import Run
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.metrics import NodeFacts
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.exchange.hub import Hub
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import messages as m
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
+from atoll.protocol.plans import payload_digest
+
+log = logging.getLogger(__name__)
+
+LEFT_AT_ONCE = 130
+FLUSH_S = 2.0
+"""How long the last words to the coordinator may take."""
+
+
+class Node:
+    """Owns the core and everything it decides over. `run` returns the exit code and its reason."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        run: Run,
+        home: Home,
+        plane: DataPlane | None,
+        hub: Hub,
+        address: str,
+        journal: Journal,
+    ) -> None:
+        self.config = config
+        self.run_settings = run
+        self.home = home
+        self.plane = plane
+        self.hub = hub
+        self.journal = journal
+        self.local_server = LocalServer(self.handle)
+        self._launcher: Launcher | None = None
+        identity = SiteIdentity(
+            name=config.name,
+            key=home.key,
+            address=address,
+            incarnation=home.incarnation,
+            atoll_version=__version__,
+            from_saved_model=config.from_saved is not None,
+            max_retained_bytes=config.max_retained_bytes,
+            bandwidth_bytes_per_s=config.bandwidth_bytes_per_s,
+        )
+        held = plane.held() if plane else None
+        outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
+        self.core = SiteCore(identity, run.settings, outer, time.monotonic())
+        self.session = Session(
+            config.coordinator,
+            None,
+            self.core.limits,
+            SessionHandlers(
+                opened=lambda: self.handle(e.SessionOpened()),
+                lost=lambda reason: self.handle(e.SessionLost(reason)),
+                received=self._received,
+                header=self._header,
+                heartbeat=self._heartbeat,
+            ),
+        )
+        self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exchange: asyncio.Task[None] | None = None
+        self._fetch: asyncio.Task[None] | None = None
+        self._worker_lock = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._phase = ""
+        self._loss = 0.0
+        self._train_s = self._wait_s = 0.0
+        self._num_syncs = 0
+        self._exchange_s = self._apply_s = 0.0
+        self._sealed_at = 0.0
+
+    # --- life
+
+    async def run(self) -> tuple[int, str]:
+        await self.local_server.start()
+        self._launcher = Launcher(self._launch_config(), self.local_server.path, self._workers_exited)
+        session = asyncio.create_task(self.session.run())
+        watchdog = asyncio.create_task(self._watch_workers())
+        try:
+            done, _ = await asyncio.wait({session, watchdog, self._result}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {self._result}:
+                task.result()  # a bug in these tasks ends the node, loudly
+            code, text = await self._result
+            await self.session.close()
+            await asyncio.wait({session}, timeout=FLUSH_S)
+            return code, text
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in [session, watchdog, *self._tasks]:
+                task.cancel()
+            await asyncio.gather(session, watchdog, *self._tasks, return_exceptions=True)
+            await self._launcher.stop()
+            await self.local_server.close()
+
+    def _launch_config(self) -> LaunchConfig:
+        config = self.config
+        threads = config.num_threads or max(1, len(os.sched_getaffinity(0)) // config.num_ranks)
+        return LaunchConfig(
+            launcher=config.launcher, command=config.command, num_ranks=config.num_ranks, num_threads=threads
+        )
+
+    def leave_now(self, reason: str) -> None:
+        """Say goodbye and end, whatever is under way."""
+        self.session.send(m.Leave(reason=reason))
+        if not self._result.done():
+            self._result.set_result((LEFT_AT_ONCE, reason))
+
+    def handle(self, event: e.Event) -> None:
+        """Give the core an event and carry out what it wants, in order."""
+        self._observe(event)
+        for output in self.core.handle(event, time.monotonic()):
+            self._execute(output)
+        if self.core.phase != self._phase:
+            self._phase = self.core.phase
+            log.info("%s", self._phase)
+            self.journal.write("phase", phase=self._phase)
+        self._set_timer()
+
+    def leave(self, reason: str) -> None:
+        self.handle(e.LeaveAsked(reason))
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        deadline = self.core.next_deadline()
+        if deadline is not None and not self._result.done():
+            delay_s = max(deadline - time.monotonic(), 0.0)
+            self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, e.Tick())
+
+    def _received(self, header: m.Header, message: m.CoordinatorMessage) -> None:
+        if header.run_id != self.run_settings.settings.run_id:
+            self.session.num_refused_messages += 1
+            return
+        self.handle(e.Received(header.term, message))
+
+    def _header(self) -> m.Header:
+        site = self.core.site
+        return m.Header(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self.run_settings.settings.run_id,
+            term=site.term,
+            site_id=site.site_id,
+            incarnation=self.home.incarnation,
+            generation=site.workers.generation,
+        )
+
+    def _heartbeat(self) -> m.Heartbeat:
+        facts = self.facts()
+        return m.Heartbeat(
+            phase=facts.phase,
+            inner_step=facts.inner_step,
+            steps_per_s=facts.steps_per_s,
+            loss=facts.loss,
+            sent_bytes=facts.sent_bytes,
+            received_bytes=facts.received_bytes,
+            train_s=facts.train_s,
+            wait_s=facts.wait_s,
+            num_ranks=self.config.num_ranks,
+        )
+
+    def facts(self) -> NodeFacts:
+        site = self.core.site
+        outer, workers = site.outer, site.workers
+        ranks = self.local_server.ranks
+        step = min((r.step for r in ranks), default=0)
+        run_step = outer.run_step if outer else 0
+        return NodeFacts(
+            run_id=self.run_settings.settings.run_id,
+            site=self.config.name,
+            site_id=site.site_id,
+            incarnation=self.home.incarnation,
+            phase=self.core.phase,
+            connected=site.connected,
+            commit=outer.commit if outer else -1,
+            inner_step=run_step + max(step - workers.base_step, 0),
+            steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
+            loss=self._loss,
+            train_s=self._train_s,
+            wait_s=self._wait_s,
+            sent_bytes=self.hub.sent_bytes,
+            received_bytes=self.hub.received_bytes,
+            refused_messages=self.hub.refused_messages
+            + self.local_server.num_malformed
+            + self.session.num_refused_messages,
+            worker_generation=workers.generation,
+            num_syncs=self._num_syncs,
+            retained_bytes=self.hub.retained_bytes,
+            last_exchange_s=self._exchange_s,
+            last_apply_s=self._apply_s,
+        )
+
+    def _observe(self, event: e.Event) -> None:
+        """Losses and events for the journal and the metrics."""
+        match event:
+            case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
+                self._sealed_at = time.monotonic()
+                if num_steps:
+                    self._loss = loss
+                    self._train_s += train_s
+                    self.journal.write(
+                        "window", step=step, tokens=tokens, num_steps=num_steps, loss=loss, train_s=round(train_s, 4)
+                    )
+            case e.Merged(version=version, wait_s=wait_s):
+                self._wait_s += wait_s
+                self.journal.write("merged", commit=version, wait_s=round(wait_s, 4))
+            case e.CommitApplied(commit=commit, state_hash=state_hash):
+                self._num_syncs += 1
+                self.journal.write(
+                    "commit",
+                    commit=commit,
+                    state_hash=state_hash.hex(),
+                    exchange_s=round(self._exchange_s, 4),
+                    apply_s=round(self._apply_s, 4),
+                    sent_bytes=self.hub.sent_bytes,
+                    received_bytes=self.hub.received_bytes,
+                )
+            case e.Published(version=version):
+                since_s = time.monotonic() - self._sealed_at
+                self.journal.write("published", commit=version, since_sealed_s=round(since_s, 4))
+            case e.Received(message=m.Commit() as commit):
+                since_s = time.monotonic() - self._sealed_at
+                self.journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
+            case e.WorkersFailed(text=text) | e.ExchangeBroken(text=text):
+                self.journal.write(type(event).__name__, text=text)
+
+    # --- outputs
+
+    def _execute(self, output: e.Output) -> None:
+        match output:
+            case e.Send(message):
+                self.session.send(message)
+            case e.StartWorkers(generation, settings_json):
+                self._spawn(self._start_workers(generation, settings_json))
+            case e.StopWorkers():
+                self._spawn(self._stop_workers())
+            case e.SendLayout():
+                self._send_layout(output)
+            case e.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
+                self.local_server.answer(generation, step, seq, answer)
+            case e.SeedState():
+                self._task(self._seed(), lambda text: e.DataPlaneFailed(f"the starting state: {text}"))
+            case e.FetchState(sources):
+                self._fetch = self._task(self._fetch_state(sources), e.FetchFailed)
+            case e.CancelFetch():
+                if self._fetch is not None:
+                    self._fetch.cancel()
+            case e.BeginExchange(plan):
+                self._begin_exchange(plan, output.contributes)
+            case e.CancelExchange():
+                if self._exchange is not None:
+                    self._exchange.cancel()
+            case e.ApplyCommit(commit):
+                self._task(self._apply(commit), lambda text: e.ApplyFailed(commit.commit, text))
+            case e.PublishState(version=version, mode=mode):
+                self._task(self._publish(version, mode), e.DataPlaneFailed)
+            case e.DropSync(sync):
+                self.hub.drop_sync(sync)
+            case e.SaveModel():
+                self._task(self._save(output), lambda text: e.DataPlaneFailed(f"saving the model: {text}"))
+            case e.DiscardState(reason):
+                log.warning("discarding the state in %s: %s", self.home.state_folder, reason)
+                if self.plane is not None:
+                    self.plane.discard()
+            case e.Report(level, text):
+                log.log(level, "%s", text)
+                self.journal.write("report", level=logging.getLevelName(level), text=text)
+            case e.Exit(code, text):
+                self.journal.write("exit", code=code, text=text)
+                if not self._result.done():
+                    self._result.set_result((code, text))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._result.done():
+            self._result.set_exception(error)
+
+    def _task(self, work: Coroutine[Any, Any, None], failed: Callable[[str], e.Event]) -> asyncio.Task[None]:
+        """Run `work`; one of atoll's own errors or an I/O error becomes an event."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except (AtollError, OSError) as error:
+                if log.isEnabledFor(logging.DEBUG):
+                    log.exception("failed")
+                self.handle(failed(str(error)))
+
+        return self._spawn(guarded())
+
+    # --- workers
+
+    async def _start_workers(self, generation: int, settings_json: str) -> None:
+        async with self._worker_lock:
+            if self._result.done():
+                return
+            settings = self.core.settings
+            greeting = Greeting(
+                settings_json=settings_json,
+                site_name=self.config.name,
+                data_paths=tuple(str(p) for p in self.config.data_paths),
+                run_seed=settings.seed,
+                resumed=self.config.from_saved is not None,
+            )
+            self.local_server.begin(generation, self.config.num_ranks, greeting)
+            assert self._launcher is not None
+            try:
+                await self._launcher.start(generation)
+            except AtollError as error:
+                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.FATAL, text=str(error)))
+
+    async def _stop_workers(self) -> None:
+        async with self._worker_lock:
+            assert self._launcher is not None
+            await self._launcher.stop()
+
+    def _workers_exited(self, ended: WorkersExit) -> None:
+        if self.core.site.workers.running:
+            self.handle(
+                e.WorkersFailed(generation=ended.generation, kind=e.FailureKind.CRASHED, text=ended.text)
+            )
+
+    async def _watch_workers(self) -> None:
+        limits = self.core.limits
+        while True:
+            deadline, text = self.local_server.silence(limits.worker_floor_s, limits.worker_start_s)
+            now = time.monotonic()
+            if now >= deadline:
+                generation = self.local_server.generation
+                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text=text))
+            await asyncio.sleep(min(max(deadline - now, 0.1), limits.heartbeat_s))
+
+    def _send_layout(self, output: e.SendLayout) -> None:
+        try:
+            pieces = self.local_server.pieces
+            assert pieces is not None
+            if self.plane is None:
+                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest)
+            plane = self.plane
+            if plane.layout.manifest.digest != pieces.manifest.digest:
+                raise InvalidMessage(
+                    f"{self.home.folder} holds the state of another model; choose another folder with --home"
+                )
+            plane.attach_workers(pieces.dtypes)
+            assert plane.snapshot is not None
+            assert plane.publish_buffer is not None
+            self.hub.serve(plane.layout, lambda: plane.outer, plane.log)
+            self.local_server.send_layout(
+                generation=output.generation,
+                site_id=output.site_id,
+                incarnation=self.home.incarnation,
+                run_seed=output.run_seed,
+                layout=plane.layout,
+                snapshot=plane.snapshot,
+                publish=plane.publish_buffer,
+            )
+        except (AtollError, OSError) as error:
+            text = str(error)
+            self.local_server.refuse(text)
+            asyncio.get_running_loop().call_soon(
+                self.handle,
+                e.WorkersFailed(generation=output.generation, kind=e.FailureKind.FATAL, text=text),
+            )
+
+    # --- data plane
+
+    async def _seed(self) -> None:
+        assert self.plane is not None
+        state_hash, run_step, run_tokens = await self.plane.seed(self.config.from_saved)
+        self.handle(e.StateSeeded(state_hash=state_hash, run_step=run_step, run_tokens=run_tokens))
+
+    async def _fetch_state(self, sources: m.Sources) -> None:
+        raise NotImplementedError
+
+    def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
+        raise NotImplementedError
+
+    async def _apply(self, commit: m.Commit) -> None:
+        assert self.plane is not None
+        started = time.monotonic()
+        state_hash = await self.plane.apply(commit)
+        self._apply_s = time.monotonic() - started
+        self.handle(e.CommitApplied(commit=commit.commit, state_hash=state_hash))
+
+    async def _publish(self, version: int, mode: e.MergeMode) -> None:
+        assert self.plane is not None
+        await self.plane.publish(mode)
+        self.handle(e.Published(version=version, mode=mode))
+
+    async def _save(self, output: e.SaveModel) -> None:
+        assert self.plane is not None
+        folder = self.config.save_dir or self.home.folder / "model"
+        info = {"run_step": output.run_step, "run_tokens": output.run_tokens}
+        await self.plane.save(folder, info)
+        log.info("saved the model of commit %d in %s", output.commit, folder)
+        self.handle(e.ModelSaved(commit=output.commit))

@@ -1,0 +1,225 @@
+"""A whole run on this machine for tests and benchmarks: a coordinator and nodes as real processes, on loopback.
+
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator()
+        run.start_node("a", WORKER)
+        run.wait(lambda status: status["state"] == "finished", timeout_s=60)
+
+Waiting polls the coordinator's status (there is nothing to await in another process); every wait has a limit and fails with the
+last lines of all logs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from atoll.cli.template import render
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+
+Status = dict[str, Any]
+POLL_S = 0.05
+
+
+class Process:
+    """A process whose output is kept in a file and can be awaited line by line."""
+
+    def __init__(self, name: str, command: Sequence[str], folder: Path, environment: dict[str, str]) -> None:
+        self.name = name
+        self.log = folder / f"{name}.out"
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **environment},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stdout is not None
+        with open(self.log, "ab", buffering=0) as file:
+            for line in self.popen.stdout:
+                file.write(line)
+                with self._changed:
+                    self._lines.append(line.decode(errors="replace").rstrip())
+                    self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
+
+    @property
+    def lines(self) -> list[str]:
+        with self._changed:
+            return list(self._lines)
+
+    def wait_for_line(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        found: list[re.Match[str]] = []
+
+        def look() -> bool:
+            found.extend(m for m in (re.search(pattern, line) for line in self._lines) if m)
+            return bool(found) or not self._reader.is_alive()
+
+        with self._changed:
+            self._changed.wait_for(look, timeout_s)
+        assert found, f"{self.name} never printed {pattern!r}:\n" + "\n".join(self.lines[-40:])
+        return found[0]
+
+    def wait(self, timeout_s: float) -> int:
+        code = self.popen.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.wait(10)
+
+    def interrupt(self) -> None:
+        self.popen.send_signal(signal.SIGINT)
+
+    def end(self) -> None:
+        if self.popen.poll() is None:
+            self.popen.terminate()
+            try:
+                self.popen.wait(10)
+            except subprocess.TimeoutExpired:
+                self.popen.kill()
+                self.popen.wait(10)
+        self._reader.join(10)
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+
+
+class LocalRun:
+    """`prefix` of a process: a command in front of it (`ip netns exec NAME`)."""
+
+    def __init__(self, folder: Path, settings: RunSettings) -> None:
+        self.folder = folder
+        self.settings = settings
+        self.address = ""
+        self.processes: list[Process] = []
+        self.coordinator: Process | None = None
+        self.nodes: dict[str, Process] = {}
+        self.toml = folder / "run.toml"
+        tables: dict[str, dict[str, Any]] = {"run": {}, "coordinator": {"http_listen": ""}}
+        for key, value in asdict(settings).items():
+            if isinstance(value, dict):
+                tables[key] = value
+            else:
+                tables["run"][key] = value
+        self.toml.write_text(render(tables))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in reversed(self.processes):
+            process.end()
+        if error is not None:
+            sys.stderr.write(self.story())
+
+    def start(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> Process:
+        process = Process(name, command, self.folder, environment or {})
+        self.processes.append(process)
+        return process
+
+    def start_coordinator(
+        self, listen: str = "127.0.0.1:0", prefix: Sequence[str] = (), extra: Sequence[str] = ()
+    ) -> Process:
+        """Again after it was killed: on the same port and store."""
+        listen = self.address or listen
+        command = [*prefix, sys.executable, "-m", "atoll.cli.main", "coordinator", str(self.toml), "--listen", listen]
+        process = self.start("coordinator", [*command, *extra])
+        self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
+        self.coordinator = process
+        return process
+
+    def start_node(
+        self,
+        name: str,
+        worker: Sequence[str] = (),
+        *,
+        launcher: str = "exec",
+        prefix: Sequence[str] = (),
+        extra: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+    ) -> Process:
+        """`worker`: the command of the site's workers; empty for the built-in trainer."""
+        command = [*prefix, sys.executable, "-m", "atoll.cli.main", "node", "--coordinator", self.address]
+        command += ["--name", name, "--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
+        if worker:
+            command += ["--", *worker]
+        self.nodes[name] = self.start(name, command, environment)
+        return self.nodes[name]
+
+    def home(self, name: str) -> Path:
+        return self.folder / "homes" / name
+
+    def journal(self, name: str, kind: str = "") -> list[dict[str, Any]]:
+        path = self.home(name) / "journal.jsonl"
+        if not path.exists():
+            return []
+        lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+        return [line for line in lines if not kind or line["kind"] == kind]
+
+    def status(self) -> Status:
+        with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
+            reply = stub.Status(session_pb2.StatusRequest(), timeout=5, wait_for_ready=True)
+        status: Status = json.loads(reply.json)
+        return status
+
+    def wait(self, condition: Callable[[Status], bool], timeout_s: float, what: str = "the condition") -> Status:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            status = self.status()
+            if condition(status):
+                return status
+            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; status:\n{json.dumps(status, indent=1)}"
+            time.sleep(POLL_S)
+
+    def wait_all(self, timeout_s: float, names: Sequence[str] = ()) -> dict[str, int]:
+        """Exit codes of nodes."""
+        deadline = time.monotonic() + timeout_s
+        codes = {}
+        for name in names or list(self.nodes):
+            try:
+                codes[name] = self.nodes[name].wait(max(deadline - time.monotonic(), 0.01))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"node {name} did not end within {timeout_s} s\n{self.story()}") from None
+        return codes
+
+    def hashes(self, commit: int) -> dict[str, str]:
+        """State hash after `commit` of every node that applied it."""
+        return {
+            name: line["state_hash"]
+            for name in self.nodes
+            for line in self.journal(name, "commit")
+            if line["commit"] == commit
+        }
+
+    def story(self) -> str:
+        parts = []
+        for process in self.processes:
+            parts.append(f"--- {process.name} (exit code {process.popen.poll()})")
+            parts.extend(process.lines[-25:])
+        return "\n".join(parts) + "\n"
