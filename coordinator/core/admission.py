@@ -1,0 +1,308 @@
+"""Who may come in, and as what: Hello and Offer."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core import states
+from atoll.coordinator.core.events import ManifestRecord
+from atoll.coordinator.core.membership import Site, Standing, key_digest
+from atoll.coordinator.core.run import Run
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest, TensorSpec
+from atoll.protocol.messages import AdmittedAs, RefusedKind
+
+KEY_BYTES = 32
+HASH_BYTES = 32
+
+
+def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
+    """The first message of a stream, or the one after Evicted."""
+    if _refused_at_the_door(run, stream, header, message):
+        return
+    site = _identify(run, stream, header, message)
+    if site is None:
+        return
+    if message.has_state and message.last_commit > run.log.last:
+        states.refuse_ahead(run, stream, message.last_commit)
+        return
+    site.hello = message
+    site.heard_at = site.progress_at = run.now
+    site.away_until = None
+    if site.address != message.address:
+        site.address = message.address
+        if site.site_id:
+            run.persist(site.record())
+    state = run.members.streams[stream]
+    if site.evicted and state.evicted_said:
+        site.evicted = ""
+        run.persist(site.record())
+    if not site.live and not site.evicted:
+        site.standing = Standing.NEW
+    state.evicted_said = False
+    welcome = m.Welcome(
+        settings_json=run.settings_json,
+        site_id=site.site_id,
+        last_commit=run.log.last,
+        started=run.started,
+        parent_json=run.parent_json,
+    )
+    run.send(site, welcome)
+    if run.finished is not None:
+        _hello_after_the_end(run, site, message)
+    elif site.evicted:
+        state.evicted_said = True
+        state.waiting_since = run.now
+        run.send(site, m.Evicted(reason=site.evicted[:1024]))
+    elif site.live:
+        states.resume(run, site, message)
+
+
+def _refused_at_the_door(run: Run, stream: int, header: m.Header, message: m.Hello) -> bool:
+    if header.protocol_version != PROTOCOL_VERSION:
+        run.refuse(
+            stream,
+            RefusedKind.PROTOCOL,
+            f"{message.name} speaks protocol version {header.protocol_version} (atoll {message.atoll_version}), this "
+            f"coordinator speaks {PROTOCOL_VERSION}: install the same version of atoll on both",
+            str(header.protocol_version),
+            str(PROTOCOL_VERSION),
+        )
+    elif header.run_id and header.run_id != run.run_id:
+        run.refuse(
+            stream,
+            RefusedKind.RUN,
+            f"{message.name} belongs to run {header.run_id!r}, this coordinator has run {run.run_id!r}: "
+            "connect to the right coordinator, or give the node another --home",
+            header.run_id,
+            run.run_id,
+        )
+    elif header.term > run.term:
+        run.refuse(
+            stream,
+            RefusedKind.STATE,
+            f"{message.name} has seen term {header.term} of run {run.run_id!r}, this coordinator is in term "
+            f"{run.term}: it was started with an old or a wrong store",
+            str(header.term),
+            str(run.term),
+        )
+    elif (problem := _invalid(header, message)) is not None:
+        run.refuse(stream, RefusedKind.INVALID, f"Hello of {message.name!r}: {problem}")
+    else:
+        return False
+    return True
+
+
+def _invalid(header: m.Header, message: m.Hello) -> str | None:
+    if not message.name:
+        return "the site has no name"
+    if len(message.key) != KEY_BYTES:
+        return f"the key has {len(message.key)} bytes, not {KEY_BYTES}"
+    if not header.incarnation:
+        return "the incarnation is 0; it counts starts from 1"
+    if not message.address:
+        return "no address where peers reach it; use --advertise HOST:PORT"
+    if message.has_state and len(message.state_hash) != HASH_BYTES:
+        return f"the state hash has {len(message.state_hash)} bytes, not {HASH_BYTES}"
+    return None
+
+
+def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site | None:
+    """The site of this name and key, on this stream from now on; None if it was refused."""
+    digest = key_digest(message.key)
+    site = run.members.sites.get(message.name)
+    if site is None:
+        site = Site(name=message.name, key_digest=digest, incarnation=header.incarnation)
+        run.members.sites[message.name] = site
+    elif not run.members.same_key(site, digest):
+        text = (
+            f"the name {message.name!r} is taken in run {run.run_id!r} by a site with another key: choose another "
+            "--name, or start the node with the --home that holds its key"
+        )
+        run.refuse(stream, RefusedKind.NAME_TAKEN, text)
+        return None
+    elif header.incarnation < site.incarnation:
+        run.refuse(
+            stream,
+            RefusedKind.STALE,
+            f"{site.label}: start {header.incarnation} of this node is over, start {site.incarnation} has taken its "
+            "place: end the old process",
+            str(header.incarnation),
+            str(site.incarnation),
+        )
+        return None
+    elif header.incarnation > site.incarnation:
+        _supersede(run, site, header.incarnation, stream)
+    if site.stream is not None and site.stream != stream:
+        old, site.stream = site.stream, None
+        run.members.streams[old].site = None
+        run.close(old, "the site has opened another stream")
+    site.stream = stream
+    run.members.streams[stream].site = site
+    return site
+
+
+def _supersede(run: Run, site: Site, incarnation: int, stream: int) -> None:
+    text = f"{site.label} was started again (incarnation {incarnation}); start {site.incarnation} is over"
+    if site.stream is not None and site.stream != stream:
+        old, site.stream = site.stream, None
+        run.send_on(old, m.Refused(kind=RefusedKind.SUPERSEDED, text=text))
+        run.members.streams[old].site = None
+        run.close(old, "superseded")
+    run.report(logging.INFO, text)
+    run.remove(site, "started again", evicted=False)
+    site.evicted = ""
+    site.incarnation = incarnation
+    site.heartbeat = m.Heartbeat(phase="")
+    if site.site_id:
+        run.persist(site.record())
+
+
+def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
+    assert run.finished is not None
+    if site.live and message.has_state:
+        # It took part to the end and may only have missed the last word.
+        for commit in run.log.after(message.last_commit):
+            run.send(site, commit)
+        states.take(run, site, message.last_commit, message.state_hash)
+    run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+
+
+def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
+    if run.finished is not None:
+        run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+        return
+    if site.standing is Standing.OUT:
+        return  # it has yet to hear that it was evicted
+    if not _same_model_and_data(run, stream, site, message):
+        return
+    site.max_retained_bytes = message.max_retained_bytes
+    site.bandwidth_bytes_per_s = message.bandwidth_bytes_per_s
+    if site.live:
+        _admit_again(run, site)
+        return
+    if not site.site_id:
+        site.site_id = run.members.next_site_id()
+    hello = site.hello
+    assert hello is not None
+    admitted_as, why = place(run, site, hello)
+    site.standing = {
+        AdmittedAs.SEEDER: Standing.SEEDER,
+        AdmittedAs.JOINER: Standing.JOINER,
+        AdmittedAs.MEMBER: Standing.MEMBER,
+    }[admitted_as]
+    site.gone = ""
+    run.change_epoch(site)
+    run.report(logging.INFO, f"admitted {site.label} at {site.address} as {admitted_as.name.lower()}: {why}")
+    run.send(site, states.admitted(run, site, admitted_as))
+    if admitted_as is AdmittedAs.MEMBER:
+        states.take(run, site, hello.last_commit, hello.state_hash)
+
+
+def _admit_again(run: Run, site: Site) -> None:
+    """The same incarnation after a new stream, or with restarted workers: it goes on as what it is."""
+    run.persist(site.record())
+    kinds = {
+        Standing.SEEDER: AdmittedAs.SEEDER,
+        Standing.JOINER: AdmittedAs.JOINER,
+        Standing.MEMBER: AdmittedAs.MEMBER,
+    }
+    run.send(site, states.admitted(run, site, kinds[site.standing]))
+
+
+def place(run: Run, site: Site, hello: m.Hello) -> tuple[AdmittedAs, str]:
+    """What a site comes in as, and why."""
+    log = run.log
+    if hello.has_state:
+        commit = hello.last_commit
+        known = log.attested.get(commit, run.claim if commit == 0 else None)
+        if known is None and commit > 0 and not log.after(commit - 1):
+            return AdmittedAs.JOINER, f"its state of commit {commit} is older than the log"
+        if known is None or known == hello.state_hash:
+            return AdmittedAs.MEMBER, f"it holds commit {commit} of {log.last}"
+        return AdmittedAs.JOINER, (
+            f"its state of commit {commit} has hash {hello.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"
+        )
+    if states.needs_seeder(run) and states.may_seed(run, site):
+        return AdmittedAs.SEEDER, "nobody holds a starting state yet"
+    if hello.from_saved_model and not run.started:
+        return AdmittedAs.JOINER, "another site makes the starting state; its saved model is not used"
+    return AdmittedAs.JOINER, f"it fetches the state of commit {log.last}"
+
+
+def _same_model_and_data(run: Run, stream: int, site: Site, message: m.Offer) -> bool:
+    """Compares with the first offer, or keeps this as the first; False if the site was refused."""
+    local_data = run.settings.data == "local"
+    if not local_data and len(message.data_fingerprint) != HASH_BYTES:
+        run.refuse(
+            stream,
+            RefusedKind.DATA,
+            f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}",
+            message.data_fingerprint.hex(),
+        )
+        return False
+    fingerprint = b"" if local_data else message.data_fingerprint
+    if run.manifest is None:
+        return _first_offer(run, stream, site, ManifestRecord(manifest=message.manifest, data_fingerprint=fingerprint))
+    ours, theirs = run.manifest.manifest, message.manifest
+    if theirs.digest != ours.digest:
+        run.refuse(
+            stream,
+            RefusedKind.MANIFEST,
+            f"{site.label} has another model than run {run.run_id!r}: {first_difference(theirs, ours)}; "
+            "use the script and settings of the other sites",
+            theirs.digest.hex(),
+            ours.digest.hex(),
+        )
+        return False
+    if fingerprint != run.manifest.data_fingerprint:
+        run.refuse(
+            stream,
+            RefusedKind.DATA,
+            f"{site.label} has other data than the sites before it (data {run.settings.data!r}): give it the same "
+            'files, or start a run with data = "local"',
+            fingerprint.hex(),
+            run.manifest.data_fingerprint.hex(),
+        )
+        return False
+    return True
+
+
+def _first_offer(run: Run, stream: int, site: Site, record: ManifestRecord) -> bool:
+    try:
+        if not record.manifest.num_trainable:
+            raise ConfigError("the model has no trainable parameters")
+        run.set_manifest(record)
+    except ConfigError as error:
+        run.refuse(stream, RefusedKind.MANIFEST, f"{site.label}: {error}", record.manifest.digest.hex())
+        return False
+    run.persist(record)
+    run.report(
+        logging.INFO,
+        f"the run's model has {record.manifest.num_trainable} trainable parameters in "
+        f"{len(record.manifest.tensors)} tensors, {len(run.sizes_bytes)} chunks a sync",
+    )
+    return True
+
+
+def first_difference(theirs: Manifest, ours: Manifest) -> str:
+    """In words: the first tensor that is not the same in both."""
+    theirs_by_name = {t.name: t for t in theirs.tensors}
+    ours_by_name = {t.name: t for t in ours.tensors}
+    for name in sorted({*theirs_by_name, *ours_by_name}, key=str.encode):
+        a, b = theirs_by_name.get(name), ours_by_name.get(name)
+        if a is None:
+            return f"it lacks {name!r}, which the run has as {_words(b)}"
+        if b is None:
+            return f"it has {name!r} ({_words(a)}), which the run lacks"
+        if a != b:
+            return f"{name!r} is {_words(a)} there and {_words(b)} in the run"
+    return f"tied weights differ: {len(theirs.tied)} there, {len(ours.tied)} in the run"
+
+
+def _words(spec: TensorSpec | None) -> str:
+    assert spec is not None
+    shape = "x".join(str(n) for n in spec.shape) or "a scalar"
+    return f"{shape} {spec.dtype} {spec.role.name.lower()}"

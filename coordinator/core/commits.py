@@ -1,0 +1,128 @@
+"""The commit log as the core keeps it: the newest commits, their attested state hashes, the losses of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from atoll.coordinator.core.events import CommitRecord, Persisted
+from atoll.protocol.messages import Attestation, Commit
+
+MAX_LOSS_POINTS = 1024
+REPORTS_OF_COMMITS = 4
+ATTESTATIONS_IN_SOURCES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What reports of one commit's state hash amount to."""
+
+    attest: bytes | None  # to be persisted; None: nothing new
+    losers: tuple[int, ...]  # sites whose state is not the run's
+    against: bytes = b""
+
+
+class CommitLog:
+    """Commits 1, 2, ... (0 is the starting state, which no record describes)."""
+
+    def __init__(self, persisted: Persisted, keep: int, first_run_step: int, first_run_tokens: int) -> None:
+        self._keep = keep
+        self.records: list[CommitRecord] = list(persisted.commits)
+        self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations}
+        self._from_store = set(self.attested)
+        self._reports: dict[int, dict[int, bytes]] = {}
+        self.losses: list[tuple[int, int, int, float]] = []
+        self._loss_stride = 1
+        for point in persisted.losses:
+            self._note_loss(point)
+        newest = self.records[-1].commit if self.records else None
+        self.last = newest.commit if newest else 0
+        self._first_run_step = first_run_step
+        self.run_step = newest.run_step if newest else first_run_step
+        self.run_tokens = newest.run_tokens if newest else first_run_tokens
+        self.is_final = newest.final if newest else False
+
+    def append(self, record: CommitRecord) -> None:
+        commit = record.commit
+        assert commit.commit == self.last + 1
+        self.records.append(record)
+        del self.records[: -self._keep]
+        self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
+        self.is_final = commit.final
+        if record.mean_loss is not None:
+            self._note_loss((commit.commit, commit.run_step, commit.run_tokens, record.mean_loss))
+        oldest = self.last - self._keep
+        for n in [n for n in self.attested if 0 < n <= oldest]:
+            del self.attested[n]
+
+    def _note_loss(self, point: tuple[int, int, int, float]) -> None:
+        """Every commit at first; of long runs every 2nd, 4th, ... so that the curve stays bounded."""
+        if point[0] % self._loss_stride == 0:
+            self.losses.append(point)
+        if len(self.losses) > MAX_LOSS_POINTS:
+            self._loss_stride *= 2
+            self.losses = [p for p in self.losses if p[0] % self._loss_stride == 0]
+
+    def after(self, commit: int) -> tuple[Commit, ...]:
+        """The commits after `commit`, without gaps; empty if there is none or the log does not reach back so far."""
+        found = tuple(r.commit for r in self.records if r.commit.commit > commit)
+        return found if found and found[0].commit == commit + 1 else ()
+
+    def newest(self) -> Commit | None:
+        return self.records[-1].commit if self.records else None
+
+    def tokens_per_step(self) -> float | None:
+        """Of all sites, from the newest commit."""
+        if not self.records:
+            return None
+        commit = self.records[-1].commit
+        if len(self.records) > 1:
+            before = self.records[-2].commit.run_step
+        elif commit.commit == 1:
+            before = self._first_run_step
+        else:
+            return None
+        return sum(c.tokens for c in commit.contributors) / max(1, commit.run_step - before)
+
+    # --- state hashes
+
+    def newest_attested(self) -> int | None:
+        return max(self.attested, default=None)
+
+    def attestations(self) -> tuple[Attestation, ...]:
+        newest = sorted(self.attested)[-ATTESTATIONS_IN_SOURCES:]
+        return tuple(Attestation(commit=n, state_hash=self.attested[n]) for n in newest)
+
+    def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
+        self._reports.setdefault(commit, {})[site_id] = state_hash
+        for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:
+            del self._reports[old]
+
+    def forget(self, site_id: int) -> None:
+        """Its state turned out not to be the run's."""
+        for votes in self._reports.values():
+            votes.pop(site_id, None)
+
+    def reported(self) -> list[int]:
+        return sorted(self._reports)
+
+    def judge(self, commit: int, awaited: Collection[int]) -> Judgement:
+        """The first report attests. Where reports differ, the majority is right once all of `awaited` have reported;
+        in a tie the hash that was there first."""
+        votes = self._reports.get(commit, {})
+        attested = self.attested.get(commit)
+        counts: Counter[bytes] = Counter()
+        if attested is not None:
+            counts[attested] = 1 if commit in self._from_store else 0
+        counts.update(votes.values())  # in the order of arrival, which decides ties
+        if not counts:
+            return Judgement(None, ())
+        if len(counts) > 1 and not set(awaited) <= set(votes):
+            return Judgement(None, ())
+        winner = max(counts, key=lambda h: counts[h])  # the first of equals
+        losers = tuple(sorted(s for s, h in votes.items() if h != winner))
+        return Judgement(winner if winner != attested else None, losers, winner)
+
+    def attest(self, commit: int, state_hash: bytes) -> None:
+        self.attested[commit] = state_hash

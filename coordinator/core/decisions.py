@@ -1,0 +1,197 @@
+"""Decisions for good: the run starts, a sync is opened, committed or abandoned, the run ends. Persisted, then sent."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from atoll.coordinator.core import states
+from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.syncs import Attempt, Sync
+from atoll.protocol import messages as m
+
+
+def start(run: Run) -> bool:
+    holding = states.num_holding_commit_0(run)
+    if 0 not in run.log.attested or holding < run.settings.min_sites:
+        return False
+    run.report(logging.INFO, f"training starts: {holding} sites hold commit 0")
+    if is_over(run, run.log.run_step, run.log.run_tokens):
+        finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
+        return True
+    at_base = members_at(run, run.log.last)
+    record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, at_base)
+    run.persist(record)
+    _open(run, record)
+    for site in at_base:
+        run.send(site, record.open)
+    return True
+
+
+def members_at(run: Run, commit: int) -> list[Site]:
+    return [s for s in run.members.live() if s.standing is Standing.MEMBER and s.applied == commit]
+
+
+def _open(run: Run, record: OpenRecord) -> None:
+    run.last_sync = record.open.sync
+    run.sync = Sync(record, run.now)
+    run.paused = ""
+
+
+def _next_open(run: Run, base: int, run_step: int, run_tokens: int, expected: list[Site]) -> OpenRecord:
+    return OpenRecord(
+        open=m.Open(
+            sync=run.last_sync + 1,
+            base_commit=base,
+            run_step=run_step,
+            run_tokens=run_tokens,
+            num_steps=next_num_steps(run, run_step, run_tokens, run.log.tokens_per_step()),
+        ),
+        expected=tuple(s.site_id for s in expected),
+    )
+
+
+def is_over(run: Run, run_step: int, run_tokens: int) -> bool:
+    settings = run.settings
+    return 0 < settings.steps <= run_step or 0 < settings.tokens <= run_tokens
+
+
+def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None) -> int:
+    """H, or what is left of the run. A length in tokens is estimated from the last commit."""
+    settings, num_steps = run.settings, run.settings.sync.every
+    if settings.steps:
+        num_steps = min(num_steps, settings.steps - run_step)
+    if settings.tokens and tokens_per_step:
+        num_steps = min(num_steps, math.ceil((settings.tokens - run_tokens) / tokens_per_step))
+    return max(1, num_steps)
+
+
+def commit(run: Run, sync: Sync, attempt: Attempt) -> None:
+    plan = attempt.plan
+    run_step = sync.open.run_step + plan.num_steps
+    tokens = sum(c.tokens for c in plan.contributors)
+    run_tokens = sync.open.run_tokens + tokens
+    number = plan.base_commit + 1
+    final = bool(run.stop_reason) or is_over(run, run_step, run_tokens)
+    at_base = members_at(run, plan.base_commit)
+    following: OpenRecord | None = None
+    if not final:
+        following = OpenRecord(
+            open=m.Open(
+                sync=run.last_sync + 1,
+                base_commit=number,
+                run_step=run_step,
+                run_tokens=run_tokens,
+                num_steps=next_num_steps(run, run_step, run_tokens, tokens / plan.num_steps),
+            ),
+            expected=tuple(s.site_id for s in at_base),
+        )
+    message = m.Commit(
+        commit=number,
+        sync=plan.sync,
+        attempt=plan.attempt,
+        term=plan.term,
+        fragment=plan.fragment,
+        contributors=plan.contributors,
+        payload_digest=next(iter(attempt.done.values())).payload_digest,
+        run_step=run_step,
+        run_tokens=run_tokens,
+        final=final,
+        next=following.open if following else None,
+    )
+    losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
+    weight = sum(t for t, _ in losses)
+    record = CommitRecord(commit=message, mean_loss=sum(t * x for t, x in losses) / weight if weight else None)
+    run.persist(record)
+    run.log.append(record)
+    run.num_abandoned_in_a_row = 0
+    ids = attempt.ids()
+    words = f", loss {record.mean_loss:.4f}" if record.mean_loss is not None else ""
+    run.report(
+        logging.INFO,
+        f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "
+        f"{tokens} tokens{words}{', the last one' if final else ''}",
+    )
+    if following is not None:
+        run.persist(following)
+        _open(run, following)
+    else:
+        _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
+    _send_commit(run, message, at_base, ids)
+
+
+def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
+    """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
+    first = [s for s in at_base if s.site_id in contributors]
+    others = [s for s in at_base if s.site_id not in contributors]
+    behind = [s for s in run.members.live() if s not in at_base]
+    for site in (*first, *others):
+        run.send(site, message)
+    for site in behind:
+        if run.finished is not None:
+            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+        else:
+            run.send(site, message)
+    if run.finished is not None:
+        _tell_the_new(run)
+
+
+def abandon(run: Run, sync: Sync, reason: str) -> None:
+    """The sync ends without a commit; the same contributions go into the next one on the same base."""
+    open_, reason = sync.open, reason[:1024]
+    run.num_abandoned += 1
+    run.num_abandoned_in_a_row += 1
+    run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
+    run.persist(AbandonRecord(open_.sync, reason))
+    members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
+    if run.stop_reason:
+        for site in members:
+            run.send(site, m.Abandoned(sync=open_.sync, reason=reason))
+        finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
+        return
+    expected = members_at(run, open_.base_commit)
+    record = OpenRecord(
+        open=m.Open(
+            sync=run.last_sync + 1,
+            fragment=open_.fragment,
+            base_commit=open_.base_commit,
+            run_step=open_.run_step,
+            run_tokens=open_.run_tokens,
+            num_steps=open_.num_steps,
+        ),
+        expected=tuple(s.site_id for s in expected),
+    )
+    run.persist(record)
+    _open(run, record)
+    assert run.sync is not None
+    # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
+    pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
+    run.sync.not_before = run.now + min(pause_s, run.limits.sync_wait_s)
+    for site in members:
+        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open))
+
+
+def finish(run: Run, reason: str) -> None:
+    """The run is over at the last commit that there is."""
+    _end(run, reason)
+    assert run.finished is not None
+    for site in run.members.live():
+        run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+    _tell_the_new(run)
+
+
+def _end(run: Run, reason: str) -> None:
+    run.finished = FinishedRecord(run.log.last, reason[:1024])
+    run.sync = None
+    run.paused = ""
+    run.persist(run.finished)
+    run.report(logging.INFO, f"the run is over at commit {run.log.last}: {reason}")
+
+
+def _tell_the_new(run: Run) -> None:
+    assert run.finished is not None
+    for site in run.members.sites.values():
+        if site.standing is Standing.NEW:
+            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))

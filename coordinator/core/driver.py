@@ -1,0 +1,290 @@
+"""One sync from Ready to Done: what sites say of it, and `advance`, which does what has become possible."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core import decisions, states
+from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Attempt, Sync
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
+
+MAX_TOKENS = 1 << 48
+MAX_STEPS_OF_ADVANCE = 1000
+
+
+# --- messages
+
+
+def ready(run: Run, site: Site, message: m.Ready) -> None:
+    sync = run.sync
+    if sync is None or message.sync != sync.open.sync:
+        if message.sync > run.last_sync:
+            run.report(logging.WARNING, f"{site.label} is ready for sync {message.sync}, which was never opened")
+        return
+    if site.standing is not Standing.MEMBER or site.applied != sync.open.base_commit:
+        run.report(
+            logging.WARNING,
+            f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
+        )
+        return
+    if message.tokens >= MAX_TOKENS:
+        run.report(logging.WARNING, f"{site.label} says it trained {message.tokens} tokens, which is impossible")
+        return
+    known = sync.ready.get(site.site_id)
+    if known is not None and known.tokens != message.tokens:
+        return  # a contribution never changes
+    sync.ready[site.site_id] = message
+    sync.losses[site.site_id] = message.mean_loss
+    if sync.first_ready_at is None:
+        sync.first_ready_at = run.now
+
+
+def _attempt_of(run: Run, sync: int, attempt: int, term: int) -> Attempt | None:
+    current = run.sync.attempt if run.sync else None
+    if current is None:
+        return None
+    plan = current.plan
+    return current if (plan.sync, plan.attempt, plan.term) == (sync, attempt, term) else None
+
+
+def done(run: Run, site: Site, message: m.Done) -> None:
+    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
+    if attempt is None or attempt.incarnation_of(site.site_id) != site.incarnation:
+        run.report(
+            logging.DEBUG, f"{site.label}: Done of sync {message.sync} attempt {message.attempt} counts no longer"
+        )
+        return
+    base = attempt.plan.base_commit
+    if message.last_commit != base:
+        attempt.spoiled = f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}"
+        return
+    attempt.done[site.site_id] = message
+    states.take(run, site, base, message.state_hash)
+
+
+def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
+    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
+    if attempt is None or attempt.incarnation_of(site.site_id) != site.incarnation:
+        return
+    assert run.sync is not None
+    peer = run.members.by_id(message.peer_site_id)
+    run.report(
+        logging.WARNING,
+        f"sync {message.sync} attempt {message.attempt}: {site.label} could not exchange"
+        f"{' with ' + peer.label if peer else ''} ({message.phase}): {message.text}",
+    )
+    if not message.peer_site_id:
+        run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
+        return
+    attempt.failing.add((site.site_id, message.peer_site_id))
+    if attempt.retry_at is None:
+        # A peer that died is evicted within this, and the next attempt is without it.
+        attempt.retry_at = run.now + run.limits.reconnect_grace_s
+
+
+# --- what has become possible
+
+
+def advance(run: Run) -> None:
+    for _ in range(MAX_STEPS_OF_ADVANCE):
+        states.advance(run)
+        if not _step(run):
+            return
+    raise AssertionError(f"sync {run.last_sync} does not come to rest")
+
+
+def _step(run: Run) -> bool:
+    """One decision; False if there is none to make now."""
+    if run.finished is not None:
+        return False
+    if run.stop_reason and (run.sync is None or not run.members.live()):
+        decisions.finish(run, run.stop_reason)
+        return True
+    if run.sync is None:
+        return decisions.start(run)
+    if run.sync.attempt is not None:
+        return _step_planned(run, run.sync, run.sync.attempt)
+    return _step_collecting(run, run.sync)
+
+
+# --- collecting
+
+
+def waiting_for(run: Run, sync: Sync) -> list[Site]:
+    """Expected sites that are not ready, and ready ones whose stream is being renewed."""
+    return [
+        s
+        for s in run.members.live()
+        if s.site_id not in sync.failed
+        and (
+            (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
+            or (s.site_id in sync.ready and s.stream is None)
+        )
+    ]
+
+
+def _step_collecting(run: Run, sync: Sync) -> bool:
+    quorum = run.settings.quorum
+    if not run.members.live():
+        run.paused = "no site is here"
+        return False
+    if not sync.ready or sync.first_ready_at is None:
+        run.paused = ""
+        return False
+    waiting = waiting_for(run, sync)
+    if run.now < sync.not_before or (waiting and run.now < sync.first_ready_at + run.limits.sync_wait_s):
+        run.paused = ""
+        return False
+    able = [
+        s
+        for s in run.members.live()
+        if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
+    ]
+    contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
+    if not contributors and not waiting:
+        reasons = "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "no site has trained anything"
+        decisions.abandon(run, sync, reasons)
+        return True
+    if len(contributors) < quorum:
+        run.paused = f"sync {sync.open.sync} has {len(contributors)} of the {quorum} contributors of the quorum"
+        if run.stop_reason:
+            decisions.finish(run, f"{run.stop_reason} ({run.paused})")
+            return True
+        return False
+    late = ", ".join(s.label for s in waiting)
+    why = f"without {late}, after {run.limits.sync_wait_s:g} s" if late else "everybody who is expected is ready"
+    return _plan(run, sync, contributors, why)
+
+
+def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
+    """Persists and sends the next attempt. False if it can only be made later."""
+    try:
+        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors])
+    except ConfigError as error:
+        run.paused = str(error)
+        return False
+    if trees is None:
+        decisions.abandon(run, sync, "every assignment of reducers was tried")
+        return True
+    ids = {s.site_id for s in contributors}
+    plan = m.Plan(
+        sync=sync.open.sync,
+        attempt=sync.last_attempt + 1,
+        term=run.term,
+        fragment=sync.open.fragment,
+        base_commit=sync.open.base_commit,
+        contributors=tuple(
+            m.Member(
+                site_id=s.site_id,
+                incarnation=s.incarnation,
+                address=s.address,
+                tokens=sync.ready[s.site_id].tokens,
+            )
+            for s in contributors
+        ),
+        receivers=tuple(
+            m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address)
+            for s in run.members.live()
+            if s.site_id not in ids
+        ),
+        trees=trees,
+        stall_limit_s=run.limits.stall_s,
+        num_steps=sync.open.num_steps,
+    )
+    run.paused = ""
+    run.num_attempts += 1
+    run.persist(PlanRecord(plan))
+    sync.begin(plan, run.now)
+    receivers = [r for r in run.members.live() if r.site_id not in ids]
+    run.report(
+        logging.INFO,
+        f"sync {plan.sync} attempt {plan.attempt}: {', '.join(s.label for s in contributors)} contribute"
+        f"{', ' + ', '.join(s.label for s in receivers) + ' receive' if receivers else ''} ({why})",
+    )
+    for site in (*contributors, *receivers):
+        run.send(site, plan)
+    return True
+
+
+# --- planned
+
+
+def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
+    survivors = attempt.survivors(sync.failed)
+    if survivors and not attempt.spoiled and all(i in attempt.done for i in survivors):
+        return _all_done(run, sync, attempt, survivors)
+    if attempt.spoiled:
+        return _another_attempt(run, sync, attempt, attempt.spoiled)
+    if attempt.lost:
+        return _another_attempt(run, sync, attempt, "; ".join(attempt.lost[i] for i in sorted(attempt.lost)))
+    failed = [i for i in attempt.ids() if i in sync.failed]
+    if failed:
+        return _another_attempt(run, sync, attempt, "; ".join(sync.failed[i] for i in failed))
+    if not survivors:
+        return _another_attempt(run, sync, attempt, "every contributor has left")
+    if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):
+        demoted = sync.settle_failures(survivors, run.settings.quorum)
+        pairs = ", ".join(f"{a} with {b}" for a, b in sorted(attempt.failing))
+        if demoted is not None:
+            site_id, why = demoted
+            sync.failed[site_id] = f"site {site_id}: {why}"
+        return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
+    stuck = [i for i in survivors if i not in attempt.done and run.now >= stuck_at(run, attempt, i)]
+    for i in stuck:
+        sync.failed[i] = f"site {i} is connected but has made no progress for {2 * run.limits.stall_s:g} s"
+    return bool(stuck)
+
+
+def stuck_at(run: Run, attempt: Attempt, site_id: int) -> float:
+    """Nodes find stalls by themselves after stall_s; one that says nothing for twice as long hangs."""
+    site = run.members.by_id(site_id)
+    progress_at = site.progress_at if site else 0.0
+    return max(progress_at, attempt.planned_at) + 2 * run.limits.stall_s
+
+
+def _peer_away(run: Run, attempt: Attempt) -> bool:
+    """A peer that was reported is just now without a stream: it comes back or is evicted soon."""
+    peers = (run.members.by_id(peer) for _, peer in attempt.failing)
+    return any(peer is not None and peer.live and peer.stream is None for peer in peers)
+
+
+def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> bool:
+    dones = [attempt.done[i] for i in survivors]
+    base = attempt.plan.base_commit
+    if len({d.state_hash for d in dones}) > 1:
+        states.judge(run, base, ())
+        attempt.spoiled = attempt.spoiled or f"contributors hold different states of commit {base}"
+        return True
+    if len({d.payload_digest for d in dones}) > 1:
+        sync.num_digest_conflicts += 1
+        words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors)
+        text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
+        run.report(logging.ERROR, text)
+        if sync.num_digest_conflicts >= MAX_DIGEST_CONFLICTS:
+            decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
+            return True
+        return _another_attempt(run, sync, attempt, "payloads differ between sites")
+    decisions.commit(run, sync, attempt)
+    return True
+
+
+def _another_attempt(run: Run, sync: Sync, attempt: Attempt, reason: str) -> bool:
+    survivors = attempt.survivors(sync.failed)
+    able = [s for s in run.members.live() if s.site_id in survivors and s.site_id in sync.ready]
+    if attempt.plan.attempt >= MAX_ATTEMPTS:
+        decisions.abandon(run, sync, f"{MAX_ATTEMPTS} attempts failed, the last one because: {reason}")
+        return True
+    if not able and sync.failed:
+        decisions.abandon(run, sync, reason)
+        return True
+    if len(able) < run.settings.quorum:
+        run.report(logging.WARNING, f"sync {sync.open.sync} attempt {attempt.plan.attempt} is given up: {reason}")
+        sync.attempt = None
+        sync.expected = {s.site_id for s in decisions.members_at(run, sync.open.base_commit)}
+        sync.first_ready_at = run.now if sync.ready else None
+        return True
+    return _plan(run, sync, able, reason)

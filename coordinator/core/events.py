@@ -1,0 +1,215 @@
+"""What happens to the coordinator (events), what its core wants done (outputs), and what it wants kept (records)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import Commit, CoordinatorMessage, Header, Open, Plan, SiteMessage
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOpened:
+    """`stream` is a number that the shell never uses again."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamClosed:
+    stream: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """`ack` is how many of the outputs `Send` on this stream the site has received; None if the shell does not know."""
+
+    stream: int
+    header: Header
+    message: SiteMessage
+    ack: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Bytes on a stream that are no message: the stream ends, nobody else notices."""
+
+    stream: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed `next_deadline()`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """End the run with the sync that is open now."""
+
+    reason: str
+
+
+Event = StreamOpened | StreamClosed | Received | Malformed | Tick | StopAsked
+
+
+# --- records
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteRecord:
+    """A site that was ever admitted. Its id and name are never given to another."""
+
+    site_id: int
+    name: str
+    key_digest: bytes
+    incarnation: int
+    address: str
+    live: bool
+    """Admitted and neither lost nor gone; such a site has one lease to come back after a restart."""
+    evicted: str
+    """Why this incarnation was evicted, until it says Hello again knowing it; empty if it was not."""
+    epoch: int
+    """Membership's version at the last change of this record."""
+    max_retained_bytes: int
+    bandwidth_bytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRecord:
+    """What the first site offered; every other one must match."""
+
+    manifest: Manifest
+    data_fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenRecord:
+    open: Open
+    expected: tuple[int, ...]
+    """Ids of the sites that this sync waits for, ascending."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRecord:
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRecord:
+    commit: Commit
+    mean_loss: float | None
+    """Of the contributors in training since the last commit, weighted by tokens; None if none said it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonRecord:
+    sync: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttestationRecord:
+    """The state hash that sites agree on for a commit; a later record for the same commit replaces it."""
+
+    commit: int
+    state_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StopRecord:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRecord:
+    commit: int
+    reason: str
+
+
+Record = (
+    SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
+    | StopRecord | FinishedRecord
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """Everything a store gives back at the start. `term` is already the new one."""
+
+    run_id: str
+    settings_json: str
+    parent_json: str = ""
+    """Parent run, commit, run_step and run_tokens of a resumed run; empty otherwise."""
+    term: int = 1
+    manifest: ManifestRecord | None = None
+    sites: tuple[SiteRecord, ...] = ()
+    open: OpenRecord | None = None
+    """The newest sync, if it is neither committed nor abandoned."""
+    plans: tuple[Plan, ...] = ()
+    """All attempts at it, ascending."""
+    last_sync: int = 0
+    """The highest sync number ever used."""
+    commits: tuple[CommitRecord, ...] = ()
+    """The newest ones, ascending and without gaps."""
+    losses: tuple[tuple[int, int, int, float], ...] = ()
+    """(commit, run_step, run_tokens, mean loss) of the whole run, ascending."""
+    attestations: tuple[AttestationRecord, ...] = ()
+    """The newest ones, ascending."""
+    num_abandoned: int = 0
+    stop_reason: str = ""
+    finished: FinishedRecord | None = None
+
+
+# --- outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """All of it in one transaction, before any later output is executed."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    stream: int
+    message: CoordinatorMessage
+
+
+@dataclass(frozen=True, slots=True)
+class CloseStream:
+    """After everything that was sent on it."""
+
+    stream: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A line for a person; `level` as in logging."""
+
+    level: int
+    text: str
+
+
+Output = Persist | Send | CloseStream | Report
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Collects outputs in order; Persists in a row become one transaction."""
+
+    outputs: list[Output] = field(default_factory=list)
+
+    def persist(self, *records: Record) -> None:
+        if self.outputs and isinstance(self.outputs[-1], Persist):
+            records = (*self.outputs.pop().records, *records)  # type: ignore[union-attr]
+        self.outputs.append(Persist(records))
+
+    def take(self) -> list[Output]:
+        taken, self.outputs = self.outputs, []
+        return taken

@@ -1,0 +1,225 @@
+"""The coordinator's core: `handle(event, now) -> outputs`, `next_deadline()`; the shell executes outputs in order."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core import admission, driver, states
+from atoll.coordinator.core.events import (
+    Event,
+    Malformed,
+    Output,
+    Persisted,
+    Received,
+    StopAsked,
+    StopRecord,
+    StreamClosed,
+    StreamOpened,
+    Tick,
+)
+from atoll.coordinator.core.membership import Site, Standing, Stream
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.view import RunView, state_in_words, view_of
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from atoll.protocol.settings import RunSettings
+
+
+class Core:
+    """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller."""
+
+    def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
+        self.run = Run(settings, persisted, now)
+        self._next_pulse_at = now + self.run.limits.heartbeat_s
+        self._state = ""
+
+    def handle(self, event: Event, now: float) -> list[Output]:
+        run = self.run
+        run.now = now
+        self._dispatch(event)
+        self._expect_back()
+        self._expire()
+        driver.advance(run)
+        state = state_in_words(run)
+        if state != self._state:
+            run.report(logging.INFO, f"run {run.run_id}: {state}")
+            self._state = state
+        return run.out.take()
+
+    def next_deadline(self) -> float | None:
+        """When `Tick` is due at the latest; None if nothing is waited for."""
+        run, limits = self.run, self.run.limits
+        times: list[float] = []
+        if run.members.streams:
+            times.append(self._next_pulse_at)
+        for stream in run.members.streams.values():
+            if stream.site is None or stream.site.standing is Standing.OUT:
+                times.append(stream.waiting_since + limits.lease_s)
+            else:
+                times.append(stream.site.heard_at + limits.lease_s)
+            if stream.unacked_since is not None:
+                times.append(stream.unacked_since + limits.lease_s)
+        times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
+        sync = run.sync
+        if sync is not None:
+            later = [sync.not_before]
+            if sync.first_ready_at is not None:
+                later.append(sync.first_ready_at + limits.sync_wait_s)
+            if sync.attempt is not None:
+                attempt = sync.attempt
+                if attempt.retry_at is not None:
+                    later.append(attempt.retry_at)
+                later.extend(
+                    driver.stuck_at(run, attempt, i) for i in attempt.survivors(sync.failed) if i not in attempt.done
+                )
+            times.extend(t for t in later if t > run.now)
+        return min(times, default=None)
+
+    def view(self, now: float) -> RunView:
+        """For people; `now` says how old the last words of each site are."""
+        return view_of(self.run, now)
+
+    # --- events
+
+    def _dispatch(self, event: Event) -> None:
+        run = self.run
+        match event:
+            case StreamOpened(stream):
+                run.members.streams[stream] = Stream(waiting_since=run.now)
+            case StreamClosed(stream, reason):
+                self._stream_closed(stream, reason)
+            case Received(stream, header, message, ack):
+                self._received(stream, header, message, ack)
+            case Malformed(stream, text):
+                if stream in run.members.streams:
+                    run.num_malformed += 1
+                    run.refuse(stream, RefusedKind.INVALID, f"malformed message: {text}")
+            case StopAsked(reason):
+                if not run.stop_reason and run.finished is None:
+                    run.stop_reason = reason or "stopped"
+                    run.persist(StopRecord(run.stop_reason))
+                    run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
+            case Tick():
+                pass
+
+    def _stream_closed(self, number: int, reason: str) -> None:
+        run = self.run
+        stream = run.members.streams.pop(number, None)
+        site = stream.site if stream else None
+        if site is None or site.stream != number:
+            return
+        site.stream = None
+        run.members.detached(site, reason)
+        if site.live:
+            run.report(logging.INFO, f"lost the stream of {site.label}: {reason}")
+
+    def _expect_back(self) -> None:
+        run = self.run
+        for site in run.members.live():
+            if site.stream is None and site.away_until is None:
+                site.away_until = run.now + run.limits.reconnect_grace_s
+
+    def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
+        run = self.run
+        stream = run.members.streams.get(number)
+        if stream is None:
+            return  # superseded or refused; its last messages are void
+        if ack is not None:
+            stream.acked(ack, run.now)
+        if isinstance(message, m.Hello):
+            admission.hello(run, number, header, message)
+            return
+        site = stream.site
+        if site is None:
+            run.refuse(number, RefusedKind.INVALID, f"{type(message).__name__} before Hello")
+            return
+        if not self._header_is_right(number, site, header):
+            return
+        site.heard_at = run.now
+        if isinstance(message, m.Heartbeat):
+            self._heartbeat(site, message)
+            return
+        site.progress_at = run.now
+        if isinstance(message, m.Offer):
+            admission.offer(run, number, site, message)
+        elif isinstance(message, m.Leave):
+            self._leave(site, message)
+        elif site.live:
+            self._from_member(number, site, message)
+
+    def _header_is_right(self, number: int, site: Site, header: m.Header) -> bool:
+        run = self.run
+        if header.protocol_version != PROTOCOL_VERSION:
+            what, theirs, ours = "protocol version", str(header.protocol_version), str(PROTOCOL_VERSION)
+        elif header.run_id != run.run_id and (header.run_id or site.live):
+            what, theirs, ours = "run", repr(header.run_id), repr(run.run_id)
+        elif header.incarnation != site.incarnation:
+            what, theirs, ours = "incarnation", str(header.incarnation), str(site.incarnation)
+        elif header.site_id not in (0, site.site_id):
+            what, theirs, ours = "site id", str(header.site_id), str(site.site_id)
+        elif header.term > run.term:
+            what, theirs, ours = "term", str(header.term), str(run.term)
+        else:
+            return True
+        run.refuse(number, RefusedKind.INVALID, f"{site.label} sent {what} {theirs}, expected {ours}", theirs, ours)
+        return False
+
+    def _from_member(self, number: int, site: Site, message: m.SiteMessage) -> None:
+        run = self.run
+        match message:
+            case m.Applied():
+                states.applied(run, number, site, message)
+            case m.FindSources():
+                states.find_sources(run, number, site, message)
+            case m.Ready():
+                driver.ready(run, site, message)
+            case m.Done():
+                driver.done(run, site, message)
+            case m.ExchangeFailed():
+                driver.exchange_failed(run, site, message)
+
+    def _leave(self, site: Site, message: m.Leave) -> None:
+        run, reason = self.run, message.reason or "left"
+        run.report(logging.ERROR if message.fatal else logging.INFO, f"{site.label} leaves: {reason}")
+        if message.fatal:
+            run.fatal_texts.append(f"{site.label}: {reason}")
+            del run.fatal_texts[:-20]
+        run.remove(site, reason, evicted=False, after_done=True)
+
+    def _heartbeat(self, site: Site, message: m.Heartbeat) -> None:
+        def moving(h: m.Heartbeat) -> tuple[str, int, int, int]:
+            return h.phase, h.inner_step, h.sent_bytes, h.received_bytes
+
+        if moving(message) != moving(site.heartbeat):
+            site.progress_at = self.run.now
+        site.heartbeat = message
+
+    # --- time
+
+    def _expire(self) -> None:
+        run, limits = self.run, self.run.limits
+        for number, stream in list(run.members.streams.items()):
+            site = stream.site
+            if site is None or site.standing is Standing.OUT:
+                if run.now >= stream.waiting_since + limits.lease_s:
+                    run.close(number, f"no Hello for {limits.lease_s:g} s")
+            elif run.now >= site.heard_at + limits.lease_s:
+                self._lose(number, site, f"silent for {limits.lease_s:g} s")
+            elif stream.unacked_since is not None and run.now >= stream.unacked_since + limits.lease_s:
+                self._lose(number, site, f"sends, but has heard nothing for {limits.lease_s:g} s")
+                run.close(number, "the site does not hear")
+        for site in run.members.live():
+            if site.stream is None and site.away_until is not None and run.now >= site.away_until:
+                run.evict(site, "its stream closed and it did not come back")
+        if run.now >= self._next_pulse_at:
+            self._next_pulse_at = run.now + limits.heartbeat_s
+            for number, stream in run.members.streams.items():
+                if stream.site is not None:
+                    run.send_on(number, m.Pulse())
+
+    def _lose(self, number: int, site: Site, reason: str) -> None:
+        if site.live:
+            self.run.evict(site, reason)
+        else:
+            self.run.close(number, reason)

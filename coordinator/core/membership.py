@@ -1,0 +1,151 @@
+"""Who is here: sites, their streams, and since when nothing was heard of them. Plain data; `machine` decides."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.coordinator.core.events import SiteRecord
+from atoll.coordinator.core.topology import Reducer
+from atoll.protocol.digest import Digest
+from atoll.protocol.messages import FindSources, Heartbeat, Hello
+
+
+class Standing(Enum):
+    """NEW -> (Offer) SEEDER, JOINER or MEMBER -> OUT; a JOINER or SEEDER is a MEMBER once it holds a commit."""
+
+    NEW = "new"
+    SEEDER = "seeding"
+    JOINER = "joining"
+    MEMBER = "member"
+    OUT = "out"
+
+
+LIVE = (Standing.SEEDER, Standing.JOINER, Standing.MEMBER)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Site:
+    name: str
+    key_digest: bytes
+    site_id: int = 0  # 0 until the first Offer
+    incarnation: int = 0
+    address: str = ""
+    standing: Standing = Standing.NEW
+    evicted: str = ""
+    gone: str = ""  # why it is OUT, for people
+    epoch: int = 0
+    max_retained_bytes: int = 0
+    bandwidth_bytes_per_s: int = 0
+    hello: Hello | None = None  # the newest of this incarnation
+    stream: int | None = None
+    heard_at: float = 0.0
+    away_until: float | None = None  # without a stream: evicted then
+    progress_at: float = 0.0  # when it last did anything but repeat itself
+    applied: int | None = None
+    state_hash: bytes = b""
+    catching_up: bool = False
+    waits_for_sources: FindSources | None = None
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
+
+    @property
+    def live(self) -> bool:
+        return self.standing in LIVE
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (site {self.site_id})" if self.site_id else self.name
+
+    def record(self) -> SiteRecord:
+        return SiteRecord(
+            site_id=self.site_id,
+            name=self.name,
+            key_digest=self.key_digest,
+            incarnation=self.incarnation,
+            address=self.address,
+            live=self.live,
+            evicted=self.evicted,
+            epoch=self.epoch,
+            max_retained_bytes=self.max_retained_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+        )
+
+    def reducer(self) -> Reducer:
+        return Reducer(
+            site_id=self.site_id,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            max_retained_bytes=self.max_retained_bytes,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    waiting_since: float  # for a Hello, while it has no site or an evicted one
+    site: Site | None = None
+    num_sent: int = 0
+    num_acked: int = 0
+    unacked_since: float | None = None  # since when something that was sent is not acknowledged
+    evicted_said: bool = False  # Evicted went out on it: a Hello after that knows
+
+    def sent(self, now: float) -> None:
+        self.num_sent += 1
+        if self.unacked_since is None:
+            self.unacked_since = now
+
+    def acked(self, ack: int, now: float) -> None:
+        if ack > self.num_acked:
+            self.num_acked = min(ack, self.num_sent)
+            self.unacked_since = now if self.num_acked < self.num_sent else None
+
+
+def key_digest(key: bytes) -> bytes:
+    """What is kept of a node's key."""
+    return Digest("atoll/key/v1").data(key).finish()
+
+
+class Membership:
+    """Sites by name; ids are given in the order of first offers and never again."""
+
+    def __init__(self, records: tuple[SiteRecord, ...], now: float, lease_s: float) -> None:
+        self.sites: dict[str, Site] = {}
+        self.streams: dict[int, Stream] = {}
+        self.epoch = max((r.epoch for r in records), default=0)
+        for r in records:
+            self.sites[r.name] = Site(
+                name=r.name,
+                key_digest=r.key_digest,
+                site_id=r.site_id,
+                incarnation=r.incarnation,
+                address=r.address,
+                # What it holds is learnt from its Hello; until then it counts as joining.
+                standing=Standing.JOINER if r.live else Standing.OUT,
+                evicted=r.evicted,
+                epoch=r.epoch,
+                max_retained_bytes=r.max_retained_bytes,
+                bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
+                away_until=now + lease_s if r.live else None,
+            )
+
+    def detached(self, site: Site, reason: str) -> None:
+        """Its stream ended. A site that was never admitted leaves nothing behind."""
+        if not site.site_id and self.sites.get(site.name) is site:
+            del self.sites[site.name]
+        elif site.standing is Standing.NEW:
+            site.standing, site.gone = Standing.OUT, reason
+
+    def next_site_id(self) -> int:
+        return max((s.site_id for s in self.sites.values()), default=0) + 1
+
+    def by_id(self, site_id: int) -> Site | None:
+        return next((s for s in self.sites.values() if s.site_id == site_id and site_id), None)
+
+    def live(self) -> list[Site]:
+        """In the order of ids."""
+        return sorted((s for s in self.sites.values() if s.live), key=lambda s: s.site_id)
+
+    def connected(self) -> list[Site]:
+        return [s for s in self.live() if s.stream is not None]
+
+    def same_key(self, site: Site, digest: bytes) -> bool:
+        return hmac.compare_digest(site.key_digest, digest)

@@ -1,0 +1,159 @@
+"""What all parts of the core share: the run's state, its outputs, and how a site is sent to, refused or lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from atoll.coordinator.core.commits import CommitLog
+from atoll.coordinator.core.events import (
+    CloseStream,
+    FinishedRecord,
+    ManifestRecord,
+    Outbox,
+    Persisted,
+    Record,
+    Report,
+    Send,
+)
+from atoll.coordinator.core.membership import Membership, Site, Standing
+from atoll.coordinator.core.syncs import Sync
+from atoll.coordinator.core.topology import chunk_bytes
+from atoll.protocol import messages as m
+from atoll.protocol.layout import Layout
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.time_limits import time_limits
+
+
+class Run:
+    """Mutable state of one run and one start of the coordinator."""
+
+    def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
+        self.settings = settings
+        self.limits = time_limits(settings.time_limits)
+        self.run_id = persisted.run_id
+        self.settings_json = persisted.settings_json
+        self.parent_json = persisted.parent_json
+        self.term = persisted.term
+        parent: dict[str, Any] = json.loads(persisted.parent_json) if persisted.parent_json else {}
+        self.log = CommitLog(
+            persisted, settings.sync.log_commits, parent.get("run_step", 0), parent.get("run_tokens", 0)
+        )
+        self.members = Membership(persisted.sites, now, self.limits.lease_s)
+        self.now = now
+        self.manifest: ManifestRecord | None = None
+        self.sizes_bytes: tuple[int, ...] = ()
+        if persisted.manifest is not None:
+            self.set_manifest(persisted.manifest)
+        self.claim: bytes | None = None  # state hash of commit 0 until it is attested
+        self.last_sync = persisted.last_sync
+        self.sync: Sync | None = None
+        if persisted.open is not None and persisted.finished is None:
+            self.sync = Sync(persisted.open, now, persisted.plans)
+        self.num_abandoned = persisted.num_abandoned
+        self.num_abandoned_in_a_row = 0
+        self.stop_reason = persisted.stop_reason
+        self.finished: FinishedRecord | None = persisted.finished
+        self.paused = ""  # why no sync can be planned
+        self.num_refused = 0
+        self.num_malformed = 0
+        self.num_evicted = 0
+        self.num_attempts = 0
+        self.fatal_texts: list[str] = []
+        self.out = Outbox()
+
+    @property
+    def started(self) -> bool:
+        return self.last_sync > 0
+
+    def set_manifest(self, record: ManifestRecord) -> None:
+        """Raises ConfigError if the manifest has too many chunks."""
+        layout = Layout(record.manifest, self.settings.sync.chunk_elements)
+        self.sizes_bytes = chunk_bytes(layout, self.settings.sync.codec)
+        self.manifest = record
+
+    # --- outputs
+
+    def persist(self, *records: Record) -> None:
+        self.out.persist(*records)
+
+    def report(self, level: int, text: str) -> None:
+        self.out.outputs.append(Report(level, text))
+
+    def send_on(self, stream: int, message: m.CoordinatorMessage) -> None:
+        state = self.members.streams.get(stream)
+        if state is not None:
+            state.sent(self.now)
+            self.out.outputs.append(Send(stream, message))
+
+    def send(self, site: Site, message: m.CoordinatorMessage) -> None:
+        """Nothing if the site has no stream; it hears what it missed when it comes back."""
+        if site.stream is not None:
+            self.send_on(site.stream, message)
+
+    def close(self, stream: int, reason: str) -> None:
+        """The stream's site, if any, no longer has one."""
+        state = self.members.streams.pop(stream, None)
+        if state is None:
+            return
+        self.out.outputs.append(CloseStream(stream, reason))
+        if state.site is not None and state.site.stream == stream:
+            state.site.stream = None
+            self.members.detached(state.site, reason)
+
+    def refuse(self, stream: int, kind: m.RefusedKind, text: str, theirs: str = "", ours: str = "") -> None:
+        self.num_refused += 1
+        state = self.members.streams.get(stream)
+        who = state.site.label if state and state.site else f"stream {stream}"
+        self.report(logging.WARNING, f"refused {who}: {text}")
+        self.send_on(stream, m.Refused(kind=kind, text=text[:4096], theirs=theirs[:4096], ours=ours[:4096]))
+        self.close(stream, f"refused: {text}")
+
+    # --- membership
+
+    def change_epoch(self, site: Site) -> None:
+        self.members.epoch += 1
+        site.epoch = self.members.epoch
+        if site.site_id:
+            self.persist(site.record())
+
+    def remove(self, site: Site, reason: str, *, evicted: bool, after_done: bool = False) -> None:
+        """The site is no longer in the run: what it contributed to the sync under way is void.
+
+        `after_done`: it left by itself; if it was done, the attempt goes on without waiting for it.
+        """
+        was_live = site.live
+        site.standing = Standing.OUT
+        site.gone = reason
+        site.evicted = reason if evicted else ""
+        site.away_until = None
+        site.applied, site.state_hash = None, b""
+        site.catching_up = False
+        site.waits_for_sources = None
+        if was_live:
+            self.change_epoch(site)
+            self._void_contribution(site, reason, after_done=after_done)
+
+    def _void_contribution(self, site: Site, reason: str, *, after_done: bool) -> None:
+        sync = self.sync
+        if sync is None:
+            return
+        sync.drop(site.site_id)
+        attempt = sync.attempt
+        if attempt is not None and site.site_id in attempt.ids():
+            if after_done and site.site_id in attempt.done:
+                attempt.departed.add(site.site_id)
+            else:
+                attempt.lost[site.site_id] = f"{site.label}: {reason}"
+
+    def evict(self, site: Site, reason: str) -> None:
+        """Told on its stream, if it has one; it may say Hello again there."""
+        self.num_evicted += 1
+        self.report(logging.WARNING, f"evicted {site.label}: {reason}")
+        self.remove(site, reason, evicted=True)
+        if site.stream is not None:
+            stream = self.members.streams[site.stream]
+            stream.evicted_said = True
+            stream.waiting_since = self.now
+            self.send(site, m.Evicted(reason=reason[:1024]))

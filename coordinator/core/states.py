@@ -1,0 +1,232 @@
+"""Who holds which state: commit 0 and its seeder, Applied, attestation, sources for those who fetch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from atoll.coordinator.core.events import AttestationRecord
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AdmittedAs, RefusedKind
+
+
+def refuse_ahead(run: Run, stream: int, commit: int) -> None:
+    run.refuse(
+        stream,
+        RefusedKind.STATE,
+        f"the site is at commit {commit} of run {run.run_id!r}, the coordinator's log ends at {run.log.last}: the "
+        "coordinator was started with an old or a wrong store",
+        str(commit),
+        str(run.log.last),
+    )
+
+
+# --- what a site says it holds
+
+
+def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+    """The site holds this state; the hash is compared once that can be decided (`advance`)."""
+    site.standing = Standing.MEMBER
+    site.applied, site.state_hash = commit, state_hash
+    site.catching_up = commit < run.log.last
+    site.waits_for_sources = None
+    if commit > 0 and (site.site_id in _contributors(run, commit)):
+        run.log.note(commit, site.site_id, state_hash)
+
+
+def _contributors(run: Run, commit: int) -> tuple[int, ...]:
+    for record in reversed(run.log.records):
+        if record.commit.commit == commit:
+            return tuple(c.site_id for c in record.commit.contributors)
+    return ()
+
+
+def resume(run: Run, site: Site, hello: m.Hello) -> None:
+    """An admitted site is back on a new stream: everything that is pending."""
+    if hello.has_state:
+        take(run, site, hello.last_commit, hello.state_hash)
+        send_pending(run, site)
+    elif site.standing is Standing.MEMBER:
+        run.report(logging.WARNING, f"{site.label} came back without the state it had")
+        site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+
+
+def send_pending(run: Run, site: Site) -> None:
+    """The commits that the site lacks, or the sync under way."""
+    assert site.applied is not None
+    for commit in run.log.after(site.applied):
+        run.send(site, commit)
+    sync = run.sync
+    if sync is None or sync.open.base_commit != site.applied:
+        return
+    run.send(site, sync.open)
+    if sync.attempt is not None:
+        plan = sync.attempt.plan
+        me = (site.site_id, site.incarnation)
+        if any((member.site_id, member.incarnation) == me for member in (*plan.contributors, *plan.receivers)):
+            run.send(site, plan)
+
+
+def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
+    if not site.live:
+        return
+    if message.commit > run.log.last:
+        refuse_ahead(run, stream, message.commit)
+        return
+    news = site.standing is not Standing.MEMBER or site.applied != message.commit
+    joined = site.standing is not Standing.MEMBER
+    take(run, site, message.commit, message.state_hash)
+    if run.finished is not None:
+        if message.commit == run.finished.commit:
+            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+    elif joined or (news and site.site_id not in _contributors(run, message.commit)):
+        # Contributors have the next sync from the commit itself.
+        send_pending(run, site)
+
+
+# --- attestation
+
+
+def advance(run: Run) -> None:
+    """Whatever reports of state hashes now decide."""
+    if 0 not in run.log.attested:
+        _advance_commit_0(run)
+    for commit in run.log.reported():
+        awaited = {s.site_id for s in run.members.live() if s.site_id in _contributors(run, commit)}
+        judge(run, commit, awaited)
+    for site in run.members.live():
+        known = run.log.attested.get(site.applied) if site.applied is not None else None
+        if known is not None and site.state_hash != known and site.site_id not in _contributors(run, site.applied or 0):
+            _evict_for_state(run, site, site.applied or 0, known)
+    _answer_waiting(run)
+
+
+def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
+    judgement = run.log.judge(commit, awaited)
+    if judgement.attest is not None:
+        old = run.log.attested.get(commit)
+        if old is not None:
+            run.report(
+                logging.ERROR,
+                f"most sites hold commit {commit} with hash {judgement.attest.hex()[:12]}, not {old.hex()[:12]} as "
+                "reported at first",
+            )
+        run.log.attest(commit, judgement.attest)
+        run.persist(AttestationRecord(commit, judgement.attest))
+    for site_id in judgement.losers:
+        run.log.forget(site_id)
+        site = run.members.by_id(site_id)
+        if site is not None and site.live and site.applied == commit:
+            _evict_for_state(run, site, commit, judgement.against)
+
+
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes) -> None:
+    attempt = run.sync.attempt if run.sync else None
+    reason = (
+        f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}; it must "
+        "fetch the state again"
+    )
+    if attempt is not None and site.site_id in attempt.ids():
+        attempt.spoiled = f"{site.label} took part from another state"
+    run.evict(site, reason)
+
+
+# --- commit 0
+
+
+def needs_seeder(run: Run) -> bool:
+    seeding = any(s.standing is Standing.SEEDER for s in run.members.live())
+    return not seeding and run.claim is None and 0 not in run.log.attested
+
+
+def may_seed(run: Run, site: Site) -> bool:
+    return not run.parent_json or (site.hello is not None and site.hello.from_saved_model)
+
+
+def _advance_commit_0(run: Run) -> None:
+    holders = [s for s in run.members.live() if s.applied == 0]
+    if run.claim is not None and not any(s.state_hash == run.claim for s in holders):
+        run.claim = None
+    if run.claim is None and holders:
+        run.claim = holders[0].state_hash
+        run.report(logging.INFO, f"{holders[0].label} holds the starting state {run.claim.hex()[:12]}")
+    if run.claim is not None:
+        for site in [s for s in holders if s.state_hash != run.claim]:
+            _evict_for_state(run, site, 0, run.claim)
+        for site in run.members.live():
+            if site.standing is Standing.SEEDER and site.applied is None:
+                site.standing = Standing.JOINER  # another was first
+                run.send(site, admitted(run, site, AdmittedAs.JOINER))
+        agreeing = [s for s in holders if s.state_hash == run.claim]
+        if len(agreeing) >= min(2, run.settings.min_sites):
+            run.log.attest(0, run.claim)
+            run.persist(AttestationRecord(0, run.claim))
+            names = ", ".join(s.label for s in agreeing)
+            run.report(logging.INFO, f"commit 0 is attested with state {run.claim.hex()[:12]}, held by {names}")
+            run.claim = None
+    elif needs_seeder(run):
+        candidates = [s for s in run.members.connected() if s.standing is Standing.JOINER and may_seed(run, s)]
+        if candidates:
+            site = candidates[0]
+            site.standing = Standing.SEEDER
+            site.waits_for_sources = None
+            run.report(logging.INFO, f"{site.label} is named to make the starting state")
+            run.send(site, admitted(run, site, AdmittedAs.SEEDER))
+
+
+def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
+    return m.Admitted(site_id=site.site_id, admitted_as=admitted_as, run_seed=run.settings.seed)
+
+
+def num_holding_commit_0(run: Run) -> int:
+    known = run.log.attested.get(0, run.claim)
+    return sum(1 for s in run.members.connected() if s.applied == 0 and s.state_hash == known)
+
+
+# --- sources
+
+
+def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
+    if not site.live:
+        return
+    sources = sources_for(run, site, message)
+    if run.finished is not None and not sources.donors:
+        run.refuse(
+            stream,
+            RefusedKind.STATE,
+            f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
+        )
+        return
+    site.catching_up = site.applied is not None and site.applied < run.log.last
+    site.waits_for_sources = None if sources.donors else message
+    run.send(site, sources)
+
+
+def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
+    """Donors hold a state that is attested, or, before commit 0 is, the one that the seeder claims."""
+    attested = run.log.attestations()
+    if not attested and run.claim is not None:
+        attested = (m.Attestation(commit=0, state_hash=run.claim),)
+    if not attested:
+        return m.Sources()
+    known = {a.commit: a.state_hash for a in attested}
+    donors = tuple(
+        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied)
+        for s in run.members.connected()
+        if s is not site and s.applied is not None and known.get(s.applied, s.state_hash) == s.state_hash
+    )
+    commits = run.log.after(request.after_commit) if request.has_state else ()
+    if not commits and not (request.has_state and request.after_commit == run.log.last):
+        commits = next((c for a in attested if (c := run.log.after(a.commit))), ())
+    return m.Sources(attested=attested, donors=donors, commits=commits)
+
+
+def _answer_waiting(run: Run) -> None:
+    for site in run.members.connected():
+        if site.waits_for_sources is not None:
+            sources = sources_for(run, site, site.waits_for_sources)
+            if sources.donors:
+                site.waits_for_sources = None
+                run.send(site, sources)

@@ -1,0 +1,133 @@
+"""One sync: who is ready, its attempts, who is done. Decides about plans; `driver` turns decisions into outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.coordinator.core.events import OpenRecord
+from atoll.coordinator.core.topology import Reducer, direct
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.messages import Done, Open, Plan, Ready, Tree
+
+MAX_ATTEMPTS = 8
+MAX_DIGEST_CONFLICTS = 2
+
+Signature = tuple[tuple[int, ...], tuple[Tree, ...]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """A plan that was persisted, and what is known of it."""
+
+    plan: Plan
+    planned_at: float
+    done: dict[int, Done] = field(default_factory=dict)
+    lost: dict[int, str] = field(
+        default_factory=dict
+    )  # contributors that are gone: another attempt unless all are done
+    departed: set[int] = field(default_factory=set)  # left after Done: not waited for
+    failing: set[tuple[int, int]] = field(default_factory=set)  # (reporter, peer)
+    retry_at: float | None = None
+    spoiled: str = ""  # why it may not commit whatever Dones come
+
+    def ids(self) -> tuple[int, ...]:
+        return tuple(c.site_id for c in self.plan.contributors)
+
+    def incarnation_of(self, site_id: int) -> int | None:
+        return next((c.incarnation for c in self.plan.contributors if c.site_id == site_id), None)
+
+    def survivors(self, failed: Mapping[int, str]) -> list[int]:
+        """Contributors that are still there and able, ascending."""
+        return [i for i in self.ids() if i not in self.lost and i not in self.departed and i not in failed]
+
+
+class Sync:
+    """COLLECTING (no attempt, or too few survivors of the last one) -> PLANNED -> committed or abandoned."""
+
+    def __init__(self, record: OpenRecord, now: float, plans: Sequence[Plan] = ()) -> None:
+        self.open: Open = record.open
+        self.expected: set[int] = set(record.expected)
+        self.ready: dict[int, Ready] = {}
+        self.losses: dict[int, float] = {}
+        self.first_ready_at: float | None = None
+        self.not_before = now
+        self.attempt: Attempt | None = None
+        self.last_attempt = 0
+        self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
+        self.blame: Counter[int] = Counter()
+        self.num_exchange_failures = 0
+        self.num_digest_conflicts = 0
+        self._issued: set[Signature] = set()
+        for plan in plans:
+            self.begin(plan, now)
+            for member in plan.contributors:
+                self.ready[member.site_id] = Ready(sync=plan.sync, tokens=member.tokens, num_steps=plan.num_steps)
+        if plans:
+            self.first_ready_at = now
+
+    def begin(self, plan: Plan, now: float) -> None:
+        self.attempt = Attempt(plan=plan, planned_at=now)
+        self.last_attempt = plan.attempt
+        self._issued.add((self.attempt.ids(), plan.trees))
+
+    def drop(self, site_id: int) -> None:
+        """The site's contribution is void."""
+        self.ready.pop(site_id, None)
+        self.losses.pop(site_id, None)
+        self.expected.discard(site_id)
+        if not self.ready:
+            self.first_ready_at = None
+
+    # --- choosing reducers
+
+    def trees(self, sizes_bytes: Sequence[int], reducers: Sequence[Reducer]) -> tuple[Tree, ...] | None:
+        """Trees that were not tried with these contributors yet, away from pairs that could not exchange.
+
+        None if everything was tried. Raises ConfigError if the contributions fit nowhere.
+        """
+        ids = tuple(r.site_id for r in reducers)
+        problem: ConfigError | None = None
+        fits = False
+        for avoid, rotation in self._choices(ids):
+            try:
+                trees = direct(sizes_bytes, reducers, avoid=avoid, rotation=rotation)
+            except ConfigError as error:
+                problem = problem or error
+                continue
+            fits = True
+            if (ids, trees) not in self._issued:
+                return trees
+        if problem is not None and not fits:
+            raise problem
+        return None
+
+    def _choices(self, ids: tuple[int, ...]) -> Iterator[tuple[frozenset[int], int]]:
+        pairs = self.attempt.failing if self.attempt else set()
+        failing = frozenset(site for pair in pairs for site in pair)
+        if failing and not failing >= set(ids):
+            yield failing, 0
+        yield frozenset(), 0
+        for rotation in range(1, len(ids)):
+            yield frozenset(), rotation
+        # One reducer for all, the least blamed first.
+        for only in sorted(ids, key=lambda i: (self.blame[i], i)):
+            yield frozenset(ids) - {only}, 0
+
+    # --- what went wrong
+
+    def settle_failures(self, ids: Sequence[int], quorum: int) -> tuple[int, str] | None:
+        """Counts the failing pairs of this attempt. After a second attempt that failed, the site that most others
+        could not exchange with, and why it is to be a receiver; None if there are too few to spare one."""
+        assert self.attempt is not None
+        self.num_exchange_failures += 1
+        for reporter, peer in self.attempt.failing:
+            self.blame[peer] += 2
+            self.blame[reporter] += 1
+        blamed = [i for i in ids if self.blame[i]]
+        if self.num_exchange_failures < 2 or not blamed or len(ids) <= max(1, quorum):
+            return None
+        worst = max(blamed, key=lambda i: (self.blame[i], i))
+        pairs = ", ".join(f"{a} with {b}" for a, b in sorted(self.attempt.failing))
+        return worst, f"{self.num_exchange_failures} attempts could not be exchanged (sites {pairs})"

@@ -1,0 +1,252 @@
+"""The run as people see it: status page, `atoll status`, metrics. Frozen; JSON-able through `dataclasses.asdict`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.coordinator.core import driver, states
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+
+RECENT_COMMITS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteView:
+    site_id: int
+    name: str
+    address: str
+    incarnation: int
+    state: str
+    """In words: "starting", "making the starting state", "fetching state", "member", "away", "gone: ..."."""
+    connected: bool
+    phase: str
+    """As the node says it."""
+    num_ranks: int
+    inner_step: int
+    steps_per_s: float
+    loss: float
+    sent_bytes: int
+    received_bytes: int
+    train_s: float
+    wait_s: float
+    utilization: float | None
+    """train_s / (train_s + wait_s): share of time not waiting for a sync; None before the first step."""
+    last_commit: int | None
+    state_hash: str
+    """Hexadecimal; empty if it holds no state."""
+    silent_s: float
+    """Since its last message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncView:
+    sync: int
+    base_commit: int
+    num_steps: int
+    attempt: int
+    """0 while it is collected."""
+    expected: tuple[str, ...]
+    ready: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    contributors: tuple[str, ...]
+    receivers: tuple[str, ...]
+    done: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitView:
+    commit: int
+    sync: int
+    attempt: int
+    run_step: int
+    run_tokens: int
+    tokens: int
+    contributors: tuple[str, ...]
+    mean_loss: float | None
+    state_hash: str
+    """Hexadecimal; empty until it is attested."""
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    run_id: str
+    state: str
+    """In words, see `state_in_words`."""
+    state_kind: str
+    """The first word of it: waiting, training, syncing, paused or finished."""
+    term: int
+    epoch: int
+    started: bool
+    finished: bool
+    stopping: str
+    last_commit: int
+    run_step: int
+    run_tokens: int
+    steps: int
+    """Length of the run; 0 if `tokens` says it."""
+    tokens: int
+    min_sites: int
+    quorum: int
+    sync_every: int
+    codec: str
+    num_parameters: int
+    state_hash: str
+    """Of the newest attested commit, hexadecimal."""
+    attested_commit: int | None
+    num_attempts: int
+    """Plans since this start of the coordinator; so are the next three."""
+    num_evicted: int
+    num_refused: int
+    num_malformed: int
+    num_abandoned: int
+    """Of the whole run."""
+    errors: tuple[str, ...]
+    """Why sites left for good."""
+    sync: SyncView | None
+    sites: tuple[SiteView, ...]
+    commits: tuple[CommitView, ...]
+    """The newest, ascending."""
+    losses: tuple[tuple[int, int, int, float], ...]
+    """(commit, run_step, run_tokens, mean loss) of the whole run, thinned out when it is long."""
+
+
+def state_in_words(run: Run) -> str:
+    """One line: waiting for state, waiting for sites 1 of 2, training, syncing, paused: ..., finished: ...."""
+    if run.finished is not None:
+        return f"finished: {run.finished.reason}"
+    if run.sync is None:
+        return _waiting(run)
+    if run.paused:
+        return f"paused: {run.paused}"
+    ending = " (the last sync)" if run.stop_reason else ""
+    if run.sync.attempt is not None:
+        return f"syncing{ending}"
+    if not run.members.live():
+        return "paused: no site is here"
+    return f"training{ending}"
+
+
+def _waiting(run: Run) -> str:
+    here = len(run.members.live())
+    holding = states.num_holding_commit_0(run)
+    if holding == 0 and (here or run.parent_json):
+        return "waiting for state"
+    return f"waiting for sites {holding} of {run.settings.min_sites}"
+
+
+def view_of(run: Run, now: float) -> RunView:
+    attested = run.log.newest_attested()
+    return RunView(
+        run_id=run.run_id,
+        state=state_in_words(run),
+        state_kind=state_in_words(run).split(maxsplit=1)[0].rstrip(":"),
+        term=run.term,
+        epoch=run.members.epoch,
+        started=run.started,
+        finished=run.finished is not None,
+        stopping=run.stop_reason,
+        last_commit=run.log.last,
+        run_step=run.log.run_step,
+        run_tokens=run.log.run_tokens,
+        steps=run.settings.steps,
+        tokens=run.settings.tokens,
+        min_sites=run.settings.min_sites,
+        quorum=run.settings.quorum,
+        sync_every=run.settings.sync.every,
+        codec=run.settings.sync.codec,
+        num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
+        state_hash=run.log.attested[attested].hex() if attested is not None else "",
+        attested_commit=attested,
+        num_attempts=run.num_attempts,
+        num_evicted=run.num_evicted,
+        num_refused=run.num_refused,
+        num_malformed=run.num_malformed,
+        num_abandoned=run.num_abandoned,
+        errors=tuple(run.fatal_texts),
+        sync=_sync_view(run),
+        sites=tuple(
+            _site_view(s, now) for s in sorted(run.members.sites.values(), key=lambda s: (s.site_id or 1 << 32, s.name))
+        ),
+        commits=_commit_views(run),
+        losses=tuple(run.log.losses),
+    )
+
+
+def _site_view(site: Site, now: float) -> SiteView:
+    heartbeat = site.heartbeat
+    total_s = heartbeat.train_s + heartbeat.wait_s
+    return SiteView(
+        site_id=site.site_id,
+        name=site.name,
+        address=site.address,
+        incarnation=site.incarnation,
+        state=_site_state(site),
+        connected=site.stream is not None,
+        phase=heartbeat.phase,
+        num_ranks=heartbeat.num_ranks,
+        inner_step=heartbeat.inner_step,
+        steps_per_s=heartbeat.steps_per_s,
+        loss=heartbeat.loss,
+        sent_bytes=heartbeat.sent_bytes,
+        received_bytes=heartbeat.received_bytes,
+        train_s=heartbeat.train_s,
+        wait_s=heartbeat.wait_s,
+        utilization=heartbeat.train_s / total_s if total_s > 0 else None,
+        last_commit=site.applied,
+        state_hash=site.state_hash.hex(),
+        silent_s=round(max(0.0, now - site.heard_at), 3),
+    )
+
+
+def _site_state(site: Site) -> str:
+    if site.live and site.stream is None:
+        return "away"
+    if site.standing is Standing.OUT:
+        return f"gone: {site.evicted or site.gone or 'not here since the coordinator was started'}"
+    return {
+        Standing.NEW: "starting",
+        Standing.SEEDER: "making the starting state",
+        Standing.JOINER: "fetching state",
+        Standing.MEMBER: "catching up" if site.catching_up else "member",
+    }[site.standing]
+
+
+def _sync_view(run: Run) -> SyncView | None:
+    sync = run.sync
+    if sync is None:
+        return None
+    names = {s.site_id: s.name for s in run.members.sites.values()}
+    plan = sync.attempt.plan if sync.attempt else None
+    return SyncView(
+        sync=sync.open.sync,
+        base_commit=sync.open.base_commit,
+        num_steps=sync.open.num_steps,
+        attempt=plan.attempt if plan else 0,
+        expected=tuple(names[i] for i in sorted(sync.expected)),
+        ready=tuple(names[i] for i in sorted(sync.ready)),
+        waiting_for=tuple(s.name for s in driver.waiting_for(run, sync)),
+        contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
+        receivers=tuple(names[r.site_id] for r in plan.receivers) if plan else (),
+        done=tuple(names[i] for i in sorted(sync.attempt.done)) if sync.attempt else (),
+    )
+
+
+def _commit_views(run: Run) -> tuple[CommitView, ...]:
+    names = {s.site_id: s.name for s in run.members.sites.values()}
+    return tuple(
+        CommitView(
+            commit=r.commit.commit,
+            sync=r.commit.sync,
+            attempt=r.commit.attempt,
+            run_step=r.commit.run_step,
+            run_tokens=r.commit.run_tokens,
+            tokens=sum(c.tokens for c in r.commit.contributors),
+            contributors=tuple(names.get(c.site_id, str(c.site_id)) for c in r.commit.contributors),
+            mean_loss=r.mean_loss,
+            state_hash=run.log.attested.get(r.commit.commit, b"").hex(),
+            final=r.commit.final,
+        )
+        for r in run.log.records[-RECENT_COMMITS:]
+    )
