@@ -1,7 +1,7 @@
 """Run as a file, before each worker and before torchrun: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
 
-Without --output it guards COMMAND: it starts it, waits, and ends as it ended. When the node dies, however suddenly, the
-guard kills COMMAND and everything that descends from it, which is what no process could do for itself.
+Without --output it guards COMMAND: it starts it, waits, kills what COMMAND left behind, and ends as it ended. When the
+node dies, however suddenly, the guard kills COMMAND and everything that descends from it.
 With --output it becomes COMMAND, with the pipe of its rank in FOLDER for its output; this is how torchrun starts ranks.
 Either way COMMAND is killed with its parent, whatever it is doing. Standard library only, and little of it.
 """
@@ -36,14 +36,16 @@ def main(arguments: list[str]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # COMMAND gets these too; the guard ends with it
     _tie_to(int(os.environ[ENV_PARENT]), _NODE_DIED)
-    _end_as(_guard(child))
+    status = _guard(child)
+    _kill_descendants()
+    _end_as(status)
 
 
 def _guard(child: int) -> int:
-    """The wait status of `child`; does not return if the node dies first."""
+    """Waits until `child` ends and returns its wait status, or until the node dies, and returns SIGKILL's."""
     while True:
         if signal.sigwait({signal.SIGCHLD, _NODE_DIED}) == _NODE_DIED:
-            _kill_descendants()
+            return int(signal.SIGKILL)
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)  # there is at least `child`
             if pid == child:
@@ -64,7 +66,7 @@ def _kill_descendants() -> None:
         try:
             os.waitpid(-1, 0)
         except ChildProcessError:
-            os._exit(1)
+            return
 
 
 def _parent_of(pid: str) -> int:
@@ -108,6 +110,8 @@ def _print_into(path: str) -> None:
 
 def _become(command: list[str]) -> None:
     os.environ[ENV_PARENT] = str(os.getpid())  # of what COMMAND starts; exec keeps the number
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these, and exec would pass that on
+        signal.signal(number, signal.SIG_DFL)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -1,7 +1,8 @@
 """One generation of workers, seen as one: agrees over its ranks and says what happened to the site. Pure.
 
 Ranks go through the same *points*, the (step, seq) at which they ask the node what to do. The answer at one point fixes
-the next one, so a rank that asks anywhere else has done another number of steps. Ranks may be points apart.
+the next one, so a rank that asks anywhere else has done another number of steps. Ranks may be points apart, but the
+question of a point goes to the core only when every rank has reported on the snapshot or merge before it.
 """
 
 from __future__ import annotations
@@ -177,10 +178,7 @@ class WorkerGroup:
         status.due = Due.ANSWER
         if point.answer is not None:
             return [self._reply(status, point, point.answer)]
-        if point.asked:
-            return []
-        point.asked = True
-        return [BoundaryAsked(generation=self.generation, step=step, seq=seq)]
+        return self._ask()
 
     def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
         status = self._enter(rank, now, Due.SEALED)
@@ -210,7 +208,8 @@ class WorkerGroup:
         if len(point.merged) < self.world_size or self.failed:
             return []
         # The rank that came last waited least: before that it was the other ranks' turn, not the sync's.
-        return [Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))]
+        done = Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))
+        return [done, *self._ask()]
 
     def fatal(self, rank: int, kind: str, text: str, now: float) -> Outcome:
         self._enter(rank, now)
@@ -321,6 +320,23 @@ class WorkerGroup:
     def _point_of(self, status: RankStatus) -> _Point:
         return self._points[status.point - self._first_point]
 
+    def _ask(self) -> Outcome:
+        """Put the last point's question to the core, if a rank asks it and all have reported on the one before."""
+        point = self._points[-1]
+        ahead = self._first_point + len(self._points) - 1
+        if point.asked or not any(s.due is Due.ANSWER and s.point == ahead for s in self.ranks):
+            return []
+        if len(self._points) > 1 and self._reports_missing(self._points[-2]):
+            return []
+        point.asked = True
+        return [BoundaryAsked(generation=self.generation, step=point.step, seq=point.seq)]
+
+    def _reports_missing(self, point: _Point) -> bool:
+        assert point.answer is not None
+        if point.answer.kind is AnswerKind.SNAPSHOT:
+            return len(point.sealed) < self.world_size
+        return point.answer.kind is AnswerKind.APPLY and len(point.merged) < self.world_size
+
     def _advance(self, status: RankStatus) -> None:
         status.point += 1
         status.due = Due.BOUNDARY
@@ -383,16 +399,15 @@ class WorkerGroup:
         for report in reports:
             if report.num_steps:
                 losses.setdefault(report.data_rank, report.loss_sum / report.num_steps)
-        return [
-            SnapshotSealed(
-                generation=self.generation,
-                step=point.step,
-                tokens=sum(count for count, _ in tokens.values()),
-                num_steps=max(r.num_steps for r in reports),
-                mean_loss=sum(losses.values()) / len(losses) if losses else 0.0,
-                train_s=max(r.train_s for r in reports),
-            )
-        ]
+        done = SnapshotSealed(
+            generation=self.generation,
+            step=point.step,
+            tokens=sum(count for count, _ in tokens.values()),
+            num_steps=max(r.num_steps for r in reports),
+            mean_loss=sum(losses.values()) / len(losses) if losses else 0.0,
+            train_s=max(r.train_s for r in reports),
+        )
+        return [done, *self._ask()]
 
     def _differing_replicas(self, reports: list[SealedReport]) -> str:
         assert self.pieces is not None

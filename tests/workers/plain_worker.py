@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def round_to_bf16(values: Array) -> Array:
 
 def normal(spec: Spec, *seed: int) -> Array:
     generator = np.random.default_rng([*seed, zlib.crc32(spec.name.encode())])
-    return generator.standard_normal(spec.shape).astype(np.float32)
+    return np.asarray(generator.standard_normal(spec.shape), np.float32)
 
 
 class Model:
@@ -110,7 +111,7 @@ class Model:
         self.specs = specs
         self.bf16 = options.dtype == "BF16"
         self.seed = seed
-        self.slices: list[tuple[slice, ...]] = []
+        self.slices: list[tuple[slice | EllipsisType, ...]] = []
         self.pieces: list[Piece] = []
         for spec in specs:
             first, last = 0, spec.shape[0] if spec.shape else 1
@@ -120,7 +121,7 @@ class Model:
                 first, last = min(rank * rows, last), min((rank + 1) * rows, last)
             offsets = (first, *(0 for _ in spec.shape[1:])) if spec.shape else ()
             sizes = (last - first, *spec.shape[1:]) if spec.shape else ()
-            self.slices.append((slice(first, last),) if spec.shape else ())
+            self.slices.append((slice(first, last), ...) if spec.shape else (...,))
             dtype = options.dtype if spec.role is Role.TRAINABLE else spec.dtype
             self.pieces.append(Piece(name=spec.name, offsets=offsets, sizes=sizes, dtype=dtype))
         self.values = [self._first(spec)[part].copy() for spec, part in zip(specs, self.slices, strict=True)]

@@ -6,6 +6,8 @@ import asyncio
 import os
 import socket
 import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -330,3 +332,9 @@ def test_answers_keep_their_fields() -> None:
 
 def test_no_node_in_the_environment() -> None:
     assert LocalClient.from_environment({}) is None
+
+
+def test_neither_end_needs_torch_or_numpy() -> None:
+    modules = "atoll.node.worker.client, atoll.node.daemon.local_server, atoll.node.daemon.launcher"
+    code = f"import sys, {modules}; print({{'torch', 'numpy'}} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE).stdout == b"set()\n"

@@ -1,0 +1,458 @@
+"""Rules 40 and 46 with real processes: workers start, end, and never outlive their node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    BoundaryAsked,
+    FailureKind,
+    Merged,
+    MergeMode,
+    SnapshotSealed,
+    WorkersFailed,
+    WorkersJoined,
+    WorkersLeft,
+)
+from atoll.node.daemon import processes
+from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.site_log import OUTPUT_LOGGER
+from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
+from atoll.node.worker.client import EXIT_NODE_GONE
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Layout
+
+WORKERS = Path(__file__).parent.parent / "workers"
+PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
+NONE_LEFT_S = 5.0
+
+# A process that has children in sessions of their own, one with an empty environment; all wait for ever.
+FAMILY = """
+import os, subprocess, sys, time
+code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={})
+print("pid", os.getpid(), flush=True)
+time.sleep(1000)
+"""
+
+
+class Lines(logging.Handler):
+    """What workers print, as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.queue: asyncio.Queue[str] = asyncio.Queue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.queue.put_nowait(record.getMessage())
+
+
+class Site:
+    """Workers under a server and a launcher in this process."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
+        self.exits: asyncio.Queue[WorkersExit] = asyncio.Queue()
+        self.config = config
+        self.server = LocalServer(self.events.put_nowait)
+        self.launcher = Launcher(config, self.exits.put_nowait)
+        self.buffers: list[SharedBuffer] = []
+        self.lines = Lines()
+
+    async def begin(self, generation: int = 1) -> None:
+        greeting = Greeting(settings_json="{}", site_name="s", data_paths=(), run_seed=5, resumed=False)
+        self.server.begin(generation, self.config.num_ranks, greeting)
+        await self.launcher.start(generation, self.server.path)
+
+    async def expect(self, *events: GroupEvent) -> None:
+        for event in events:
+            assert await self.events.get() == event
+
+    async def admit(self, generation: int = 1) -> Layout:
+        event = await self.events.get()
+        assert isinstance(event, WorkersJoined), event
+        layout = Layout(event.manifest)
+        self.buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
+        self.server.send_layout(
+            generation=generation, site_id=1, incarnation=1, run_seed=5, layout=layout, snapshot=self.buffers[0],
+            publish=self.buffers[1],
+        )  # fmt: skip
+        return layout
+
+    async def answer_next(self, step: int, seq: int, answer: Answer, generation: int = 1) -> None:
+        await self.expect(BoundaryAsked(generation=generation, step=step, seq=seq))
+        self.server.answer(generation, step, seq, answer)
+
+
+@asynccontextmanager
+async def running(*command: str, num_ranks: int = 1, launcher: str = "exec", **more: Any) -> AsyncIterator[Site]:
+    site = Site(LaunchConfig(launcher=launcher, command=command, num_ranks=num_ranks, **more))
+    output = logging.getLogger(OUTPUT_LOGGER)
+    output.setLevel(logging.INFO)
+    output.addHandler(site.lines)
+    await site.server.start()
+    try:
+        await site.begin()
+        yield site
+    finally:
+        output.removeHandler(site.lines)
+        await site.launcher.stop()
+        await site.server.close()
+        for buffer in site.buffers:
+            buffer.close()
+
+
+def in_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(main())
+
+
+def go_on(next_step: int) -> Answer:
+    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step)
+
+
+SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """All of these processes end within the limit (zombies count as ended)."""
+    fds = []
+    for pid in pids:
+        try:
+            fds.append(os.pidfd_open(pid))
+        except ProcessLookupError:
+            continue
+    deadline = time.monotonic() + NONE_LEFT_S
+    for pid, fd in zip(pids, fds, strict=False):
+        ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"process {pid} or one of {pids} is still there"
+    for fd in fds:
+        os.close(fd)
+
+
+def test_a_run_of_two_ranks(tmp_path: Path) -> None:
+    """Snapshot, fresh values, a sync with steps after the boundary, a shift, and the end."""
+    trace = tmp_path / "trace-{rank}"
+
+    async def main() -> None:
+        options = ("--tensors", "a=5x2,b=,n=2:mean,c=1:lowest,l=1:local,f=3:frozen", "--trace", str(trace))
+        async with running(*PLAIN, *options, num_ranks=2) as site:
+            layout = await site.admit()
+            snapshot, publish = site.buffers
+            await site.answer_next(0, 0, SNAPSHOT)
+            await site.expect(SnapshotSealed(generation=1, step=0, tokens=0, num_steps=0, mean_loss=0.0, train_s=0.0))
+            seeded = bytes(snapshot.view)
+            assert any(seeded)
+            publish.view[:] = seeded
+            await site.answer_next(0, 1, Answer(kind=AnswerKind.APPLY, version=0, next_step=4, fresh=True))
+            assert isinstance(await site.events.get(), Merged)
+            await site.answer_next(4, 0, SNAPSHOT)
+            sealed = await site.events.get()
+            assert isinstance(sealed, SnapshotSealed)
+            assert (sealed.tokens, sealed.num_steps, sealed.step) == (2 * 4 * 5, 4, 4)
+            assert sealed.mean_loss > 0
+            assert bytes(snapshot.view) != seeded
+            # Two steps more, then the result; the second snapshot counts what the two steps added.
+            await site.answer_next(4, 1, go_on(6))
+            publish.view[:] = snapshot.view
+            await site.answer_next(6, 0, Answer(kind=AnswerKind.APPLY, version=1, next_step=6, mode=MergeMode.MERGE))
+            assert isinstance(await site.events.get(), Merged)
+            await site.answer_next(6, 1, SNAPSHOT)
+            sealed = await site.events.get()
+            assert isinstance(sealed, SnapshotSealed)
+            assert (sealed.tokens, sealed.num_steps) == (2 * 2 * 5, 2)
+            before = bytes(snapshot.view)
+            publish.view[:] = bytes(len(publish.view))  # a shift by nothing
+            await site.answer_next(6, 2, Answer(kind=AnswerKind.APPLY, version=2, next_step=6, mode=MergeMode.SHIFT))
+            assert isinstance(await site.events.get(), Merged)
+            await site.answer_next(6, 3, SNAPSHOT)
+            sealed = await site.events.get()
+            assert isinstance(sealed, SnapshotSealed)
+            assert sealed.tokens == 2 * 2 * 5  # a shift keeps what was trained
+            offset = layout.tensor_offsets_bytes[0]
+            assert bytes(snapshot.view)[offset : offset + 40] == before[offset : offset + 40]
+            await site.answer_next(6, 4, Answer(kind=AnswerKind.STOP, reason="run over"))
+            await site.expect(WorkersLeft(generation=1, reason="run over"))
+            ending = await site.exits.get()
+            assert (ending.code, ending.text) == (0, "the workers ended")
+
+    in_loop(main)
+    traces = [[json.loads(line) for line in (tmp_path / f"trace-{r}").read_text().splitlines()] for r in range(2)]
+    assert [t[0]["owned"] for t in traces] == [list(range(6)), []]
+    assert traces[0][-1]["event"] == "stop"
+    # Replicas stayed equal to the last bit.
+    digests = [[line["digest"] for line in t if line["event"] == "merged"] for t in traces]
+    assert digests[0] == digests[1]
+
+
+def test_any_number_of_shards_makes_the_same_snapshot() -> None:
+    async def main() -> None:
+        snapshots = []
+        for num_ranks in (1, 2, 3):
+            async with running(*PLAIN, "--tensors", "a=5x2,b=2", "--shard", num_ranks=num_ranks) as site:
+                await site.admit()
+                await site.answer_next(0, 0, SNAPSHOT)
+                assert isinstance(await site.events.get(), SnapshotSealed)
+                snapshots.append(bytes(site.buffers[0].view))
+        assert snapshots[0] == snapshots[1] == snapshots[2]
+        assert any(snapshots[0])
+
+    in_loop(main)
+
+
+def test_replicas_that_drift_apart() -> None:
+    async def main() -> None:
+        async with running(*PLAIN, "--drift-at", "2", "--fault-rank", "1", num_ranks=2) as site:
+            await site.admit()
+            await site.answer_next(0, 0, Answer(kind=AnswerKind.APPLY, version=0, next_step=3, fresh=True))
+            assert isinstance(await site.events.get(), Merged)
+            await site.answer_next(3, 0, SNAPSHOT)
+            event = await site.events.get()
+            assert isinstance(event, WorkersFailed)
+            assert event.kind is FailureKind.FATAL
+            assert "'a' [0:8, 0:4] have drifted apart: rank 0 from rank 1" in event.text
+
+    in_loop(main)
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "printed", "failed"),
+    [
+        ("--crash-at", 3, "crashing at step 2", (FailureKind.CRASHED, "closed its connection")),
+        ("--fatal-at", 1, "told to give up", (FailureKind.FATAL, "was told to give up (config)")),
+        ("--nan-loss-at", 1, "loss is nan", (FailureKind.FATAL, "loss is nan at step 2 (non_finite)")),
+    ],
+)
+def test_faults_of_a_worker(fault: str, code: int, printed: str, failed: tuple[FailureKind, str]) -> None:
+    async def main() -> None:
+        async with running(*PLAIN, fault, "2") as site:
+            await site.admit()
+            await site.answer_next(0, 0, go_on(100))
+            event = await site.events.get()
+            assert isinstance(event, WorkersFailed)
+            assert event.kind is failed[0]
+            assert failed[1] in event.text
+            ending = await site.exits.get()
+            assert (ending.generation, ending.code) == (1, code)
+            assert ending.text.startswith(f"the workers ended with exit code {code}\n[rank 0] plain worker:")
+            assert printed in ending.text
+            # The next generation is served, and has no fault.
+            await site.begin(2)
+            await site.admit(2)
+            await site.answer_next(0, 0, Answer(kind=AnswerKind.STOP, reason="enough"), generation=2)
+            await site.expect(WorkersLeft(generation=2, reason="enough"))
+
+    in_loop(main)
+
+
+def test_one_step_too_many_on_one_rank() -> None:
+    async def main() -> None:
+        async with running(*PLAIN, "--extra-step-at", "2", "--fault-rank", "1", num_ranks=2) as site:
+            await site.admit()
+            await site.answer_next(0, 0, go_on(2))
+            events = [await site.events.get()]
+            if isinstance(events[0], BoundaryAsked):
+                events.append(await site.events.get())
+            event = events[-1]
+            assert isinstance(event, WorkersFailed)
+            assert "rank 1 asks at step 3" in event.text
+
+    in_loop(main)
+
+
+def test_a_hung_worker_is_ended_by_stop() -> None:
+    async def main() -> None:
+        async with running(*PLAIN, "--hang-at", "1") as site:
+            await site.admit()
+            await site.answer_next(0, 0, go_on(100))
+            (rank,) = site.server.ranks
+            fd = os.pidfd_open(rank.pid)
+            await site.launcher.stop()
+            assert await processes.ended([fd], 0.0)
+            os.close(fd)
+            assert site.exits.empty()
+
+    in_loop(main)
+
+
+def test_a_worker_that_ignores_sigterm() -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(99)"
+    )
+
+    async def main() -> None:
+        async with running(sys.executable, "-c", code, stop_limit_s=0.2) as site:
+            assert await site.lines.queue.get() == "[rank 0] deaf"
+            await site.launcher.stop()
+            assert site.exits.empty()
+
+    in_loop(main)
+
+
+def test_a_killed_worker_leaves_no_children() -> None:
+    async def main() -> None:
+        async with running(sys.executable, "-c", FAMILY) as site:
+            pids = [int((await site.lines.queue.get()).split()[-1]) for _ in range(3)]
+            os.kill(_parent_among(pids), signal.SIGKILL)
+            ending = await site.exits.get()
+            assert ending.code == -signal.SIGKILL
+            assert ending.text.startswith("the workers were killed by SIGKILL")
+            wait_until_gone(pids)
+
+    in_loop(main)
+
+
+def _parent_among(pids: list[int]) -> int:
+    """The one that the others descend from."""
+    parents = {int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in pids}
+    (found,) = parents & set(pids)
+    return found
+
+
+def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
+    async def main() -> None:
+        events: asyncio.Queue[GroupEvent] = asyncio.Queue()
+        server = LocalServer(events.put_nowait)
+        await server.start()
+        server.begin(1, 1, Greeting(settings_json="{}", site_name="s", data_paths=(), run_seed=1, resumed=False))
+        worker = await asyncio.create_subprocess_exec(
+            *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE
+        )
+        assert isinstance(await events.get(), WorkersJoined)
+        await server.close()
+        _, errors = await asyncio.wait_for(worker.communicate(), NONE_LEFT_S)
+        assert worker.returncode == EXIT_NODE_GONE
+        assert errors.count(b"\n") == 1
+        assert b"closed the connection; this worker ends" in errors
+
+    in_loop(main)
+
+
+def tiny_node(
+    launcher: str, num_ranks: int, num_processes: int, *command: str
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """A node process in the state that is wanted, and the processes below it."""
+    node = subprocess.Popen(
+        [sys.executable, str(WORKERS / "tiny_node.py"), launcher, str(num_ranks), str(num_processes), *command],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert node.stdout is not None
+    line = node.stdout.readline()
+    assert line, f"the node ended with {node.wait()}"
+    below = [p.pid for p in descendants(node.pid)]
+    assert set(json.loads(line)["pids"]) <= set(below)
+    return node, below
+
+
+def descendants(pid: int) -> list[processes.ProcessId]:
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (stat := processes._stat(int(entry))) is not None:
+            children.setdefault(stat.parent, []).append(int(entry))
+    found, new = [], [pid]
+    while new:
+        for child in children.get(new.pop(), ()):
+            new.append(child)
+            if (stat := processes._stat(child)) is not None:
+                found.append(processes.ProcessId(child, stat.start_ticks))
+    return found
+
+
+def kill_node(node: subprocess.Popen[str], below: list[int]) -> None:
+    node.kill()
+    node.wait()
+    assert node.stdout is not None
+    node.stdout.close()
+    wait_until_gone(below)
+
+
+def test_no_process_outlives_a_killed_node_with_joined_workers() -> None:
+    kill_node(*tiny_node("exec", 2, 0, *PLAIN, "--step-delay-s", "0.01"))
+
+
+def test_no_process_outlives_a_killed_node_before_joining() -> None:
+    """Nor do children of workers that nothing ties to them."""
+    kill_node(*tiny_node("exec", 1, 3, sys.executable, "-c", FAMILY))
+
+
+def test_no_such_command() -> None:
+    async def main() -> None:
+        for launcher, command, words in (
+            ("exec", ("/no/such/program",), "cannot run /no/such/program: no such program"),
+            ("torchrun", ("nowhere.py",), "no such script: nowhere.py"),
+        ):
+            found = Launcher(LaunchConfig(launcher=launcher, command=command), lambda ending: None)
+            with pytest.raises(ConfigError, match=words):
+                await found.start(1, "/nowhere")
+            await found.stop()
+
+    in_loop(main)
+
+
+RANK_SCRIPT = """
+import os, sys, time
+for i in range(3):
+    print("line", i, os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["OMP_NUM_THREADS"], sys.argv[1:])
+print("pid", os.getpid())
+time.sleep(0 if sys.argv[1:] == ["short"] else 1000)
+"""
+
+
+def test_torchrun_prefixes_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANK_SCRIPT)
+
+    async def main() -> None:
+        async with running(str(script), "short", num_ranks=2, launcher="torchrun", num_threads=3) as site:
+            ending = await site.exits.get()
+            assert ending.code == 0, ending.text
+            lines = [site.lines.queue.get_nowait() for _ in range(site.lines.queue.qsize())]
+            for rank in range(2):
+                own = [line for line in lines if line.startswith(f"[rank {rank}] line")]
+                assert own == [f"[rank {rank}] line {i} {rank} 2 3 ['short']" for i in range(3)]
+
+    in_loop(main)
+
+
+@pytest.mark.parametrize("victim", ["node", "torchrun", "rank"])
+def test_no_process_outlives_torchrun(victim: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANK_SCRIPT)
+    node, below = tiny_node("torchrun", 2, 2, str(script))
+    if victim == "node":
+        kill_node(node, below)
+        return
+    ranks = [pid for pid in below if b"train.py" in _command(pid) and b"torch.distributed.run" not in _command(pid)]
+    agents = [p for p in below if b"torch.distributed.run" in _command(p) and b"child.py\0--\0" not in _command(p)]
+    os.kill((agents if victim == "torchrun" else ranks)[0], signal.SIGKILL)
+    wait_until_gone(below)  # the node hears of the exit and ends the rest
+    assert node.stdout is not None
+    node.stdout.close()
+    assert node.wait() != 0
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""

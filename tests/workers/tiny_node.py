@@ -1,0 +1,83 @@
+"""A process that starts workers as a node does and then only waits, to be killed. Prints one JSON line when they run.
+
+    python tiny_node.py LAUNCHER NUM_RANKS PROCESSES COMMAND ...
+
+With PROCESSES = 0 it is ready when the ranks have joined and train, else when that many lines `pid N` were printed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import re
+import sys
+
+from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, WorkersJoined
+from atoll.node.daemon.launcher import LaunchConfig, Launcher
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.site_log import OUTPUT_LOGGER
+from atoll.node.daemon.worker_group import GroupEvent
+from atoll.protocol.layout import Layout
+
+GENERATION = 1
+
+
+class TinyNode:
+    def __init__(self, launcher: str, num_ranks: int, num_processes: int, command: list[str]) -> None:
+        self.num_ranks = num_ranks
+        self.num_processes = num_processes
+        self.pids: list[int] = []
+        self.server = LocalServer(self.happened)
+        config = LaunchConfig(launcher=launcher, command=tuple(command), num_ranks=num_ranks)
+        self.launcher = Launcher(config, lambda ending: sys.exit(f"workers ended: {ending.text}"))
+
+    async def run(self) -> None:
+        await self.server.start()
+        greeting = Greeting(settings_json="{}", site_name="tiny", data_paths=(), run_seed=1, resumed=False)
+        self.server.begin(GENERATION, self.num_ranks, greeting)
+        await self.launcher.start(GENERATION, self.server.path)
+        await asyncio.Event().wait()
+
+    def happened(self, event: GroupEvent) -> None:
+        if isinstance(event, WorkersJoined):
+            layout = Layout(event.manifest)
+            buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
+            self.server.send_layout(
+                generation=GENERATION, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=buffers[0],
+                publish=buffers[1],
+            )  # fmt: skip
+        elif isinstance(event, BoundaryAsked):
+            self.server.answer(
+                GENERATION, event.step, event.seq, Answer(kind=AnswerKind.CONTINUE, next_step=event.step + (1 << 40))
+            )
+            if self.num_processes == 0:
+                self.ready([rank.pid for rank in self.server.ranks])
+
+    def printed(self, record: logging.LogRecord) -> bool:
+        if found := re.search(r"\bpid (\d+)$", record.getMessage()):
+            self.pids.append(int(found[1]))
+            if len(self.pids) == self.num_processes:
+                self.ready(self.pids)
+        return True
+
+    def ready(self, pids: list[int]) -> None:
+        sys.stdout.write(json.dumps({"node": os.getpid(), "pids": pids}) + "\n")
+        sys.stdout.flush()
+
+
+def main(launcher: str, num_ranks: str, num_processes: str, *command: str) -> None:
+    async def run() -> None:
+        node = TinyNode(launcher, int(num_ranks), int(num_processes), list(command))
+        output = logging.getLogger(OUTPUT_LOGGER)
+        output.setLevel(logging.INFO)
+        output.addFilter(node.printed)
+        await node.run()
+
+    asyncio.run(run())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
