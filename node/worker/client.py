@@ -303,10 +303,9 @@ class LocalClient:
                     self._responses.put(item)
         except (OSError, InvalidMessage) as error:
             reason = str(error)
-        self._responses.put(None)
-        self._read_ended.set()
         if self._refused is not None:
             # The caller raises the refusal; a script that is stuck elsewhere ends here.
+            self._wake_callers()
             self._closing.wait(REFUSED_GRACE_S)
             reason = f"refused this rank: {self._refused}"
         if not self._closing.is_set():
@@ -315,7 +314,12 @@ class LocalClient:
                 os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, line.encode())
             except OSError:
                 pass  # the node read our output; nobody is left to read this line
-            os._exit(EXIT_NODE_GONE)
+            os._exit(EXIT_NODE_GONE)  # before a caller wakes: this line is the reason, not what it would raise
+        self._wake_callers()
+
+    def _wake_callers(self) -> None:
+        self._responses.put(None)
+        self._read_ended.set()
 
     def _read_one(self) -> tuple[local_pb2.LocalResponse, list[int]] | None:
         """The next response and the descriptors beside it; None at the end of the stream."""

@@ -10,8 +10,9 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -345,6 +346,16 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         assert b"closed the connection; this worker ends" in errors
 
     in_loop(main)
+
+
+@pytest.fixture(autouse=True)
+def temporary_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A killed node leaves its folders; `tmp_path` is too long for the path of a socket."""
+    tmp_path_factory.getbasetemp()  # not within ours
+    with tempfile.TemporaryDirectory(prefix="t") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)  # read TMPDIR again
+        yield
 
 
 def tiny_node(
