@@ -125,11 +125,9 @@ class WorkersLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSeeded:
-    """Commit 0 is on this disk. A resumed run starts from the parent's run_step and run_tokens."""
+    """Commit 0 is on this disk."""
 
     state_hash: bytes
-    run_step: int = 0
-    run_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +214,7 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | Published | LeaveAsked | DataPlaneFailed | Tick
+    | ApplyFailed | ModelSaved | Published | LeaveAsked | DataPlaneFailed | Tick
 )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ class SiteCore:
                 self.site.snapshot = Snapshot()
                 catching_up.hold(
                     self.ctx,
-                    Outer(commit=0, state_hash=state_hash, run_step=event.run_step, run_tokens=event.run_tokens),
+                    Outer(commit=0, state_hash=state_hash, run_step=0, run_tokens=0),  # Open says the rest
                 )
             case events.StateFetched():
                 catching_up.state_fetched(self.ctx, event)

@@ -17,10 +17,10 @@ from atoll.node.daemon.metrics import MetricsServer
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
+from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import transport
 from atoll.protocol.codecs import kernels
-from atoll.node.dataplane import kernels as outer_kernels
 
 log = logging.getLogger("atoll.node")
 
@@ -46,7 +46,14 @@ async def run_node(config: NodeConfig) -> int:
 async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack: AsyncExitStack) -> int:
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
     plane = await asyncio.to_thread(DataPlane.load, home, run.settings)
-    hub = Hub(run_id=run.settings.run_id, incarnation=home.incarnation, credentials=None)
+    hub = Hub(
+        run_id=run.settings.run_id,
+        incarnation=home.incarnation,
+        credentials=None,
+        max_retained_bytes=config.max_retained_bytes,
+        fsync=run.settings.sync.fsync,
+        num_threads=config.num_threads or None,
+    )
     server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
     hub.attach(server)
     listen = config.listen or transport.join_address(local_address_towards(config.coordinator), 0)

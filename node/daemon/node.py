@@ -11,7 +11,8 @@ from typing import Any
 
 from atoll import __version__
 from atoll.node.core import events as e
-from atoll.node.core.site import SiteCore, SiteIdentity
+from atoll.node.core.context import SiteIdentity
+from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -22,15 +23,17 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.metrics import NodeFacts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
-from atoll.protocol.plans import payload_digest
+from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError
 
 log = logging.getLogger(__name__)
 
 LEFT_AT_ONCE = 130
+EXIT_GRACE_S = 1.0
+"""From a rank's lost connection to the exit of the workers, which says why."""
 FLUSH_S = 2.0
 """How long the last words to the coordinator may take."""
 
@@ -54,7 +57,7 @@ class Node:
         self.plane = plane
         self.hub = hub
         self.journal = journal
-        self.local_server = LocalServer(self.handle)
+        self.local_server = LocalServer(self._from_workers)
         self._launcher: Launcher | None = None
         identity = SiteIdentity(
             name=config.name,
@@ -83,10 +86,11 @@ class Node:
         )
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._exchange: asyncio.Task[None] | None = None
+        self._exchange: Exchange | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._lost_workers: asyncio.TimerHandle | None = None
         self._phase = ""
         self._loss = 0.0
         self._train_s = self._wait_s = 0.0
@@ -98,13 +102,14 @@ class Node:
 
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
-        self._launcher = Launcher(self._launch_config(), self.local_server.path, self._workers_exited)
+        self._launcher = Launcher(self._launch_config(), self._workers_exited)
         session = asyncio.create_task(self.session.run())
         watchdog = asyncio.create_task(self._watch_workers())
         try:
-            done, _ = await asyncio.wait({session, watchdog, self._result}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {self._result}:
-                task.result()  # a bug in these tasks ends the node, loudly
+            await asyncio.wait((session, watchdog, self._result), return_when=asyncio.FIRST_COMPLETED)
+            for task in (session, watchdog):
+                if task.done():
+                    task.result()  # a bug in these tasks ends the node, loudly
             code, text = await self._result
             await self.session.close()
             await asyncio.wait({session}, timeout=FLUSH_S)
@@ -282,6 +287,8 @@ class Node:
                 self._task(self._publish(version, mode), e.DataPlaneFailed)
             case e.DropSync(sync):
                 self.hub.drop_sync(sync)
+                if self.plane is not None:
+                    self.plane.log.drop(sync)
             case e.SaveModel():
                 self._task(self._save(output), lambda text: e.DataPlaneFailed(f"saving the model: {text}"))
             case e.DiscardState(reason):
@@ -337,7 +344,7 @@ class Node:
             self.local_server.begin(generation, self.config.num_ranks, greeting)
             assert self._launcher is not None
             try:
-                await self._launcher.start(generation)
+                await self._launcher.start(generation, self.local_server.path)
             except AtollError as error:
                 self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.FATAL, text=str(error)))
 
@@ -346,11 +353,18 @@ class Node:
             assert self._launcher is not None
             await self._launcher.stop()
 
+    def _from_workers(self, event: e.Event) -> None:
+        """A lost connection is the first sign of a crash; the exit, which follows, says more."""
+        if isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
+            self._lost_workers = asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.handle, event)
+        else:
+            self.handle(event)
+
     def _workers_exited(self, ended: WorkersExit) -> None:
+        if self._lost_workers is not None:
+            self._lost_workers.cancel()
         if self.core.site.workers.running:
-            self.handle(
-                e.WorkersFailed(generation=ended.generation, kind=e.FailureKind.CRASHED, text=ended.text)
-            )
+            self.handle(e.WorkersFailed(generation=ended.generation, kind=e.FailureKind.CRASHED, text=ended.text))
 
     async def _watch_workers(self) -> None:
         limits = self.core.limits
@@ -398,14 +412,47 @@ class Node:
 
     async def _seed(self) -> None:
         assert self.plane is not None
-        state_hash, run_step, run_tokens = await self.plane.seed(self.config.from_saved)
-        self.handle(e.StateSeeded(state_hash=state_hash, run_step=run_step, run_tokens=run_tokens))
+        self.handle(e.StateSeeded(state_hash=await self.plane.seed(self.config.from_saved)))
 
     async def _fetch_state(self, sources: m.Sources) -> None:
         raise NotImplementedError
 
     def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
-        raise NotImplementedError
+        assert self.plane is not None
+        site_id = self.core.site.site_id
+        try:
+            self._exchange = self.hub.begin(plan, self.plane.sync_data(), site_id=site_id, contributes=contributes)
+        except AtollError as error:
+            broken = _broken(plan, error)
+            asyncio.get_running_loop().call_soon(self.handle, broken)
+            return
+        self._spawn(self._run_exchange(self._exchange))
+
+    async def _run_exchange(self, exchange: Exchange) -> None:
+        plan, started = exchange.plan, time.monotonic()
+        try:
+            result = await exchange.run()
+        except asyncio.CancelledError:
+            if self._result.done():
+                raise
+            return  # another attempt, or the end of the sync
+        except NonFiniteError as error:
+            self.handle(e.DataPlaneFailed(str(error)))
+            return
+        except (AtollError, OSError) as error:
+            self.handle(_broken(plan, error))
+            return
+        self._exchange_s = time.monotonic() - started
+        self.handle(
+            e.ExchangeFinished(
+                sync=plan.sync,
+                attempt=plan.attempt,
+                term=plan.term,
+                payload_digest=result.payload_digest,
+                sent_bytes=result.sent_bytes,
+                received_bytes=result.received_bytes,
+            )
+        )
 
     async def _apply(self, commit: m.Commit) -> None:
         assert self.plane is not None
@@ -426,3 +473,20 @@ class Node:
         await self.plane.save(folder, info)
         log.info("saved the model of commit %d in %s", output.commit, folder)
         self.handle(e.ModelSaved(commit=output.commit))
+
+    def close(self) -> None:
+        if self.plane is not None:
+            self.plane.close()
+
+
+def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:
+    peer = error if isinstance(error, PeerError) else None
+    return e.ExchangeBroken(
+        sync=plan.sync,
+        attempt=plan.attempt,
+        term=plan.term,
+        peer_site_id=peer.peer_site_id if peer else 0,
+        sending=peer is not None and peer.sending,
+        phase=peer.phase if peer else "local",
+        text=str(error),
+    )

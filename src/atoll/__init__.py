@@ -3,6 +3,7 @@
 The public API is lazy: importing atoll imports neither torch nor grpc, so the coordinator can be deployed without them.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,7 +16,5 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name in ("join", "Site", "Step"):
-        from atoll.node.worker import site
-
-        return getattr(site, name)
+        return getattr(importlib.import_module("atoll.node.worker.site"), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")
