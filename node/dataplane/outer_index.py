@@ -1,0 +1,57 @@
+"""The index of the outer state: which record of a chunk counts. Pure, over a writable buffer.
+
+Each chunk has two entries of 64 bytes, written in turn; the valid one with the higher serial counts. So a write that
+is torn at any byte leaves the chunk's former entry in force.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from atoll.protocol.digest import Digest
+
+ENTRY_BYTES = 64
+_BODY = struct.Struct("<QII32s")
+_CHECK_BYTES = ENTRY_BYTES - _BODY.size
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    version: int
+    serial: int
+    slot: int
+    hash: bytes
+
+
+class OuterIndex:
+    """`key` ties entries to one run and layout: those of another are not valid."""
+
+    def __init__(self, buffer: memoryview, key: bytes) -> None:
+        self._buffer = buffer
+        self._key = key
+
+    @staticmethod
+    def size_bytes(num_chunks: int) -> int:
+        return 2 * ENTRY_BYTES * num_chunks
+
+    def entries(self, chunk: int) -> list[Entry]:
+        """The valid entries of a chunk, the one in force first."""
+        found = []
+        for side in (0, 1):
+            start = (2 * chunk + side) * ENTRY_BYTES
+            data = bytes(self._buffer[start : start + ENTRY_BYTES])
+            body = data[: _BODY.size]
+            version, slot, serial, value = _BODY.unpack(body)
+            if serial and serial % 2 == side and data[_BODY.size :] == self._check(chunk, body):
+                found.append(Entry(version, serial, slot, value))
+        return sorted(found, key=lambda e: -e.serial)
+
+    def write(self, chunk: int, entry: Entry) -> None:
+        """Puts `entry` in force; its serial must be one more than the present one's."""
+        start = (2 * chunk + entry.serial % 2) * ENTRY_BYTES
+        body = _BODY.pack(entry.version, entry.slot, entry.serial, entry.hash)
+        self._buffer[start : start + ENTRY_BYTES] = body + self._check(chunk, body)
+
+    def _check(self, chunk: int, body: bytes) -> bytes:
+        return Digest("atoll/outer-index/v1").data(self._key).uint(chunk).data(body).finish()[:_CHECK_BYTES]

@@ -1,0 +1,187 @@
+"""The payloads of the last commits on disk, and of attempts that may become one.
+
+A commit is a small record, written whole, that names a sealed attempt (see `payload_file.py`). Methods may be called
+from several threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from pathlib import Path
+
+from atoll.node.dataplane.disk import disk_error, write_whole
+from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
+from atoll.protocol import wire
+from atoll.protocol.digest import DIGEST_BYTES, Digest
+from atoll.protocol.errors import ConfigError, DigestMismatch, InvalidMessage, StateError
+from atoll.protocol.layout import Layout
+from atoll.protocol.messages import MAX_LOG_COMMITS, Commit
+
+log = logging.getLogger(__name__)
+
+_MAX_RECORD_BYTES = 1 << 22
+_ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})\.payloads")
+_RECORD = re.compile(r"commit-(\d{1,20})\.record")
+
+
+class PayloadLog:
+    """Keeps the last `keep_commits` commits in `folder`. What was sealed or committed before is found again.
+
+    Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, run_id: str, keep_commits: int) -> None:
+        if not 1 <= keep_commits <= MAX_LOG_COMMITS:
+            raise ConfigError(f"sync.log_commits = {keep_commits}: choose 1 to {MAX_LOG_COMMITS}")
+        self._folder = folder
+        self._layout = layout
+        self._run_id = run_id
+        self._keep = keep_commits
+        self._lock = threading.RLock()
+        self._files: dict[AttemptKey, PayloadFile] = {}
+        self._commits: dict[int, Commit] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        self._load()
+
+    # --- attempts
+
+    def begin(self, sync: int, term: int, attempt: int) -> PayloadFile:
+        """The file that the payloads of this attempt go to; the same one when asked again."""
+        key = AttemptKey(sync, term, attempt)
+        with self._lock:
+            if key not in self._files:
+                self._files[key] = PayloadFile.create(self._folder, self._layout, self._run_id, key)
+            return self._files[key]
+
+    def open_commit(self, commit: Commit) -> PayloadFile:
+        """The file for payloads of a commit that are fetched from peers. One that is whole but has another digest
+        than the commit is thrown away first."""
+        key = _key(commit)
+        with self._lock:
+            held = self._files.get(key)
+            if held is not None and held.complete and held.digest(commit) != commit.payload_digest:
+                self._remove(key)
+            return self.begin(commit.sync, commit.term, commit.attempt)
+
+    def drop(self, sync: int) -> None:
+        """Removes the attempts of a sync that were not committed."""
+        with self._lock:
+            committed = {_key(c) for c in self._commits.values()}
+            for key in [k for k in self._files if k.sync == sync and k not in committed]:
+                self._remove(key)
+
+    # --- commits
+
+    def commit(self, commit: Commit) -> None:
+        """Makes a sealed attempt a commit, and removes what the log need not keep any more. Again is no error.
+
+        Raises StateError if the attempt is not here and sealed, DigestMismatch if its payloads are not the commit's:
+        in both cases fetch them through `open_commit`.
+        """
+        key = _key(commit)
+        with self._lock:
+            held = self._files.get(key)
+            if held is None or not held.sealed:
+                raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
+            if held.digest(commit) != commit.payload_digest:
+                raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
+            write_whole(self._record_path(commit.commit), self._record(commit))
+            self._commits[commit.commit] = commit
+            self._prune(commit)
+
+    def commits(self) -> list[Commit]:
+        """The commits held, ascending."""
+        with self._lock:
+            return [self._commits[n] for n in sorted(self._commits)]
+
+    def has(self, commit: int) -> bool:
+        with self._lock:
+            return commit in self._commits
+
+    def read(self, commit: int, chunk: int) -> bytes:
+        """The payload of a chunk in a commit. Raises StateError if it is not held, or damaged."""
+        with self._lock:
+            record = self._commits.get(commit)
+            held = None if record is None else self._files.get(_key(record))
+        if held is None:
+            raise StateError(f"commit {commit} is not in the payload log")
+        return held.read(chunk)
+
+    def close(self) -> None:
+        with self._lock:
+            for file in self._files.values():
+                file.close()
+            self._files.clear()
+            self._commits.clear()
+
+    # --- disk
+
+    def _prune(self, latest: Commit) -> None:
+        for number, old in list(self._commits.items()):
+            voided = number > latest.commit and old.branch < latest.branch
+            if number <= latest.commit - self._keep or voided:
+                del self._commits[number]
+                self._record_path(number).unlink(missing_ok=True)
+        committed = {_key(c) for c in self._commits.values()}
+        for key in [k for k in self._files if k.sync <= latest.sync and k not in committed]:
+            self._remove(key)
+
+    def _remove(self, key: AttemptKey) -> None:
+        file = self._files.pop(key)
+        file.path.unlink(missing_ok=True)
+        file.close()
+
+    def _record_path(self, number: int) -> Path:
+        return self._folder / f"commit-{number}.record"
+
+    def _record(self, commit: Commit) -> bytes:
+        body = wire.encode(commit)
+        return self._check(body) + body
+
+    def _check(self, body: bytes) -> bytes:
+        digest = Digest("atoll/commit-record/v1").text(self._run_id).data(self._layout.manifest.digest)
+        return digest.data(body).finish()
+
+    def _load(self) -> None:
+        for path in sorted(self._folder.iterdir()):
+            match = _ATTEMPT.fullmatch(path.name)
+            if match is None:
+                if path.name.endswith(".new"):
+                    path.unlink()
+                continue
+            key = AttemptKey(*(int(part) for part in match.groups()))
+            try:
+                self._files[key] = PayloadFile.open_sealed(self._folder, self._layout, self._run_id, key)
+            except StateError as error:
+                log.info("payload log: removed an unfinished attempt: %s", error)
+                path.unlink()
+        for path in sorted(self._folder.iterdir()):
+            if _RECORD.fullmatch(path.name) is None:
+                continue
+            try:
+                commit = self._read_record(path)
+            except (StateError, InvalidMessage) as error:
+                log.warning("payload log: removed %s: %s", path.name, error)
+                path.unlink()
+            else:
+                self._commits[commit.commit] = commit
+
+    def _read_record(self, path: Path) -> Commit:
+        with path.open("rb") as file:
+            data = file.read(_MAX_RECORD_BYTES + 1)
+        body = data[DIGEST_BYTES:]
+        if len(data) > _MAX_RECORD_BYTES or data[:DIGEST_BYTES] != self._check(body):
+            raise StateError("torn, or of another run")
+        commit = wire.decode(Commit, body)
+        if path != self._record_path(commit.commit) or _key(commit) not in self._files:
+            raise StateError("its payloads are not whole")
+        return commit
+
+
+def _key(commit: Commit) -> AttemptKey:
+    return AttemptKey(commit.sync, commit.term, commit.attempt)

@@ -1,0 +1,76 @@
+"""Between the outer state and the buffers shared with the workers, chunk by chunk. `num_threads` share the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from atoll.node.dataplane import kernels, scratch
+from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol.layout import Chunk, Layout, Role
+
+
+def publish_replace(
+    outer: OuterState, layout: Layout, buffer: memoryview, *, frozen: bool = True, num_threads: int = 1
+) -> None:
+    """`buffer` := the outer values, for REPLACE and MERGE. `frozen=False` leaves out what never changes, when the
+    buffer has it already."""
+    target = np.frombuffer(buffer, np.uint8)
+
+    def copy(chunk: Chunk) -> None:
+        with outer.pinned(chunk.index) as record:
+            target[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = record.data[: chunk.num_bytes]
+
+    _each(copy, (c for c in layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
+
+
+def publish_shift(
+    outer: OuterState, layout: Layout, buffer: memoryview, dtypes: Mapping[str, str], *, num_threads: int = 1
+) -> None:
+    """Trainable tensors of `buffer` := base(new) - base(old), for SHIFT; the rest is not touched.
+
+    `buffer` must hold the outer values of the version that the workers have. Afterwards it does not hold outer values
+    any more: once every rank has taken the shift, call `publish_replace`, or the next shift has nothing to start from.
+    `dtypes` maps trainable names to the workers' dtype.
+    """
+    target = np.frombuffer(buffer, np.uint8)
+
+    def shift(chunk: Chunk) -> None:
+        place = target[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes].view(np.float32)
+        dtype = dtypes[layout.name_of(chunk.index)]
+        with outer.pinned(chunk.index) as record:
+            new = record.values
+            if dtype != "F32":
+                old_base = scratch.floats("old base", chunk.num_elements)
+                new_base = scratch.floats("new base", chunk.num_elements)
+                cast_base(place, dtype, old_base)
+                cast_base(new, dtype, new_base)
+                kernels.subtract(new_base, old_base, place)
+            else:
+                kernels.subtract(new, place, place)
+
+    _each(shift, (c for c in layout.chunks if c.role is Role.TRAINABLE), num_threads)
+
+
+def seed_from_snapshot(outer: OuterState, layout: Layout, buffer: memoryview, *, num_threads: int = 1) -> None:
+    """Commit 0 of every chunk from `buffer`, with slots of zero."""
+    source = np.frombuffer(buffer, np.uint8)
+
+    def seed(chunk: Chunk) -> None:
+        outer.seed(chunk.index, source[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
+
+    _each(seed, layout.chunks, num_threads)
+
+
+def _each(work: Callable[[Chunk], None], chunks: Iterable[Chunk], num_threads: int) -> None:
+    chunks = [c for c in chunks if c.num_elements]
+    if num_threads == 1:
+        for chunk in chunks:
+            work(chunk)
+        return
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in pool.map(work, chunks):
+            pass

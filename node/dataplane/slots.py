@@ -1,0 +1,57 @@
+"""Where the records of chunks lie in a file that has a few more places than records. Pure.
+
+A record is replaced by writing the new one into a spare place. Places are grouped by size, so that few spares serve
+many chunks: sizes are rounded up to eighths of a power of two, which bounds the spares of all groups by a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALIGNMENT_BYTES = 64
+SPARES = 4  # of each size: so many chunks of one size can be replaced at once
+
+
+def place_bytes(record_bytes: int) -> int:
+    """Size of the place for a record: a multiple of ALIGNMENT_BYTES, at most an eighth above the record's (or 64)."""
+    step = max(ALIGNMENT_BYTES, (1 << max(0, record_bytes - 1).bit_length()) // 16)
+    return max(1, -(-record_bytes // step)) * step
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    first_slot: int
+    num_slots: int
+    offset_bytes: int
+    slot_bytes: int
+
+
+class SlotMap:
+    """Slots 0..num_slots-1 of a file for records of these sizes; size 0 has no slot (and group -1)."""
+
+    def __init__(self, record_bytes: Sequence[int]) -> None:
+        counts: dict[int, int] = {}
+        for size in record_bytes:
+            if size:
+                counts[place_bytes(size)] = counts.get(place_bytes(size), 0) + 1
+        self.groups: list[Group] = []
+        index: dict[int, int] = {}
+        slot = offset = 0
+        for size, count in sorted(counts.items(), reverse=True):
+            num_slots = count + min(count, SPARES)
+            index[size] = len(self.groups)
+            self.groups.append(Group(slot, num_slots, offset, size))
+            slot += num_slots
+            offset += num_slots * size
+        self.num_slots = slot
+        self.file_bytes = offset
+        self.group_of = [index[place_bytes(size)] if size else -1 for size in record_bytes]
+
+    def fits(self, chunk: int, slot: int) -> bool:
+        group = self.groups[self.group_of[chunk]]
+        return group.first_slot <= slot < group.first_slot + group.num_slots
+
+    def offset_bytes(self, chunk: int, slot: int) -> int:
+        group = self.groups[self.group_of[chunk]]
+        return group.offset_bytes + (slot - group.first_slot) * group.slot_bytes

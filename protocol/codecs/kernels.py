@@ -1,0 +1,306 @@
+"""Encoding, decoding and averaging of chunks: fp32, each operation rounded by itself, without the interpreter lock.
+
+Formulas and test vectors are in docs/protocol.md, "Encoded chunks".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+from numba import njit
+
+from atoll.protocol.codecs import (
+    HEADER_BYTES,
+    INT8_BLOCK,
+    MAX_ZSTD_LEVEL,
+    EncodedHeader,
+    block_of,
+    body_bytes,
+    parse_header,
+)
+from atoll.protocol.codecs.jit import compile_all, f32, f32_in, f32_out, i8_in, i8_out, kernel, u16_in, u16_out
+from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
+from atoll.protocol.layout import DTYPE_BYTES
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Data = bytes | bytearray | memoryview
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITE = np.uint32(0x7F800000)
+_BF16_OVERFLOW = np.uint32(0x7F7F8000)  # from here on, rounding to bf16 gives infinity
+_HALF_BELOW = np.uint32(0x7FFF)
+_ONE = np.uint32(1)
+_SIXTEEN = np.uint32(16)
+_QUANTUM = np.float32(127.0)
+_SMALLEST_NORMAL = np.float32(2.0**-126)
+_ZERO = np.float32(0.0)
+
+# --- kernels. The largest magnitude is found on the bits: integers order like magnitudes, NaN above infinity, and
+# LLVM vectorizes an integer maximum.
+
+
+@njit(nogil=True, error_model="numpy", inline="always")
+def _top_bits(values: Any, first: Any, count: Any) -> Any:
+    bits = values.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(first, first + count):
+        top = max(top, np.uint32(bits[i] & _MAGNITUDE))
+    return top
+
+
+@njit(nogil=True, error_model="numpy", inline="always")
+def _quantize(values: Any, first: Any, count: Any, quants: Any, first_out: Any) -> Any:
+    """One block: writes its quants and returns its scale, or -1 if a value is not finite."""
+    top = _top_bits(values, first, count)
+    if top >= _INFINITE:
+        return np.float32(-1.0)
+    word = np.empty(1, np.uint32)
+    word[0] = top
+    scale = np.float32(word.view(np.float32)[0] / _QUANTUM)
+    if scale < _SMALLEST_NORMAL:
+        for i in range(count):
+            quants[first_out + i] = np.int8(0)
+        return _ZERO
+    for i in range(count):
+        quants[first_out + i] = np.int8(np.rint(values[first + i] / scale))
+    return scale
+
+
+@kernel(f32_in, f32_out, i8_out)
+def _int8_encode(values: Any, scales: Any, quants: Any) -> Any:
+    for block in range(scales.size):
+        first = block * INT8_BLOCK
+        scale = _quantize(values, first, min(INT8_BLOCK, values.size - first), quants, first)
+        if scale < _ZERO:
+            return False
+        scales[block] = scale
+    return True
+
+
+@kernel(f32_in, f32_in, f32_out, i8_out)
+def _int8_encode_difference(values: Any, minus: Any, scales: Any, quants: Any) -> Any:
+    difference = np.empty(INT8_BLOCK, np.float32)
+    for block in range(scales.size):
+        first = block * INT8_BLOCK
+        count = min(INT8_BLOCK, values.size - first)
+        for i in range(count):
+            difference[i] = values[first + i] - minus[first + i]
+        scale = _quantize(difference, 0, count, quants, first)
+        if scale < _ZERO:
+            return False
+        scales[block] = scale
+    return True
+
+
+@kernel(f32_in, i8_in, f32_out)
+def _int8_decode(scales: Any, quants: Any, out: Any) -> None:
+    for block in range(scales.size):
+        scale = scales[block]
+        first = block * INT8_BLOCK
+        for i in range(first, min(first + INT8_BLOCK, out.size)):
+            out[i] = scale * np.float32(quants[i])
+
+
+@kernel(f32_in, i8_in, f32, f32_out)
+def _int8_accumulate(scales: Any, quants: Any, weight: Any, acc: Any) -> None:
+    for block in range(scales.size):
+        scale = scales[block]
+        first = block * INT8_BLOCK
+        for i in range(first, min(first + INT8_BLOCK, acc.size)):
+            acc[i] = acc[i] + weight * (scale * np.float32(quants[i]))
+
+
+@kernel(f32_in, u16_out)
+def _bf16_encode(values: Any, out: Any) -> Any:
+    """Round to nearest, ties to even. False if a value is not finite or rounds to infinity."""
+    bits = values.view(np.uint32)
+    for i in range(out.size):
+        word = bits[i]
+        out[i] = np.uint16(np.uint32(word + _HALF_BELOW + ((word >> _SIXTEEN) & _ONE)) >> _SIXTEEN)
+    return _top_bits(values, 0, values.size) < _BF16_OVERFLOW
+
+
+@kernel(u16_in, f32_out)
+def _bf16_decode(halves: Any, out: Any) -> None:
+    bits = out.view(np.uint32)
+    for i in range(out.size):
+        bits[i] = np.uint32(halves[i]) << _SIXTEEN
+
+
+@kernel(f32_in, f32, f32_out)
+def _fp32_accumulate(values: Any, weight: Any, acc: Any) -> None:
+    for i in range(acc.size):
+        acc[i] = acc[i] + weight * values[i]
+
+
+@kernel(f32_in, f32_in, f32_out)
+def _difference(values: Any, minus: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = values[i] - minus[i]
+
+
+@kernel(f32_in)
+def _finite(values: Any) -> Any:
+    return _top_bits(values, 0, values.size) < _INFINITE
+
+
+_KERNELS = (
+    _int8_encode, _int8_encode_difference, _int8_decode, _int8_accumulate, _bf16_encode, _bf16_decode,
+    _fp32_accumulate, _difference, _finite,
+)  # fmt: skip
+
+
+def warm_up() -> None:
+    """Compiles every kernel, or loads it from the cache. Safe from any thread."""
+    compile_all(_KERNELS)
+
+
+# --- encoding
+
+
+def encode(
+    codec: str,
+    values: npt.NDArray[Any],
+    *,
+    minus: Floats | None = None,
+    zstd_level: int = 0,
+    dtype: str = "F32",
+) -> bytes:
+    """`values`, or `values - minus`, as an encoded chunk.
+
+    `values` and `minus` are 1-D fp32 and contiguous; for codec raw `values` are the uint8 bytes of elements of `dtype`.
+    Raises NonFiniteError (without the tensor's name, which the caller knows) if a value is not finite, or would be
+    infinite in bf16.
+    """
+    if codec == "raw":
+        body = np.ascontiguousarray(values).view(np.uint8)
+        return _packed(codec, body.size // DTYPE_BYTES[dtype], dtype, body, zstd_level)
+    size = body_bytes(codec, values.size, 4)
+    out: Bytes = np.empty(HEADER_BYTES + size, np.uint8)
+    body = out[HEADER_BYTES:]
+    if codec == "int8":
+        num_scales = (size - values.size) // 4
+        scales, quants = body[: 4 * num_scales].view(np.float32), body[4 * num_scales :].view(np.int8)
+        if minus is None:
+            finite = _int8_encode(values, scales, quants)
+        else:
+            finite = _int8_encode_difference(values, minus, scales, quants)
+    elif codec == "bf16":
+        if minus is not None:
+            values = _subtracted(values, minus)
+        finite = _bf16_encode(values, body.view(np.uint16))
+    else:
+        target = body.view(np.float32)
+        if minus is None:
+            target[:] = values
+        else:
+            _difference(values, minus, target)
+        finite = _finite(target)
+    if not finite:
+        raise NonFiniteError(f"a value is not finite, or too large for {codec}")
+    if zstd_level == 0:
+        out[:HEADER_BYTES] = np.frombuffer(_header(codec, values.size, "F32", False), np.uint8)
+        return out.tobytes()
+    return _packed(codec, values.size, "F32", body, zstd_level)
+
+
+def _subtracted(values: Floats, minus: Floats) -> Floats:
+    out = np.empty(values.size, np.float32)
+    _difference(values, minus, out)
+    return out
+
+
+def _header(codec: str, num_elements: int, dtype: str, zstd: bool) -> bytes:
+    return EncodedHeader(codec=codec, zstd=zstd, dtype=dtype, block=block_of(codec), num_elements=num_elements).pack()
+
+
+def _packed(codec: str, num_elements: int, dtype: str, body: Bytes, zstd_level: int) -> bytes:
+    if zstd_level:
+        if not -MAX_ZSTD_LEVEL <= zstd_level <= MAX_ZSTD_LEVEL:
+            raise ConfigError(f"sync.zstd_level = {zstd_level}: choose 0 (off) or 1 to {MAX_ZSTD_LEVEL}")
+        compressor = zstandard.ZstdCompressor(level=zstd_level, write_content_size=True, write_checksum=False)
+        small = compressor.compress(_split(codec, body).data)
+        if len(small) < body.size:
+            return _header(codec, num_elements, dtype, True) + small
+    return _header(codec, num_elements, dtype, False) + body.tobytes()
+
+
+_PLANES = {"fp32": 4, "bf16": 2}  # bytes of the same significance compress better side by side
+
+
+def _split(codec: str, body: Bytes) -> Bytes:
+    planes = _PLANES.get(codec, 1)
+    return body if planes == 1 else np.ascontiguousarray(body.reshape(-1, planes).T).reshape(-1)
+
+
+def _joined(codec: str, body: Bytes) -> Bytes:
+    planes = _PLANES.get(codec, 1)
+    return body if planes == 1 else np.ascontiguousarray(body.reshape(planes, -1).T).reshape(-1)
+
+
+# --- decoding
+
+
+def _body(data: Data, header: EncodedHeader) -> Bytes:
+    """The body after zstd and byte planes, aligned to 4 bytes. Nothing is allocated before sizes are checked."""
+    body: Bytes = np.frombuffer(data, np.uint8, offset=HEADER_BYTES)
+    if header.zstd:
+        size = body_bytes(header.codec, header.num_elements, DTYPE_BYTES[header.dtype])
+        try:
+            if zstandard.frame_content_size(body.data) != size:
+                raise InvalidMessage(f"encoded chunk: its zstd frame does not hold {size} bytes")
+            raw = zstandard.ZstdDecompressor().decompress(body.data, max_output_size=size, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            raise InvalidMessage(f"encoded chunk: zstd: {error}") from None
+        if len(raw) != size:
+            raise InvalidMessage(f"encoded chunk: {len(raw)} bytes after zstd, {size} are expected")
+        body = _joined(header.codec, np.frombuffer(raw, np.uint8))
+    elif body.ctypes.data % 4:
+        body = body.copy()
+    return body
+
+
+def _scales_and_quants(body: Bytes, num_elements: int) -> tuple[Floats, npt.NDArray[np.int8]]:
+    split = body.size - num_elements
+    return body[:split].view(np.float32), body[split:].view(np.int8)
+
+
+def decode(data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dtype: str = "F32") -> None:
+    """Writes the values of an encoded chunk into `out`: fp32, or for codec raw the uint8 bytes.
+
+    Raises InvalidMessage if `data` is not such a chunk.
+    """
+    header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
+    body = _body(data, header)
+    if codec == "int8":
+        _int8_decode(*_scales_and_quants(body, num_elements), out)
+    elif codec == "bf16":
+        _bf16_decode(body.view(np.uint16), out)
+    elif codec == "fp32":
+        out[:] = body.view(np.float32)
+    else:
+        out[:] = body
+
+
+def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> None:
+    """`acc = acc + weight * value` with `value = scale * quant` for int8; each operation rounded to fp32 by itself.
+
+    Raises InvalidMessage if `data` is not an encoded chunk of `acc.size` fp32 values; `acc` is then unchanged.
+    """
+    header = parse_header(data, codec=codec, num_elements=acc.size)
+    body = _body(data, header)
+    weight = np.float32(weight)
+    if codec == "int8":
+        _int8_accumulate(*_scales_and_quants(body, acc.size), weight, acc)
+    elif codec == "bf16":
+        values = np.empty(acc.size, np.float32)
+        _bf16_decode(body.view(np.uint16), values)
+        _fp32_accumulate(values, weight, acc)
+    elif codec == "fp32":
+        _fp32_accumulate(body.view(np.float32), weight, acc)
+    else:
+        raise ConfigError(f"codec {codec} carries bytes, which cannot be averaged")
