@@ -14,7 +14,7 @@ class Journal:
 
     def write(self, kind: str, **values: Any) -> None:
         """`time_s` is this machine's own wall clock; it is not compared with others."""
-        line = {"time_s": round(time.time(), 3), "kind": kind, **values}
+        line = {"time_s": round(time.time(), 4), "kind": kind, **values}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def close(self) -> None:

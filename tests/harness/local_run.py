@@ -5,8 +5,8 @@
         run.start_node("a", WORKER)
         run.wait(lambda status: status["state"] == "finished", timeout_s=60)
 
-Waiting polls the coordinator's status (there is nothing to await in another process); every wait has a limit and fails with the
-last lines of all logs.
+Waiting polls the coordinator's status (there is nothing to await in another process); every wait has a limit and
+fails with the last lines of all logs.
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class LocalRun:
             status = self.status()
             if condition(status):
                 return status
-            assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s; status:\n{json.dumps(status, indent=1)}"
+            assert time.monotonic() < deadline, (
+                f"{what}: not within {timeout_s} s; status:\n{json.dumps(status, indent=1)}"
+            )
             time.sleep(POLL_S)
 
     def wait_all(self, timeout_s: float, names: Sequence[str] = ()) -> dict[str, int]:

@@ -1,0 +1,92 @@
+"""Several hosts on one machine: network namespaces behind a bridge, each with a limited link. Needs root.
+
+`tbf` limits both directions of each link. Its bucket is kept small, so that a burst cannot hide the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from types import TracebackType
+from typing import Self
+
+PREFIX = "atoll"
+SUBNET = "10.77.0"
+
+
+def available() -> str:
+    """Why it cannot be done here; empty if it can."""
+    if os.geteuid() != 0:
+        return "needs root"
+    try:
+        subprocess.run(["ip", "-V"], check=True, capture_output=True)
+        subprocess.run(["tc", "-V"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "needs iproute2 (ip, tc)"
+    return ""
+
+
+class Hosts:
+    """`num_hosts` namespaces with addresses 10.77.0.11, .12, ...; the bridge in this namespace is 10.77.0.1."""
+
+    def __init__(self, num_hosts: int, bits_per_s: int) -> None:
+        self.num_hosts = num_hosts
+        self.bits_per_s = bits_per_s
+        self.bridge = f"{PREFIX}-br"
+        self.bridge_address = f"{SUBNET}.1"
+
+    def namespace(self, host: int) -> str:
+        return f"{PREFIX}-{host}"
+
+    def address(self, host: int) -> str:
+        return f"{SUBNET}.{11 + host}"
+
+    def prefix(self, host: int) -> list[str]:
+        """In front of a command that is to run on that host."""
+        return ["ip", "netns", "exec", self.namespace(host)]
+
+    def sent_bytes(self, host: int) -> int:
+        """By the host's interface since it was made, headers included."""
+        path = f"/sys/class/net/{PREFIX}-v{host}/statistics/rx_bytes"  # our end of the pair receives what it sends
+        with open(path, encoding="ascii") as file:
+            return int(file.read())
+
+    def __enter__(self) -> Self:
+        self._remove()
+        _ip("link", "add", self.bridge, "type", "bridge")
+        _ip("addr", "add", f"{self.bridge_address}/24", "dev", self.bridge)
+        _ip("link", "set", self.bridge, "up")
+        for host in range(self.num_hosts):
+            name, outer, inner = self.namespace(host), f"{PREFIX}-v{host}", f"{PREFIX}-i{host}"
+            _ip("netns", "add", name)
+            _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            _ip("link", "set", inner, "netns", name)
+            _ip("link", "set", outer, "master", self.bridge)
+            _ip("link", "set", outer, "up")
+            _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", inner)
+            _ip("-n", name, "link", "set", inner, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+            bucket_bytes = max(self.bits_per_s // 8 // 500, 16 << 10)  # 2 ms; one segment of offload at least
+            limit = ["tbf", "rate", f"{self.bits_per_s}bit", "burst", str(bucket_bytes), "latency", "50ms"]
+            _run(["tc", "qdisc", "add", "dev", outer, "root", *limit])
+            _run([*self.prefix(host), "tc", "qdisc", "add", "dev", inner, "root", *limit])
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        for host in range(self.num_hosts):
+            subprocess.run(["ip", "netns", "del", self.namespace(host)], check=False, capture_output=True)
+            subprocess.run(["ip", "link", "del", f"{PREFIX}-v{host}"], check=False, capture_output=True)
+        subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
+
+
+def _ip(*args: str) -> None:
+    _run(["ip", *args])
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True)

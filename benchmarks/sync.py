@@ -1,0 +1,95 @@
+"""A sync between three nodes as real processes: from the last SEALED to Commit, and to the parameters published.
+
+On loopback, and as root between network namespaces with limited links; there the ratio to the link's limit for the
+bytes that went through the interface.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from atoll.protocol.settings import RunSettings, SyncSettings
+from benchmarks import netns
+from tests.harness.local_run import LocalRun
+
+NAMES = ("a", "b", "c")
+WARM_UP_SYNCS = 2
+WORKER = Path(__file__).parents[1] / "tests" / "workers" / "plain_worker.py"
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks sync", description=__doc__)
+    parser.add_argument("--parameters", type=int, default=16 << 20)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--syncs", type=int, default=6, help=f"counted, after {WARM_UP_SYNCS} that are not")
+    parser.add_argument(
+        "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
+    )
+    args = parser.parse_args(argv)
+    print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
+    print(f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'limit s':>8} {'ratio':>6}")
+    _print_row("loopback", *_measure(args, None), None)
+    reason = netns.available() if args.mbit else ""
+    if reason:
+        print(f"links with a limit: not measured ({reason})")
+        return 0
+    for mbit in args.mbit:
+        _print_row(f"{mbit} Mbit/s", *_measure(args, mbit), mbit)
+    return 0
+
+
+def _print_row(link: str, commit_s: float, published_s: float, sent_bytes: float, mbit: int | None) -> None:
+    limit = f"{sent_bytes * 8 / mbit / 1e6:8.3f} {commit_s / (sent_bytes * 8 / mbit / 1e6):6.2f}" if mbit else ""
+    print(f"{link:>12} {commit_s:12.3f} {published_s:15.3f} {sent_bytes / 1e6:15.2f} {limit}")
+    sys.stdout.flush()
+
+
+def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, float]:
+    """Medians: from the last SEALED to the last Commit received and to the last PUBLISH; bytes a site and sync."""
+    num_syncs = WARM_UP_SYNCS + args.syncs
+    settings = RunSettings(
+        run_id="bench",
+        steps=num_syncs,
+        min_sites=len(NAMES),
+        data="local",
+        time_limits="lan",
+        sync=SyncSettings(every=1, codec=args.codec, log_commits=2),
+    )
+    worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
+        hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000)) if mbit else None
+        run = stack.enter_context(LocalRun(folder, settings))
+        run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
+        for i, name in enumerate(NAMES):
+            run.start_node(name, worker, prefix=hosts.prefix(i) if hosts else ())
+        run.wait(lambda s: s["last_commit"] >= WARM_UP_SYNCS, 300)
+        before = [hosts.sent_bytes(i) for i in range(len(NAMES))] if hosts else []
+        run.wait(lambda s: s["last_commit"] >= num_syncs - 1, 300)
+        after = [hosts.sent_bytes(i) for i in range(len(NAMES))] if hosts else []
+        codes = run.wait_all(300)
+        if any(codes.values()):
+            raise SystemExit(run.story())
+        return _medians(run, num_syncs, (sum(after) - sum(before)) / len(NAMES) / (args.syncs - 1) if hosts else None)
+
+
+def _medians(run: LocalRun, num_syncs: int, interface_bytes: float | None) -> tuple[float, float, float]:
+    to_commit, to_published, sent = [], [], []
+    for commit in range(WARM_UP_SYNCS + 1, num_syncs + 1):
+        sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
+        for name in NAMES:
+            windows = run.journal(name, "window")
+            commits = {line["commit"]: line for line in run.journal(name, "commit")}
+            sealed_s.append(windows[commit - 1]["time_s"])
+            committed_s += [x["time_s"] for x in run.journal(name, "commit_received") if x["commit"] == commit]
+            published_s += [x["time_s"] for x in run.journal(name, "published") if x["commit"] == commit][:1]
+            sent_bytes.append(commits[commit]["sent_bytes"] - commits[commit - 1]["sent_bytes"])
+        to_commit.append(max(committed_s) - max(sealed_s))
+        to_published.append(max(published_s) - max(sealed_s))
+        sent.append(statistics.mean(sent_bytes))
+    return statistics.median(to_commit), statistics.median(to_published), interface_bytes or statistics.median(sent)

@@ -1,0 +1,248 @@
+"""Whole runs: a coordinator and nodes as real processes over loopback, with a worker that needs no torch.
+
+Each test asserts that what it provoked happened, that the run finished, and that all sites hold the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.local_run import LocalRun, Status
+
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
+SLOW = [*WORKER, "--step-delay-s", "0.02"]
+SETTINGS = RunSettings(
+    run_id="run",
+    steps=60,
+    min_sites=3,
+    data="local",
+    time_limits="local",
+    sync=SyncSettings(every=10, chunk_elements=1000, codec="int8"),
+    outer=OuterSettings(learning_rate=0.7, momentum=0.5),
+)
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def committed(count: int):  # type: ignore[no-untyped-def]
+    return lambda status: status["last_commit"] >= count
+
+
+def finished(status: Status) -> bool:
+    return bool(status["finished"])
+
+
+def assert_equal_at_the_end(run: LocalRun, names: list[str], commit: int = 6) -> None:
+    hashes = run.hashes(commit)
+    assert sorted(hashes) == sorted(names)
+    assert len(set(hashes.values())) == 1, hashes
+    status = run.status()
+    assert status["attested_commit"] == commit
+    assert status["state_hash"] == next(iter(hashes.values()))
+    assert status["finished"]
+
+
+def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, WORKER)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"])
+        assert run.status()["run_step"] == 60
+        for name in "abc":
+            manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())
+            assert manifest["commit"] == 6
+            assert [line["commit"] for line in run.journal(name, "commit")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_site_joins_while_the_others_go_on(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=2, steps=200)) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.wait(committed(2), LIMIT_S)
+        run.start_node("c", SLOW)
+        joined = run.wait(lambda s: any("c" in c["contributors"] for c in s["commits"]), LIMIT_S, "c contributes")
+        assert joined["last_commit"] < 20, "the run had not ended before"
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"], 20)
+        first = run.journal("c", "commit")[0]["commit"]
+        assert first > 1, "c came with the state of a later commit"
+        numbers = [line["commit"] for line in run.journal("a", "commit")]
+        assert numbers == list(range(1, 21)), "nobody was stopped"
+
+
+def test_a_killed_node_is_left_behind_and_catches_up(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        before = run.wait(committed(3), LIMIT_S)["last_commit"]
+        run.nodes["c"].kill()
+        alone = run.wait(lambda s: s["commits"][-1]["contributors"] == ["a", "b"], LIMIT_S, "a and b commit without c")
+        assert alone["last_commit"] > before
+        run.start_node("c", SLOW)
+        back = run.wait(lambda s: s["commits"][-1]["contributors"] == ["a", "b", "c"], LIMIT_S, "c is back")
+        assert back["last_commit"] < 30
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"], 30)
+        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31))
+
+
+def test_a_crashed_worker_is_restarted_from_the_outer_state(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=100)) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.start_node("c", [*SLOW, "--crash-at", "25"])
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"], 10)
+        assert len(run.journal("c", "WorkersFailed")) == 1
+        assert not run.journal("a", "WorkersFailed")
+
+
+def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=200)) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(2), LIMIT_S)
+        run.nodes["c"].interrupt()
+        assert run.nodes["c"].wait(LIMIT_S) == 0
+        last = run.journal("c", "commit")[-1]["commit"]
+        assert run.wait_all(LIMIT_S, ["a", "b"]) == {"a": 0, "b": 0}
+        assert_equal_at_the_end(run, ["a", "b"], 20)
+        assert last < 20
+        lines = run.journal("c", "exit")
+        assert lines[-1]["text"] == "Ctrl-C"
+        evicted = run.status()["num_evicted"]
+        assert evicted == 0, "c said goodbye, it was not missed"
+
+
+def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
+        coordinator = run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        before = run.wait(committed(2), LIMIT_S)
+        coordinator.kill()
+        run.start_coordinator()
+        after = run.wait(committed(before["last_commit"] + 2), LIMIT_S)
+        assert after["term"] == before["term"] + 1
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"], 30)
+        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31)), "none twice, none lost"
+
+
+def test_another_model_is_refused_at_the_door(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=200)) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.wait(committed(1), LIMIT_S)
+        other = run.start_node("b", [*SLOW, "--tensors", "a=300x41,b=10"])
+        assert other.wait(LIMIT_S) != 0
+        assert any("refused" in line and "'a'" in line for line in other.lines), other.lines
+        assert not any("Traceback" in line for line in other.lines)
+        assert run.wait_all(LIMIT_S, ["a"]) == {"a": 0}
+
+
+def test_a_loss_that_is_not_finite_ends_the_site_and_not_the_run(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.start_node("c", [*SLOW, "--nan-loss-at", "15"])
+        codes = run.wait_all(LIMIT_S)
+        assert codes["a"] == codes["b"] == 0
+        assert codes["c"] != 0
+        assert_equal_at_the_end(run, ["a", "b"])
+
+
+def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        bad = run.start_node("c", [*SLOW, "--nan-at", "15"])
+        codes = run.wait_all(LIMIT_S)
+        assert (codes["a"], codes["b"]) == (0, 0)
+        assert codes["c"] != 0
+        assert any("'a'" in line for line in bad.lines), bad.lines
+        assert_equal_at_the_end(run, ["a", "b"])
+
+
+def test_a_loader_that_ends_leaves_the_run(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.start_node("c", [*SLOW, "--end-at", "25"])
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b"])
+        assert run.status()["num_evicted"] == 0
+
+
+def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=10_000)) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(2), LIMIT_S)
+        stop = run.start("stop", [sys.executable, "-m", "atoll.cli.main", "stop", str(run.toml)])
+        assert stop.wait(LIMIT_S) == 0, stop.lines
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"], run.status()["last_commit"])
+
+
+def test_a_saved_model_starts_a_new_run(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    with LocalRun(first, replace(SETTINGS, min_sites=1, steps=20)) as run:
+        run.start_coordinator()
+        run.start_node("a", WORKER)
+        assert run.wait_all(LIMIT_S) == {"a": 0}
+        saved = run.home("a") / "model"
+        parent = run.status()
+    with LocalRun(second, replace(SETTINGS, run_id="child", min_sites=2, steps=40)) as run:
+        run.start_coordinator(extra=["--resume", str(saved / "manifest.json")])
+        run.start_node("b", WORKER)
+        run.wait(lambda s: s["state"] == "waiting for state" and s["sites"], LIMIT_S)
+        run.start_node("a", WORKER, extra=["--from", str(saved)])
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
+        status = run.status()
+        assert status["run_step"] == 40
+        assert status["last_commit"] == 2, "20 of the 40 steps were the parent's"
+        assert_equal_at_the_end(run, ["a", "b"], 2)
+        assert parent["run_step"] == 20
+
+
+def test_a_node_without_a_coordinator_ends_with_one_line(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.address = "127.0.0.1:1"
+        node = run.start_node("a", WORKER)
+        assert node.wait(LIMIT_S) != 0
+        assert any("no coordinator at 127.0.0.1:1" in line for line in node.lines), node.lines
+        assert not any("Traceback" in line for line in node.lines)
+
+
+def test_two_nodes_cannot_share_a_home(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=2000)) as run:
+        run.start_coordinator()
+        first = run.start_node("a", SLOW)
+        run.wait(committed(1), LIMIT_S)
+        second = run.start_node("a", SLOW)
+        assert second.wait(LIMIT_S) == 3
+        assert any("is in use by another node" in line for line in second.lines), second.lines
+        os.killpg(first.popen.pid, signal.SIGINT)
+        assert first.wait(LIMIT_S) == 0
