@@ -242,9 +242,8 @@ def is_held_out(name: str) -> bool:
     return int.from_bytes(blake3(name.encode()).digest()[:8], "little") % HELD_OUT_ONE_IN == 0
 
 
-def listing_for_run(data_name: str, data_path: str) -> Listing:
-    """The files that a site of a run trains on: `data_name` is the run's, `data_path` the node's (one a line)."""
-    paths = [line for line in data_path.splitlines() if line.strip()]
+def list_for_run(data_name: str, paths: Sequence[str]) -> Listing:
+    """The files that a site of a run trains on: `data_name` is the run's, `paths` are the node's."""
     if not paths and data_name not in (STDLIB, LOCAL):
         raise ConfigError(f"this run trains on the data set {data_name!r}: say where it lies here with --data PATH")
     return list_files(paths)

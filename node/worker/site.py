@@ -79,6 +79,7 @@ class Site:
         else:
             own_steps = max(1, self._steps - self._base_step)
             tokens_per_step = self._tokens / own_steps * self.world * self.settings.min_sites
+        # Before the first step nothing is known; no step has more than all steps' tokens.
         return max(1, math.ceil(self.settings.tokens / tokens_per_step)) if tokens_per_step else self.settings.tokens
 
     @property
@@ -128,6 +129,7 @@ class _JoinedSite(Site):
     def __init__(
         self,
         connection: Connection,
+        *,
         modules: Sequence[nn.Module],
         optimizers: Sequence[torch.optim.Optimizer],
         buffers: Mapping[str, BufferPolicy] | None,
@@ -201,12 +203,15 @@ class _JoinedSite(Site):
 
     @contextmanager
     def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
+        began_s = time.monotonic()
         self._client.busy(what, limit_s)
         try:
             yield
         finally:
             self._client.busy("", 0.0)
-            self._resumed_at_s = time.monotonic()
+            busy_s = time.monotonic() - began_s  # is neither training nor part of the step rate
+            self._resumed_at_s += busy_s
+            self._reported_at_s += busy_s
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -314,6 +319,7 @@ class _JoinedSite(Site):
         if answer.mode is MergeMode.REPLACE:
             self._tokens = 0
             self._base_step = self._steps
+            self._loss, self._loss_steps = None, 0  # of steps that are now undone, if any
         elif answer.mode is MergeMode.MERGE:
             self._tokens -= self._tokens_at_snapshot
             self._base_step = self._snapshot_step
@@ -358,7 +364,15 @@ def join(
             sys.stderr.write("atoll: no node started this process (see `atoll node --help`); it trains alone\n")
         return site
     try:
-        return _JoinedSite(connection, modules, optimizers, buffers, ramp_steps, data_fingerprint, data_rank)
+        return _JoinedSite(
+            connection,
+            modules=modules,
+            optimizers=optimizers,
+            buffers=buffers,
+            ramp_steps=ramp_steps,
+            data_fingerprint=data_fingerprint,
+            data_rank=data_rank,
+        )
     except BaseException as error:
         connection.tell(error)
         raise
