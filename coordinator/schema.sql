@@ -1,0 +1,59 @@
+-- The coordinator's store. One run a file; see docs/decisions and coordinator/store.py.
+CREATE TABLE run (
+    id            INTEGER PRIMARY KEY CHECK (id = 1),
+    run_id        TEXT    NOT NULL,
+    settings_json TEXT    NOT NULL,
+    parent_json   TEXT    NOT NULL,           -- parent run, commit, run_step, run_tokens of a resumed run, or ''
+    term          INTEGER NOT NULL,           -- how often a coordinator was started on this store
+    stop_reason   TEXT    NOT NULL DEFAULT '',
+    final_commit  INTEGER,                    -- set when the run is over
+    final_reason  TEXT
+) STRICT;
+
+CREATE TABLE manifest (
+    id               INTEGER PRIMARY KEY CHECK (id = 1),
+    manifest         BLOB NOT NULL,           -- protobuf atoll.protocol.v1.Manifest
+    data_fingerprint BLOB NOT NULL
+) STRICT;
+
+CREATE TABLE sites (
+    site_id               INTEGER PRIMARY KEY, -- never given to another site
+    name                  TEXT    NOT NULL UNIQUE,
+    key_digest            BLOB    NOT NULL,    -- of the node's key; the key itself is not kept
+    incarnation           INTEGER NOT NULL,
+    address               TEXT    NOT NULL,
+    live                  INTEGER NOT NULL,
+    evicted               TEXT    NOT NULL,    -- why this incarnation was evicted, or ''
+    epoch                 INTEGER NOT NULL,
+    max_retained_bytes    INTEGER NOT NULL,
+    bandwidth_bytes_per_s INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE syncs (
+    sync     INTEGER PRIMARY KEY,              -- never used again
+    open     BLOB NOT NULL,                    -- protobuf atoll.protocol.v1.Open
+    expected TEXT NOT NULL,                    -- JSON list of site ids
+    outcome  TEXT NOT NULL DEFAULT 'open',     -- open, committed, or why it was abandoned
+    ended_at REAL                              -- seconds since 1970, for people
+) STRICT;
+
+CREATE TABLE plans (                           -- of the open sync; those of ended ones are dropped
+    sync    INTEGER NOT NULL,
+    attempt INTEGER NOT NULL,
+    plan    BLOB    NOT NULL,                  -- protobuf atoll.protocol.v1.Plan
+    PRIMARY KEY (sync, attempt)
+) STRICT;
+
+CREATE TABLE commits (
+    commit_number INTEGER PRIMARY KEY,
+    body          BLOB    NOT NULL,            -- protobuf atoll.protocol.v1.Commit
+    run_step      INTEGER NOT NULL,
+    run_tokens    INTEGER NOT NULL,
+    mean_loss     REAL,
+    committed_at  REAL    NOT NULL             -- seconds since 1970, for people
+) STRICT;
+
+CREATE TABLE attestations (
+    commit_number INTEGER PRIMARY KEY,
+    state_hash    BLOB NOT NULL
+) STRICT;

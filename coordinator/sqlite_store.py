@@ -1,0 +1,329 @@
+"""The store in a SQLite file that one process holds for its life."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from atoll.coordinator.core.events import (
+    AbandonRecord,
+    AttestationRecord,
+    CommitRecord,
+    FinishedRecord,
+    ManifestRecord,
+    OpenRecord,
+    Persisted,
+    PlanRecord,
+    Record,
+    SiteRecord,
+    StopRecord,
+)
+from atoll.coordinator.store import check_same_run
+from atoll.protocol import wire
+from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import Commit, Open, Plan
+from atoll.protocol.settings import RunSettings, settings_to_json
+
+APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
+SCHEMA_VERSION = 1
+LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
+NETWORK_FILE_SYSTEMS = (
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",
+    "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "ncpfs", "ocfs2",
+)  # fmt: skip
+
+_SITE_COLUMNS = (
+    "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s"
+)
+_MAX_INTEGER = (1 << 63) - 1
+
+
+def file_system_of(path: Path, mounts: str) -> str:
+    """The type of the file system that `path` lies on, from the text of /proc/mounts; '' if it is not known."""
+    best, found = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        mount = Path(fields[1].encode().decode("unicode_escape"))
+        if path.is_relative_to(mount) and len(mount.parts) >= best:
+            best, found = len(mount.parts), fields[2]
+    return found
+
+
+def _refuse_network_file_systems(path: Path) -> None:
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return  # not Linux: there is no such list
+    kind = file_system_of(path.parent.resolve(), mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise ConfigError(
+            f"the store {path} lies on a network file system ({kind}), whose locks do not keep a second coordinator "
+            "out: put it on a local disk with --store"
+        )
+
+
+class SqliteStore:
+    """Opened exclusively until `close`; a second coordinator is refused, and the file is free after kill -9.
+
+    Raises HostError if it cannot be had (in use, read-only, no space), StateError if it is damaged or not a store,
+    ConfigError if it lies where it cannot be safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.parent.is_dir():
+            raise ConfigError(f"the store {path}: there is no folder {path.parent}; make it, or choose another --store")
+        _refuse_network_file_systems(path)
+        if path.is_dir():
+            raise ConfigError(f"the store {path} is a folder; choose the name of a file with --store")
+        with self._explained():
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            os.close(descriptor)
+            self._db = sqlite3.connect(
+                path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+        try:
+            with self._explained():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
+        if mode != "wal":
+            raise HostError(f"the store {self.path}: this file system has no write-ahead log; put it on a local disk")
+        self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("BEGIN IMMEDIATE")  # takes the lock that is then held
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if tables == 0:
+            schema = importlib.resources.files("atoll.coordinator").joinpath("schema.sql").read_text(encoding="utf-8")
+            for statement in schema.split(";\n"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif application != APPLICATION_ID:
+            raise StateError(f"{self.path} is a database of another program; choose another file with --store")
+        elif version != SCHEMA_VERSION:
+            raise StateError(
+                f"the store {self.path} has format {version}, this version of atoll reads {SCHEMA_VERSION}: use the "
+                "version that made it"
+            )
+        self._db.execute("COMMIT")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise StateError(
+                f"the store {self.path} is damaged ({verdict}): restore it from a copy, or start a new run"
+            )
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """SQLite's and the system's errors in words."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            code = getattr(error, "sqlite_errorname", "")
+            if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+                text = "another coordinator has it open; end that one first, or choose another --store"
+            elif code.startswith("SQLITE_FULL"):
+                text = "the disk is full; make room, then start the coordinator again"
+            elif code.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+                text = f"it cannot be written ({error}); check its folder's permissions"
+            else:
+                text = f"{error}; check the disk, then start the coordinator again"
+            raise HostError(f"the store {self.path}: {text}") from error
+        except sqlite3.DatabaseError as error:
+            raise StateError(
+                f"the store {self.path} is damaged or not a database ({error}): restore it from a copy, or start a new "
+                "run in another file"
+            ) from error
+        except OSError as error:
+            raise HostError(f"the store {self.path} cannot be opened: {error.strerror}") from error
+
+    # --- the interface
+
+    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
+        with self._explained():
+            row = self._db.execute("SELECT run_id, settings_json, parent_json, term FROM run").fetchone()
+            if row is None:
+                row = (settings.run_id, settings_to_json(settings), parent_json, 0)
+            else:
+                check_same_run(
+                    f"the store {self.path}",
+                    stored_run_id=row[0],
+                    stored_settings=row[1],
+                    stored_parent=row[2],
+                    settings=settings,
+                    parent_json=parent_json,
+                )
+            run_id, settings_json, stored_parent, term = row
+            with self._transaction():
+                self._db.execute(
+                    "INSERT INTO run (id, run_id, settings_json, parent_json, term) VALUES (1, ?, ?, ?, 1) "
+                    "ON CONFLICT (id) DO UPDATE SET term = term + 1",
+                    (run_id, settings_json, stored_parent),
+                )
+            try:
+                return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
+            except InvalidMessage as error:
+                raise StateError(f"the store {self.path} is damaged ({error}): restore it from a copy") from error
+
+    def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
+        db = self._db
+        stop_reason, final_commit, final_reason = db.execute(
+            "SELECT stop_reason, final_commit, final_reason FROM run"
+        ).fetchone()
+        manifest = db.execute("SELECT manifest, data_fingerprint FROM manifest").fetchone()
+        newest = db.execute("SELECT sync, open, expected, outcome FROM syncs ORDER BY sync DESC LIMIT 1").fetchone()
+        is_open = newest is not None and newest[3] == "open"
+        commits = db.execute(
+            "SELECT body, mean_loss FROM commits ORDER BY commit_number DESC LIMIT ?", (log_commits,)
+        ).fetchall()
+        attestations = db.execute(
+            "SELECT commit_number, state_hash FROM attestations ORDER BY commit_number DESC LIMIT ?", (log_commits,)
+        ).fetchall()
+        (num_abandoned,) = db.execute(
+            "SELECT count(*) FROM syncs WHERE outcome NOT IN ('open', 'committed')"
+        ).fetchone()
+        return Persisted(
+            run_id=run_id,
+            settings_json=settings_json,
+            parent_json=parent_json,
+            term=term,
+            manifest=ManifestRecord(manifest=wire.decode(Manifest, manifest[0]), data_fingerprint=manifest[1])
+            if manifest
+            else None,
+            sites=tuple(
+                SiteRecord(
+                    site_id=r[0],
+                    name=r[1],
+                    key_digest=r[2],
+                    incarnation=r[3],
+                    address=r[4],
+                    live=bool(r[5]),
+                    evicted=r[6],
+                    epoch=r[7],
+                    max_retained_bytes=r[8],
+                    bandwidth_bytes_per_s=r[9],
+                )
+                for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
+            ),
+            open=OpenRecord(open=wire.decode(Open, newest[1]), expected=tuple(json.loads(newest[2])))
+            if is_open
+            else None,
+            plans=tuple(
+                wire.decode(Plan, r[0])
+                for r in db.execute("SELECT plan FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],))
+            )
+            if is_open
+            else (),
+            last_sync=newest[0] if newest else 0,
+            commits=tuple(CommitRecord(commit=wire.decode(Commit, r[0]), mean_loss=r[1]) for r in reversed(commits)),
+            losses=tuple(
+                db.execute(
+                    "SELECT commit_number, run_step, run_tokens, mean_loss FROM commits "
+                    "WHERE mean_loss IS NOT NULL ORDER BY commit_number"
+                )
+            ),
+            attestations=tuple(AttestationRecord(r[0], r[1]) for r in reversed(attestations)),
+            num_abandoned=num_abandoned,
+            stop_reason=stop_reason,
+            finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
+        )
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+        with self._explained(), self._transaction():
+            (stored,) = self._db.execute("SELECT term FROM run").fetchone()
+            if stored != term:
+                raise StaleError(f"the store {self.path}: term {term} is over, the newest is {stored}")
+            for record in records:
+                self._write(record, wall_time_s)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _write(self, record: Record, wall_time_s: float) -> None:
+        execute = self._db.execute
+        match record:
+            case SiteRecord():
+                values = (
+                    record.site_id,
+                    record.name,
+                    record.key_digest,
+                    record.incarnation,
+                    record.address,
+                    record.live,
+                    record.evicted,
+                    record.epoch,
+                    min(record.max_retained_bytes, _MAX_INTEGER),
+                    min(record.bandwidth_bytes_per_s, _MAX_INTEGER),
+                )
+                execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            case ManifestRecord():
+                execute(
+                    "INSERT INTO manifest (id, manifest, data_fingerprint) VALUES (1, ?, ?)",
+                    (wire.encode(record.manifest), record.data_fingerprint),
+                )
+            case OpenRecord():
+                execute(
+                    "INSERT INTO syncs (sync, open, expected) VALUES (?, ?, ?)",
+                    (record.open.sync, wire.encode(record.open), json.dumps(record.expected)),
+                )
+                execute("DELETE FROM plans WHERE sync < ?", (record.open.sync,))
+            case PlanRecord(plan):
+                execute(
+                    "INSERT INTO plans (sync, attempt, plan) VALUES (?, ?, ?)",
+                    (plan.sync, plan.attempt, wire.encode(plan)),
+                )
+            case CommitRecord():
+                commit = record.commit
+                execute(
+                    "INSERT INTO commits (commit_number, body, run_step, run_tokens, mean_loss, committed_at) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        commit.commit,
+                        wire.encode(commit),
+                        commit.run_step,
+                        commit.run_tokens,
+                        record.mean_loss,
+                        wall_time_s,
+                    ),
+                )
+                self._end_sync(commit.sync, "committed", wall_time_s)
+            case AbandonRecord(sync, reason):
+                self._end_sync(sync, f"abandoned: {reason}", wall_time_s)
+            case AttestationRecord(commit_number, state_hash):
+                execute("INSERT OR REPLACE INTO attestations VALUES (?, ?)", (commit_number, state_hash))
+            case StopRecord(reason):
+                execute("UPDATE run SET stop_reason = ?", (reason,))
+            case FinishedRecord(commit_number, reason):
+                execute("UPDATE run SET final_commit = ?, final_reason = ?", (commit_number, reason))
+
+    def _end_sync(self, sync: int, outcome: str, wall_time_s: float) -> None:
+        self._db.execute("UPDATE syncs SET outcome = ?, ended_at = ? WHERE sync = ?", (outcome, wall_time_s, sync))
+
+    def commit_times(self) -> dict[int, float]:
+        with self._explained():
+            return dict(self._db.execute("SELECT commit_number, committed_at FROM commits"))
+
+    def close(self) -> None:
+        self._db.close()

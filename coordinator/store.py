@@ -1,0 +1,189 @@
+"""What survives the coordinator: one interface, in memory and in SQLite.
+
+The core decides what is kept (`core/events.py`, records); a store keeps each `persist` whole or not at all, and only
+for the newest term.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from atoll.coordinator.core.events import (
+    AbandonRecord,
+    AttestationRecord,
+    CommitRecord,
+    FinishedRecord,
+    ManifestRecord,
+    OpenRecord,
+    Persisted,
+    PlanRecord,
+    Record,
+    SiteRecord,
+    StopRecord,
+)
+from atoll.protocol.errors import ConfigError, StaleError
+from atoll.protocol.settings import RunSettings, settings_to_json
+
+
+class Store(Protocol):
+    """One run. Not thread-safe: one call at a time, from any thread."""
+
+    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
+        """Starts a new term: what was kept, for `Core`. The first call makes the run.
+
+        Raises ConfigError if the store has another run, other settings or another parent.
+        """
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+        """All records or none. `wall_time_s` (since 1970) is kept with commits, for people.
+
+        Raises StaleError if `term` is not the newest, HostError if the records cannot be kept: then the process ends,
+        because nobody knows whether they were.
+        """
+
+    def commit_times(self) -> dict[int, float]:
+        """Commit -> seconds since 1970."""
+
+    def close(self) -> None: ...
+
+
+def check_same_run(
+    where: str, *, stored_run_id: str, stored_settings: str, stored_parent: str, settings: RunSettings, parent_json: str
+) -> None:
+    """Raises ConfigError, naming what differs, unless the store has this run."""
+    if stored_run_id != settings.run_id:
+        raise ConfigError(
+            f"{where} holds run {stored_run_id!r}, the settings name run {settings.run_id!r}: give the new run a store "
+            "of its own, or the old run its own settings"
+        )
+    wanted = settings_to_json(settings)
+    if stored_settings != wanted:
+        differences = "; ".join(_differences(json.loads(stored_settings), json.loads(wanted)))
+        raise ConfigError(
+            f"{where}: run {stored_run_id!r} was begun with other settings ({differences}): change them back, or start "
+            "a new run (with --resume from a saved model)"
+        )
+    if parent_json and parent_json != stored_parent:
+        raise ConfigError(
+            f"{where}: run {stored_run_id!r} was begun {'from another saved model' if stored_parent else 'afresh'}: "
+            "leave --resume out to go on with it, or choose another run id and store"
+        )
+
+
+def _differences(stored: dict[str, object], wanted: dict[str, object], prefix: str = "") -> list[str]:
+    found = []
+    for key in sorted({*stored, *wanted}):
+        a, b = stored.get(key), wanted.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += _differences(a, b, f"{prefix}{key}.")
+        elif a != b:
+            found.append(f"{prefix}{key} was {json.dumps(a)}, now {json.dumps(b)}")
+    return found
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What a MemoryStore holds; changed as a whole."""
+
+    run_id: str
+    settings_json: str
+    parent_json: str
+    term: int = 0
+    manifest: ManifestRecord | None = None
+    sites: dict[int, SiteRecord] = field(default_factory=dict)
+    opens: dict[int, OpenRecord] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    plans: list[PlanRecord] = field(default_factory=list)
+    commits: list[CommitRecord] = field(default_factory=list)
+    times: dict[int, float] = field(default_factory=dict)
+    attestations: dict[int, AttestationRecord] = field(default_factory=dict)
+    num_abandoned: int = 0
+    stop_reason: str = ""
+    finished: FinishedRecord | None = None
+
+
+class MemoryStore:
+    """For tests and the simulator. Survives its coordinator, not the process."""
+
+    def __init__(self) -> None:
+        self._kept: _Kept | None = None
+
+    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
+        kept = self._kept
+        if kept is None:
+            kept = self._kept = _Kept(settings.run_id, settings_to_json(settings), parent_json)
+        check_same_run(
+            "the store",
+            stored_run_id=kept.run_id,
+            stored_settings=kept.settings_json,
+            stored_parent=kept.parent_json,
+            settings=settings,
+            parent_json=parent_json,
+        )
+        kept.term += 1
+        last_sync = max(kept.opens, default=0)
+        is_open = last_sync > 0 and last_sync not in kept.ended
+        attested = [kept.attestations[n] for n in sorted(kept.attestations)]
+        return Persisted(
+            run_id=kept.run_id,
+            settings_json=kept.settings_json,
+            parent_json=kept.parent_json,
+            term=kept.term,
+            manifest=kept.manifest,
+            sites=tuple(kept.sites[i] for i in sorted(kept.sites)),
+            open=kept.opens[last_sync] if is_open else None,
+            plans=tuple(r.plan for r in kept.plans) if is_open else (),
+            last_sync=last_sync,
+            commits=tuple(kept.commits[-settings.sync.log_commits :]),
+            losses=tuple(
+                (r.commit.commit, r.commit.run_step, r.commit.run_tokens, r.mean_loss)
+                for r in kept.commits
+                if r.mean_loss is not None
+            ),
+            attestations=tuple(attested[-settings.sync.log_commits :]),
+            num_abandoned=kept.num_abandoned,
+            stop_reason=kept.stop_reason,
+            finished=kept.finished,
+        )
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+        kept = self._kept
+        assert kept is not None
+        if term != kept.term:
+            raise StaleError(f"the store: term {term} is over, the newest is {kept.term}")
+        for record in records:
+            self._keep(kept, record, wall_time_s)
+
+    def _keep(self, kept: _Kept, record: Record, wall_time_s: float) -> None:
+        match record:
+            case SiteRecord():
+                kept.sites[record.site_id] = record
+            case ManifestRecord():
+                kept.manifest = record
+            case OpenRecord():
+                kept.opens[record.open.sync] = record
+                kept.plans.clear()
+            case PlanRecord():
+                kept.plans.append(record)
+            case CommitRecord():
+                kept.commits.append(record)
+                kept.times[record.commit.commit] = wall_time_s
+                kept.ended.add(record.commit.sync)
+            case AbandonRecord():
+                kept.num_abandoned += 1
+                kept.ended.add(record.sync)
+            case AttestationRecord():
+                kept.attestations[record.commit] = record
+            case StopRecord():
+                kept.stop_reason = record.reason
+            case FinishedRecord():
+                kept.finished = record
+
+    def commit_times(self) -> dict[int, float]:
+        return dict(self._kept.times) if self._kept else {}
+
+    def close(self) -> None:
+        pass

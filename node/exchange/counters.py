@@ -1,0 +1,35 @@
+"""What moved and what was refused, as plain attributes for the metrics collector."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, RefusedError, StaleError
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Bytes of messages between nodes, without the transport's own."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Counters(Traffic):
+    """Of a node since it started."""
+
+    refused: Counter[str] = field(default_factory=Counter)
+    """Messages refused here, by reason: corrupt, invalid, stale, refused."""
+    reconnects: int = 0
+    """Streams that broke and were opened again."""
+
+    def refuse(self, error: RefusedError) -> None:
+        if isinstance(error, DigestMismatch):
+            reason = "corrupt"
+        elif isinstance(error, InvalidMessage):
+            reason = "invalid"
+        else:
+            reason = "stale" if isinstance(error, StaleError) else "refused"
+        self.refused[reason] += 1

@@ -1,0 +1,176 @@
+"""The donor's side of catching up: chunks of the outer state and payloads of commits, in bounded frames.
+
+A joiner must not stop the others: few requests are served at once, each at a bounded rate, and all reading of the disk
+is done in threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_file import payload_hash
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
+from atoll.node.exchange.requests import check_header
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
+from atoll.protocol.layout import Layout
+from atoll.protocol.v1 import peer_pb2
+
+MAX_REQUESTS = 4
+"""Served at once; more are told to come again."""
+MAX_RATE_BYTES_PER_S = 256 << 20
+"""Of one request."""
+MAX_CHUNKS = 4096
+"""Of one request."""
+MAX_HASH_LISTS = 16
+"""Of one request."""
+HASHES_PER_FRAME = FRAME_BYTES // DIGEST_BYTES - 16
+
+
+class Donor:
+    """`outer()` is None while this node has no outer state."""
+
+    def __init__(
+        self,
+        run_id: str,
+        layout: Layout,
+        outer: Callable[[], OuterState | None],
+        log: PayloadLog,
+        pool: Executor,
+        counters: Counters,
+        *,
+        max_rate_bytes_per_s: int = MAX_RATE_BYTES_PER_S,
+    ) -> None:
+        self._run_id = run_id
+        self._layout = layout
+        self._outer = outer
+        self._log = log
+        self._pool = pool
+        self._counters = counters
+        self._max_rate_bytes_per_s = max_rate_bytes_per_s
+        self._num_requests = 0
+
+    async def state(self, request: peer_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
+        """Frames of hash lists, then of chunks. Lists that are not held are left out.
+
+        Raises InvalidMessage, RefusedError; NotYetError if too many ask at once; StateError for a chunk without a
+        valid record here.
+        """
+        check_header(request.header, self._run_id)
+        chunks = self._checked(request.chunks, len(self._layout.chunks))
+        if len(request.hashes_of) > MAX_HASH_LISTS:
+            raise InvalidMessage(f"{len(request.hashes_of)} hash lists asked for, at most {MAX_HASH_LISTS} are given")
+        outer = self._outer()
+        if outer is None:
+            raise StateError("no outer state is here yet")
+        with self._admitted():
+            pace = _Pace(self._max_rate_bytes_per_s)
+            for commit in request.hashes_of:
+                hashes = outer.chunk_hashes(commit)
+                for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
+                    some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
+                    listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
+                    yield await self._paced(peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString(), pace)
+            for group in self._groups(chunks):
+                for frame in await self._in_pool(lambda group=group: _state_frames(outer, group)):  # type: ignore[misc]
+                    yield await self._paced(frame, pace)
+
+    async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncIterator[bytes]:
+        """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
+        check_header(request.header, self._run_id)
+        chunks = self._checked(request.chunks, self._layout.num_sync_chunks)
+        if not chunks:
+            chunks = [c.index for c in self._layout.chunks[: self._layout.num_sync_chunks] if c.num_elements]
+        if not self._log.has(request.commit):
+            raise StateError(f"commit {request.commit} is not in the payload log here")
+
+        def read(some: list[int]) -> list[bytes]:
+            items = []
+            for chunk in some:
+                data = self._log.read(request.commit, chunk)
+                items.append(Encoded(chunk, data, payload_hash(data)))
+            return list(pack_frames(items, wrapped=False))
+
+        with self._admitted():
+            pace = _Pace(self._max_rate_bytes_per_s)
+            for group in self._groups(chunks):
+                for frame in await self._in_pool(lambda group=group: read(group)):  # type: ignore[misc]
+                    yield await self._paced(frame, pace)
+
+    def _checked(self, chunks: Sequence[int], limit: int) -> list[int]:
+        if len(chunks) > MAX_CHUNKS:
+            raise InvalidMessage(f"{len(chunks)} chunks asked for, at most {MAX_CHUNKS} are given at once")
+        for chunk in chunks:
+            if chunk >= limit:
+                raise InvalidMessage(f"chunk {chunk} is asked for, there are {limit}")
+        return [chunk for chunk in chunks if self._layout.chunks[chunk].num_elements]
+
+    def _groups(self, chunks: list[int]) -> Iterator[list[int]]:
+        """Chunks that are read together: small ones, or one large one."""
+        group: list[int] = []
+        size = 0
+        for chunk in chunks:
+            more = self._layout.chunks[chunk].num_bytes
+            if group and size + more > FRAME_BYTES // 2:
+                yield group
+                group, size = [], 0
+            group.append(chunk)
+            size += more
+        if group:
+            yield group
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        if self._num_requests >= MAX_REQUESTS:
+            raise NotYetError(f"{self._num_requests} requests are served here already; ask again, or another site")
+        self._num_requests += 1
+        try:
+            yield
+        finally:
+            self._num_requests -= 1
+
+    def _in_pool(self, work: Callable[[], list[bytes]]) -> asyncio.Future[list[bytes]]:
+        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    async def _paced(self, frame: bytes, pace: _Pace) -> bytes:
+        await pace.wait(len(frame))
+        self._counters.sent_bytes += len(frame)
+        return frame
+
+
+class _Pace:
+    """A mean rate from the first frame on."""
+
+    def __init__(self, rate_bytes_per_s: int) -> None:
+        self._rate = rate_bytes_per_s
+        self._free_at = 0.0
+
+    async def wait(self, size: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._free_at > now:
+            await asyncio.sleep(self._free_at - now)
+        self._free_at = max(self._free_at, now) + size / self._rate
+
+
+def _state_frames(outer: OuterState, chunks: list[int]) -> list[bytes]:
+    frames: list[bytes] = []
+    message = peer_pb2.FetchStateResponse()
+    room = FRAME_BYTES
+    for chunk in chunks:
+        record = outer.read(chunk)
+        size = len(record.data)
+        for start in range(0, size, FRAME_BYTES):
+            data = record.data[start : start + FRAME_BYTES]
+            if len(data) > room:
+                frames.append(message.SerializeToString())
+                message, room = peer_pb2.FetchStateResponse(), FRAME_BYTES
+            message.chunks.add(chunk=chunk, version=record.version, offset_bytes=start, total_bytes=size, data=data)
+            room -= len(data) + 64
+    frames.append(message.SerializeToString())
+    return frames

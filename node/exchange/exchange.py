@@ -1,0 +1,352 @@
+"""One (sync, attempt) on one site: sends contributions, reduces its own chunks, collects all payloads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc.aio
+
+from atoll.node.exchange.counters import Counters, Traffic
+from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.link import ReducerLink
+from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError
+from atoll.protocol.messages import Header, Member, Plan
+from atoll.protocol.plans import plan_digest, reducers
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeResult:
+    payload_digest: bytes
+    sent_bytes: int
+    received_bytes: int
+
+
+class Exchange:
+    """Made by `Hub.begin`; `run` it once. It answers its peers until the hub drops the sync or begins another attempt.
+
+    State is changed in the event loop only; `data` and the log are called in threads of `pool`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        data: SyncData,
+        *,
+        contributes: bool,
+        header: Header,
+        log: PayloadLog,
+        fsync: bool,
+        held: HeldContributions,
+        max_retained_bytes: int,
+        counters: Counters,
+        pool: Executor,
+        connect: Callable[[str], grpc.aio.Channel],
+    ) -> None:
+        self.plan = plan
+        self.plan_digest = plan_digest(plan)
+        self.data = data
+        self.header = header
+        self.contributes = contributes
+        self.counters = counters
+        self.traffic = Traffic()
+        self.held = held
+        self.connect = connect
+        self._pool = pool
+        self._log = log
+        self._fsync = fsync
+        self._writer: PayloadWriter | None = None
+        self._loop = asyncio.get_running_loop()
+        self.me = self._own_member()
+        self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
+
+        tops = reducers(plan, data.layout.num_sync_chunks)
+        by_reducer: dict[int, list[int]] = {}
+        for chunk in data.chunks:
+            by_reducer.setdefault(tops[chunk].site_id, []).append(chunk)
+        self.own_chunks = by_reducer.pop(header.site_id, [])
+        self.others = tuple(m for m in plan.contributors if m.site_id != header.site_id) if self.own_chunks else ()
+        self.links = [
+            ReducerLink(self, member, by_reducer[member.site_id])
+            for member in plan.contributors
+            if member.site_id in by_reducer
+        ]
+        self._fit_retained(max_retained_bytes)
+
+        # Of each chunk reduced here: the contributors (site ids) whose contribution is not here yet.
+        self._lacking = {
+            chunk: {m.site_id for m in self.others if held.get(m.site_id, m.incarnation, chunk) is None}
+            for chunk in self.own_chunks
+        }
+        self._num_lacking = {
+            m.site_id: sum(m.site_id in sites for sites in self._lacking.values()) for m in self.others
+        }
+        self.heard_at = {m.site_id: 0.0 for m in self.others}
+        self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
+        self._stored: set[int] = set()
+        self._num_reducing = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._finished: asyncio.Future[None] = self._loop.create_future()
+        self._finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
+        self._changed = asyncio.Event()
+        self.closed: RefusedError | NotYetError | None = None
+        """Why peers are turned away; None while they are served."""
+
+    def _own_member(self) -> Member:
+        members = self.plan.contributors if self.contributes else self.plan.receivers
+        for member in members:
+            if member.site_id == self.header.site_id:
+                if member.incarnation != self.header.incarnation:
+                    raise RefusedError(
+                        f"plan of sync {self.plan.sync} is for incarnation {member.incarnation} of this site, "
+                        f"this is {self.header.incarnation}"
+                    )
+                return member
+        role = "contributor" if self.contributes else "receiver"
+        raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
+
+    def _fit_retained(self, max_retained_bytes: int) -> None:
+        """Forgets contributions of other attempts if they are in the way. Raises RefusedError if the plan is too big."""
+        members = {(m.site_id, m.incarnation) for m in self.others}
+        own = set(self.own_chunks)
+        need = (len(self.others) + 1) * sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)
+        if need > max_retained_bytes:
+            raise RefusedError(
+                f"{self.where}: this site would hold up to {need} bytes as reducer of {len(own)} chunks, its bound is "
+                f"{max_retained_bytes}; raise max_retained_bytes, or let more sites reduce"
+            )
+        if self.held.num_bytes + need > max_retained_bytes:
+            self.held.keep(lambda key: key[2] in own and (key[0], key[1]) in members)
+
+    # --- running
+
+    async def run(self) -> ExchangeResult:
+        """Until all payloads are in the log.
+
+        Raises PeerError naming the peer; NonFiniteError, HostError, StateError of this site; CancelledError after
+        `cancel`. Contributions that are held stay for the next attempt.
+        """
+        try:
+            self._writer, done = await self.in_pool(self._begin)
+            self.payloads += done
+            for site_id in self.heard_at:
+                self.heard_at[site_id] = self._loop.time()
+            for link in self.links:
+                self._spawn(link.run())
+            self._spawn(self._watch())
+            for chunk, lacking in self._lacking.items():
+                if not lacking and chunk not in self._stored:
+                    self._begin_reduce(chunk)
+            self._check_complete()
+            await self._finished
+            digest = await self.in_pool(self._seal)
+        except BaseException:
+            self.close(NotYetError(f"{self.where} does not run here now"))
+            raise
+        finally:
+            await self._stop_tasks()
+        return ExchangeResult(
+            payload_digest=digest,
+            sent_bytes=self.traffic.sent_bytes,
+            received_bytes=self.traffic.received_bytes,
+        )
+
+    def cancel(self) -> None:
+        """`run` ends with CancelledError at once; contributions that are held stay."""
+        self._finished.cancel()
+        for task in self._tasks:
+            task.cancel()
+        self.close(NotYetError(f"{self.where} was cancelled here"))
+
+    def close(self, reason: RefusedError | NotYetError) -> None:
+        """Turn peers away from now on."""
+        if self.closed is None or isinstance(reason, RefusedError):
+            self.closed = reason
+        self.notify()
+
+    def fail(self, error: BaseException) -> None:
+        if not self._finished.done():
+            self._finished.set_exception(error)
+
+    def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self._loop.run_in_executor(self._pool, work)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def _stop_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _begin(self) -> tuple[PayloadWriter, list[Encoded]]:
+        """The log of this attempt, and the payloads reduced here that an earlier run of it left there."""
+        plan, data = self.plan, self.data
+        writer = self._log.begin(plan.sync, plan.term, plan.attempt)
+        self._stored = set(data.chunks).difference(writer.missing())
+        done = []
+        for chunk in self.own_chunks:
+            if chunk in self._stored:
+                payload = writer.read(chunk)
+                done.append(Encoded(chunk, payload, data.payload_hash(payload)))
+        return writer, done
+
+    def _seal(self) -> bytes:
+        assert self._writer is not None
+        self._writer.seal(self._fsync)
+        return self._writer.digest(self.plan)
+
+    # --- contributions that arrive
+
+    def expect_contribution(self, chunk: int) -> int:
+        """The bound on its bytes. Raises InvalidMessage if this site does not reduce `chunk`."""
+        if chunk not in self._lacking:
+            raise InvalidMessage(f"{self.where}: chunk {chunk} is not reduced by site {self.header.site_id}")
+        return self.data.max_bytes(chunk)
+
+    def is_lacking(self, site_id: int) -> bool:
+        """Whether contributions of that site are missing here."""
+        return self._num_lacking[site_id] > 0
+
+    def verify(self, items: list[Encoded]) -> None:
+        """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
+        for item in items:
+            if self.data.payload_hash(item.data) != item.hash:
+                raise DigestMismatch(f"{self.where}: the bytes of chunk {item.chunk} do not have their hash")
+            self.data.check(item.chunk, item.data)
+
+    def take_contribution(self, member: Member, item: Encoded) -> None:
+        """A verified contribution. Raises InvalidMessage if another one is held."""
+        self.held.add(member.site_id, member.incarnation, item)
+        lacking = self._lacking[item.chunk]
+        if member.site_id in lacking:
+            lacking.remove(member.site_id)
+            self._num_lacking[member.site_id] -= 1
+            ready = self._writer is not None and self.closed is None
+            if not lacking and ready and item.chunk not in self._stored:
+                self._begin_reduce(item.chunk)
+
+    def _begin_reduce(self, chunk: int) -> None:
+        self._num_reducing += 1
+        self._spawn(self._reduce(chunk))
+
+    async def _reduce(self, chunk: int) -> None:
+        contributions = [
+            (member.tokens, member, self.held.get(member.site_id, member.incarnation, chunk))
+            for member in self.plan.contributors
+        ]
+
+        def work() -> Encoded:
+            parts = [
+                (tokens, encoded.data if encoded is not None else self.data.contribution(chunk))
+                for tokens, _, encoded in contributions
+            ]
+            data = self.data.reduce(chunk, parts)
+            encoded = Encoded(chunk, data, self.data.payload_hash(data))
+            assert self._writer is not None
+            self._writer.put(chunk, data, encoded.hash)
+            return encoded
+
+        encoded = await self.in_pool(work)
+        self._num_reducing -= 1
+        self.payloads.append(encoded)
+        self._note_stored([chunk])
+        self.notify()
+
+    # --- payloads that arrive
+
+    def is_stored(self, chunk: int) -> bool:
+        return chunk in self._stored
+
+    async def store(self, items: list[Encoded]) -> None:
+        """Payloads of another reducer. Raises DigestMismatch, InvalidMessage."""
+        fresh = [item for item in items if item.chunk not in self._stored]
+
+        def work() -> None:
+            self.verify(fresh)
+            assert self._writer is not None
+            for item in fresh:
+                self._writer.put(item.chunk, item.data, item.hash)
+
+        await self.in_pool(work)
+        self._note_stored([item.chunk for item in fresh])
+
+    def _note_stored(self, chunks: list[int]) -> None:
+        self._stored.update(chunks)
+        self._check_complete()
+
+    def _check_complete(self) -> None:
+        if len(self._stored) == len(self.data.chunks) and not self._finished.done():
+            self._finished.set_result(None)
+
+    # --- those who wait for payloads
+
+    def notify(self) -> None:
+        """Wake the streams that wait for payloads, for their turn, or for the end."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for_change(self, timeout_s: float) -> bool:
+        """False if nothing changed in that time."""
+        try:
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def may_push_to(self, site_id: int) -> bool:
+        """Contributions go before payloads: what the peer reduces before what it waits for, and receivers last.
+
+        An uplink that sent payloads first would starve the reducers, and idle while the last chunks are reduced.
+        """
+        for link in self.links:
+            if link.member.site_id == site_id:
+                return link.all_sent
+        return all(link.all_sent for link in self.links)
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Nothing moves because contributions of others are missing, or because its own are still on their way."""
+        return any(self._num_lacking.values()) or not all(link.all_sent for link in self.links)
+
+    # --- peers that make no progress
+
+    async def _watch(self) -> None:
+        limit_s = self.plan.stall_limit_s
+        while True:
+            await asyncio.sleep(limit_s / 8)
+            now = self._loop.time()
+            for member in self.others:
+                if self._num_lacking[member.site_id] and now - self.heard_at[member.site_id] > limit_s:
+                    raise self.peer_error(
+                        member,
+                        f"no byte for {limit_s:.1f} s; {self._num_lacking[member.site_id]} of its contributions to "
+                        f"the {len(self.own_chunks)} chunks reduced here are missing",
+                        sending=False,
+                        phase="waiting for contributions",
+                    )
+            for link in self.links:
+                link.check_stall(now, limit_s)
+
+    def peer_error(self, member: Member, text: str, *, sending: bool, phase: str) -> PeerError:
+        return PeerError(
+            f"site {member.site_id} at {member.address} ({self.where}, {phase}): {text}",
+            member.site_id,
+            sending=sending,
+            phase=phase,
+        )

@@ -1,0 +1,271 @@
+"""What a node has once for all its exchanges: channels, threads, held contributions, counters, the peer service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import grpc.aio
+
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donor import Donor
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.peer_service import add_peer_service
+from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
+from atoll.node.exchange.ports import SyncData
+from atoll.node.exchange.requests import check_header
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol.errors import NotYetError, RefusedError, StaleError
+from atoll.protocol.layout import Layout
+from atoll.protocol.messages import Header, Member, Plan
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.v1 import peer_pb2
+
+DEFAULT_MAX_RETAINED_BYTES = 8 << 30
+DROPPED_REMEMBERED = 256
+EARLY_HOLD_S = 1.0
+"""How long a stream for a plan that is not here yet is held before it is told to come again."""
+MAX_EARLY = 256
+"""Streams held at once."""
+
+
+class Hub:
+    """Lives in one event loop. `attach` it to a server; `close` it at the end.
+
+    `credentials` are used for every channel to a peer. `max_retained_bytes` bounds what is held as a reducer.
+    """
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        incarnation: int,
+        credentials: grpc.ChannelCredentials | None,
+        max_retained_bytes: int = DEFAULT_MAX_RETAINED_BYTES,
+        fsync: bool = False,
+        num_threads: int | None = None,
+    ) -> None:
+        self.run_id = run_id
+        self.incarnation = incarnation
+        self.credentials = credentials
+        self.max_retained_bytes = max_retained_bytes
+        self.counters = Counters()
+        self.donor: Donor | None = None
+        self.pool = ThreadPoolExecutor(num_threads or max(2, os.cpu_count() or 1), thread_name_prefix="exchange")
+        self._fsync = fsync
+        self._log: PayloadLogPort | None = None
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
+        self._held: dict[int, HeldContributions] = {}  # by sync
+        self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
+        self._num_early = 0
+        self._begun = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    # --- facts
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.counters.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self.counters.received_bytes
+
+    @property
+    def refused_messages(self) -> int:
+        return self.counters.refused.total()
+
+    @property
+    def retained_bytes(self) -> int:
+        """Of contributions, and of payloads reduced here."""
+        payloads = sum(len(p.data) for exchange in self._exchanges.values() for p in exchange.payloads)
+        return payloads + sum(held.num_bytes for held in self._held.values())
+
+    # --- life
+
+    def attach(self, server: grpc.aio.Server) -> None:
+        """Answer peers on `server`."""
+        add_peer_service(self, server)
+
+    def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog) -> None:
+        """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state."""
+        self._log = log
+        self.donor = Donor(self.run_id, layout, outer, log, self.pool, self.counters)
+
+    async def close(self) -> None:
+        for exchange in self._exchanges.values():
+            exchange.cancel()
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+        await asyncio.gather(*self._closing, return_exceptions=True)
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def header(self, site_id: int, term: int) -> Header:
+        return Header(
+            protocol_version=PROTOCOL_VERSION,
+            run_id=self.run_id,
+            term=term,
+            site_id=site_id,
+            incarnation=self.incarnation,
+        )
+
+    def channel(self, address: str) -> grpc.aio.Channel:
+        """The one channel for exchanges with that address."""
+        if address not in self._channels:
+            self._channels[address] = open_channel(
+                address, credentials=self.credentials, max_message_bytes=MAX_FRAME_BYTES
+            )
+        return self._channels[address]
+
+    # --- exchanges
+
+    def begin(self, plan: Plan, data: SyncData, *, site_id: int, contributes: bool) -> Exchange:
+        """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled.
+
+        Raises StaleError for an old plan, RefusedError if the plan does not list this site in that role or asks it to
+        hold more than `max_retained_bytes`, InvalidMessage if its trees are not right.
+        """
+        assert self._log is not None, "serve() comes before begin()"
+        if plan.sync in self._dropped:
+            raise StaleError(f"sync {plan.sync} is over here")
+        old = self._exchanges.get(plan.sync)
+        if old is not None and _order(old.plan) > _order(plan):
+            raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
+        held = self._held.setdefault(plan.sync, HeldContributions())
+        others_bytes = self.retained_bytes - held.num_bytes
+        if old is not None:
+            others_bytes -= sum(len(p.data) for p in old.payloads)
+        exchange = Exchange(
+            plan,
+            data,
+            contributes=contributes,
+            header=self.header(site_id, plan.term),
+            log=self._log,
+            fsync=self._fsync,
+            held=held,
+            max_retained_bytes=self.max_retained_bytes - others_bytes,
+            counters=self.counters,
+            pool=self.pool,
+            connect=self.channel,
+        )
+        if old is not None:
+            old.cancel()
+            old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
+        self._exchanges[plan.sync] = exchange
+        self._close_unused_channels()
+        self._begun.set()
+        self._begun = asyncio.Event()
+        return exchange
+
+    def drop_sync(self, sync: int) -> None:
+        """The sync is over: forget contributions and payloads that are held for it, and turn its peers away."""
+        exchange = self._exchanges.pop(sync, None)
+        if exchange is not None:
+            exchange.cancel()
+            exchange.close(StaleError(f"sync {sync} is over here"))
+        self._held.pop(sync, None)
+        if sync not in self._dropped:
+            self._dropped.append(sync)
+
+    def _close_unused_channels(self) -> None:
+        plans = [exchange.plan for exchange in self._exchanges.values()]
+        used = {m.address for plan in plans for m in plan.contributors}
+        for address in [a for a in self._channels if a not in used]:
+            task = asyncio.get_running_loop().create_task(self._channels.pop(address).close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    # --- peers
+
+    def served_donor(self) -> Donor:
+        """Raises NotYetError before `serve`."""
+        if self.donor is None:
+            raise NotYetError("this node has no state yet")
+        return self.donor
+
+    async def find(self, message: peer_pb2.ExchangeOpen) -> tuple[Exchange, Member]:
+        """The exchange that a peer asks for, and who it is in the plan.
+
+        Raises StaleError, RefusedError or InvalidMessage with both values; NotYetError for what is early.
+        """
+        check_header(message.header, self.run_id)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + EARLY_HOLD_S
+        while True:
+            exchange = self._exchanges.get(message.sync)
+            early = self._too_early(message, exchange)
+            if early is None:
+                assert exchange is not None
+                return exchange, _member(message, exchange)
+            remaining_s = deadline - loop.time()
+            if remaining_s <= 0 or self._num_early >= MAX_EARLY:
+                raise NotYetError(early)
+            self._num_early += 1
+            try:
+                await asyncio.wait_for(self._begun.wait(), remaining_s)
+            except TimeoutError:
+                continue
+            finally:
+                self._num_early -= 1
+
+    def _too_early(self, message: peer_pb2.ExchangeOpen, exchange: Exchange | None) -> str | None:
+        """Why this stream should come again; None for now. Raises StaleError."""
+        asked = f"sync {message.sync}, term {message.plan_term}, attempt {message.attempt}"
+        if exchange is None:
+            if message.sync in self._dropped or (
+                len(self._dropped) == DROPPED_REMEMBERED and message.sync < min(self._dropped)
+            ):
+                raise StaleError(f"{asked}: that sync is over here, the last one is {max(self._dropped)}")
+            return f"{asked}: no plan for it is here yet"
+        order = (message.plan_term, message.attempt)
+        if order < _order(exchange.plan):
+            raise StaleError(f"{asked} is over, {_name(exchange.plan)} runs")
+        if order > _order(exchange.plan):
+            return f"{asked} is early, {_name(exchange.plan)} runs"
+        if isinstance(exchange.closed, NotYetError):
+            return str(exchange.closed)
+        if exchange.closed is not None:
+            raise exchange.closed
+        return None
+
+
+def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
+    plan, me = exchange.plan, exchange.me
+    if message.plan_digest != exchange.plan_digest:
+        raise RefusedError(
+            f"{_name(plan)}: plan {message.plan_digest.hex()[:16]}, here it is {exchange.plan_digest.hex()[:16]}"
+        )
+    if message.reducer_site_id != me.site_id:
+        raise RefusedError(f"meant for site {message.reducer_site_id}, this is site {me.site_id}")
+    if message.reducer_incarnation != me.incarnation:
+        raise StaleError(f"meant for incarnation {message.reducer_incarnation}, this is {me.incarnation}")
+    header = message.header
+    for member in (*plan.contributors, *plan.receivers):
+        if member.site_id != header.site_id:
+            continue
+        if member.incarnation != header.incarnation:
+            raise StaleError(
+                f"site {member.site_id} is in {_name(plan)} as incarnation {member.incarnation}, "
+                f"not {header.incarnation}"
+            )
+        if member.tokens != message.tokens:
+            raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, {_name(plan)} has {member.tokens}")
+        return member
+    raise RefusedError(f"site {header.site_id} is not in {_name(plan)}")
+
+
+def _order(plan: Plan) -> tuple[int, int]:
+    return plan.term, plan.attempt
+
+
+def _name(plan: Plan) -> str:
+    return f"sync {plan.sync}, term {plan.term}, attempt {plan.attempt}"

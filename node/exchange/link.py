@@ -1,0 +1,275 @@
+"""The stream of one (sync, attempt) to one reducer: contributions up, payloads down; opened again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import grpc
+import grpc.aio
+
+from atoll.node.exchange.parts import FRAME_BYTES, Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.service_name import EXCHANGE_METHOD
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
+from atoll.protocol.messages import Member
+from atoll.protocol.status import from_rpc_error
+from atoll.protocol.v1 import peer_pb2
+
+if TYPE_CHECKING:
+    from atoll.node.exchange.exchange import Exchange
+
+BATCHES_AHEAD = 2
+"""Encoded batches that wait for the stream."""
+STORES_AHEAD = 4
+"""Frames whose payloads wait for the disk before reading pauses."""
+MAX_CORRUPT = 3
+"""Streams that may end with bytes that are not right, before the peer has failed."""
+MAX_HAS_PAYLOADS = 1 << 17  # so that ExchangeOpen is a small message
+RETRY_FIRST_S = 0.05
+RETRY_MOST_S = 1.0
+
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class ReducerLink:
+    """`run` ends when every payload of this reducer is stored; it raises PeerError when the peer cannot give them."""
+
+    def __init__(self, exchange: Exchange, member: Member, chunks: list[int]) -> None:
+        self.member = member
+        self.chunks = chunks
+        self.all_sent = not exchange.contributes
+        self._exchange = exchange
+        self._expected = set(chunks)
+        self._phase = "connecting"
+        self._moved_at = 0.0
+        self._num_corrupt = 0
+        self._last_error: AtollError | None = None
+        self._done = False
+
+    async def run(self) -> None:
+        delay_s = RETRY_FIRST_S
+        self._moved()
+        while self._wanted():
+            moved_at = self._moved_at
+            try:
+                await self._stream()
+            except AtollError as error:
+                self._judge(error)
+            if self._moved_at > moved_at:
+                delay_s = RETRY_FIRST_S
+            if self._wanted():
+                self._phase = "connecting"
+                self._exchange.counters.reconnects += 1
+                await asyncio.sleep(delay_s)
+                delay_s = min(2 * delay_s, RETRY_MOST_S)
+        self._done = True
+
+    def check_stall(self, now: float, limit_s: float) -> None:
+        """Raises PeerError if nothing moved for too long."""
+        if self._done or now - self._moved_at <= limit_s:
+            return
+        because = f"; the last error: {self._last_error}" if self._last_error else ""
+        raise self._failure(f"no byte for {limit_s:.1f} s{because}")
+
+    def _judge(self, error: AtollError) -> None:
+        """Raises what another try cannot mend."""
+        self._last_error = error
+        if isinstance(error, InvalidMessage):
+            self._num_corrupt += 1
+            if self._num_corrupt >= MAX_CORRUPT:
+                raise self._failure(f"{self._num_corrupt} streams ended with refused bytes, the last: {error}")
+        elif isinstance(error, RefusedError):
+            raise self._failure(str(error)) from error
+        elif not isinstance(error, PeerError | NotYetError):
+            raise error
+
+    def _failure(self, text: str) -> PeerError:
+        return self._exchange.peer_error(self.member, text, sending=not self.all_sent, phase=self._phase)
+
+    def _wanted(self) -> list[int]:
+        return [chunk for chunk in self.chunks if not self._exchange.is_stored(chunk)]
+
+    def _moved(self) -> None:
+        self._moved_at = asyncio.get_running_loop().time()
+
+    async def _stream(self) -> None:
+        """One stream until all payloads are stored. Raises the reason if it ends before."""
+        channel = self._exchange.connect(self.member.address)
+        method = channel.stream_stream(
+            EXCHANGE_METHOD,
+            request_serializer=None,  # frames are bytes, see parts.py
+            response_deserializer=None,
+        )
+        call: Stream = method()
+        sender: asyncio.Task[None] | None = None
+        try:
+            await self._write(call, self._open().SerializeToString())
+            held = await self._read_held(call)
+            missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
+            self._phase = "sending contributions" if missing else "waiting for payloads"
+            sender = asyncio.create_task(self._send(call, missing))
+            sender.add_done_callback(self._sender_done)
+            await self._receive(call)
+        except InvalidMessage as error:
+            self._exchange.counters.refuse(error)
+            raise
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise await _reason(call, error, f"site {self.member.site_id} at {self.member.address}") from None
+        finally:
+            call.cancel()
+            if sender is not None:
+                sender.cancel()
+                await asyncio.gather(sender, return_exceptions=True)
+
+    def _open(self) -> peer_pb2.ExchangeRequest:
+        exchange = self._exchange
+        have = [chunk for chunk in self.chunks if exchange.is_stored(chunk)]
+        return peer_pb2.ExchangeRequest(
+            open=peer_pb2.ExchangeOpen(
+                header=wire.to_proto(exchange.header),
+                sync=exchange.plan.sync,
+                attempt=exchange.plan.attempt,
+                plan_term=exchange.plan.term,
+                plan_digest=exchange.plan_digest,
+                tokens=exchange.me.tokens,
+                reducer_site_id=self.member.site_id,
+                reducer_incarnation=self.member.incarnation,
+                has_payloads=have[:MAX_HAS_PAYLOADS],
+            )
+        )
+
+    async def _write(self, call: Stream, frame: bytes) -> None:
+        await call.write(frame)
+        self._count_sent(len(frame))
+
+    def _count_sent(self, size: int) -> None:
+        self._moved()
+        self._exchange.traffic.sent_bytes += size
+        self._exchange.counters.sent_bytes += size
+
+    async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
+        data = await call.read()
+        if not isinstance(data, bytes):
+            return None
+        self._moved()
+        self._exchange.traffic.received_bytes += len(data)
+        self._exchange.counters.received_bytes += len(data)
+        return parse(peer_pb2.ExchangeResponse, data)
+
+    async def _read_held(self, call: Stream) -> set[int]:
+        held: set[int] = set()
+        while True:
+            response = await self._read(call)
+            if response is None:
+                raise PeerError("the stream ended before it began", self.member.site_id)
+            if response.WhichOneof("body") != "held":
+                raise self._invalid("the first message must say what is held")
+            held.update(response.held.chunks)
+            if not held <= self._expected:
+                raise self._invalid("it holds chunks that it does not reduce")
+            if not response.held.more:
+                return held
+
+    def _invalid(self, text: str) -> InvalidMessage:
+        return InvalidMessage(f"site {self.member.site_id} at {self.member.address}: {text}")
+
+    # --- up
+
+    async def _send(self, call: Stream, chunks: list[int]) -> None:
+        """Contributions, encoded a few batches ahead."""
+        exchange = self._exchange
+        waiting: deque[asyncio.Future[list[bytes]]] = deque()
+        try:
+            for batch in self._batches(chunks):
+                if len(waiting) == BATCHES_AHEAD:
+                    await self._write_all(call, await waiting.popleft())
+                waiting.append(exchange.in_pool(lambda batch=batch: self._encode(batch)))  # type: ignore[misc]
+            while waiting:
+                await self._write_all(call, await waiting.popleft())
+        finally:
+            for job in waiting:
+                job.cancel()
+        await call.done_writing()
+        if exchange.contributes:
+            self._phase = "waiting for payloads"
+            self.all_sent = True
+            exchange.notify()
+
+    def _sender_done(self, task: asyncio.Task[None]) -> None:
+        """A broken stream is the reader's to judge; what failed on this site fails the exchange."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            if not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
+                self._exchange.fail(error)
+
+    async def _write_all(self, call: Stream, frames: list[bytes]) -> None:
+        for frame in frames:
+            await self._write(call, frame)
+
+    def _batches(self, chunks: list[int]) -> Iterator[list[int]]:
+        """Chunks that fill a frame together, or one large chunk."""
+        batch: list[int] = []
+        size = 0
+        for chunk in chunks:
+            more = self._exchange.data.max_bytes(chunk)
+            if batch and size + more > FRAME_BYTES:
+                yield batch
+                batch, size = [], 0
+            batch.append(chunk)
+            size += more
+        if batch:
+            yield batch
+
+    def _encode(self, chunks: list[int]) -> list[bytes]:
+        data = self._exchange.data
+        items = []
+        for chunk in chunks:
+            encoded = data.contribution(chunk)
+            items.append(Encoded(chunk, encoded, data.payload_hash(encoded)))
+        return list(pack_frames(items))
+
+    # --- down
+
+    def _expect_payload(self, chunk: int) -> int:
+        if chunk not in self._expected:
+            raise self._invalid(f"the payload of chunk {chunk}, which it does not make")
+        return self._exchange.data.max_bytes(chunk)
+
+    async def _receive(self, call: Stream) -> None:
+        """Payloads, stored beside the reading; ends when all are there."""
+        assembler = PartAssembler(self._expect_payload)
+        stores: deque[asyncio.Task[None]] = deque()
+        try:
+            while True:
+                response = await self._read(call)
+                if response is None:
+                    break
+                if response.WhichOneof("body") != "payload":
+                    raise self._invalid("a message that does not belong here")
+                while stores and stores[0].done():
+                    stores.popleft().result()
+                done = [item for part in response.payload.parts if (item := assembler.add(part)) is not None]
+                if done:
+                    if len(stores) == STORES_AHEAD:
+                        await stores.popleft()
+                    stores.append(asyncio.create_task(self._exchange.store(done)))
+            while stores:
+                await stores.popleft()
+        finally:
+            await asyncio.gather(*stores, return_exceptions=True)  # they are short, and a thread cannot be stopped
+        if self._wanted():
+            raise PeerError("the stream ended early", self.member.site_id)
+
+
+async def _reason(call: Stream, error: Exception, where: str) -> AtollError:
+    """Why a call ended. A write to an ended call says only that it has ended; its status says why."""
+    if isinstance(error, grpc.RpcError):
+        return from_rpc_error(error, where)
+    return from_rpc_error(
+        grpc.aio.AioRpcError(
+            await call.code(), await call.initial_metadata(), await call.trailing_metadata(), await call.details()
+        ),
+        where,
+    )

@@ -1,0 +1,98 @@
+"""PeerService: what other nodes may ask of this one. A thin shell; messages are parsed here so that refusals count."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.parts import parse
+from atoll.node.exchange.service_name import SERVICE
+from atoll.node.exchange.serving import Context, ServedStream
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
+from atoll.protocol.messages import Member
+from atoll.protocol.status import abort
+from atoll.protocol.v1 import peer_pb2
+
+if TYPE_CHECKING:
+    from atoll.node.exchange.hub import Hub
+
+OPEN_WAIT_S = 10.0
+
+
+class PeerService:
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._streams: dict[tuple[int, int], asyncio.Task[Any]] = {}  # the newest of (sync, site)
+
+    async def exchange(self, _requests: Any, context: Context) -> None:
+        try:
+            exchange, member, has_payloads = await self._open(context)
+        except AtollError as error:
+            await self._refuse(context, error)
+            return
+        key = (exchange.plan.sync, member.site_id)
+        if (old := self._streams.get(key)) is not None:
+            old.cancel()  # a peer has one stream; this one replaces a broken one
+        stream = asyncio.create_task(ServedStream(exchange, context, member, has_payloads).run())
+        self._streams[key] = stream
+        try:
+            await asyncio.wait({stream})
+            if stream.cancelled():
+                await abort(context, NotYetError("another stream of this site replaced this one"))
+            if isinstance(error := stream.exception(), AtollError):
+                if isinstance(error, InvalidMessage):
+                    self._hub.counters.refuse(error)
+                await abort(context, error)
+            stream.result()
+        finally:
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+            if self._streams.get(key) is stream:
+                del self._streams[key]
+
+    async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
+        try:
+            data = await asyncio.wait_for(context.read(), OPEN_WAIT_S)
+        except TimeoutError:
+            raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
+        request = parse(peer_pb2.ExchangeRequest, data) if isinstance(data, bytes) else peer_pb2.ExchangeRequest()
+        if request.WhichOneof("body") != "open":
+            raise InvalidMessage("the first message of a stream must open it")
+        exchange, member = await self._hub.find(request.open)
+        return exchange, member, set(request.open.has_payloads)
+
+    async def fetch_state(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            request = parse(peer_pb2.FetchStateRequest, data)
+            async for frame in self._hub.served_donor().state(request):
+                yield frame
+        except AtollError as error:
+            await self._refuse(context, error)
+
+    async def fetch_payloads(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+        try:
+            request = parse(peer_pb2.FetchPayloadsRequest, data)
+            async for frame in self._hub.served_donor().payloads(request):
+                yield frame
+        except AtollError as error:
+            await self._refuse(context, error)
+
+    async def _refuse(self, context: Context, error: AtollError) -> None:
+        if isinstance(error, RefusedError):
+            self._hub.counters.refuse(error)
+        await abort(context, error)
+
+
+def add_peer_service(hub: Hub, server: grpc.aio.Server) -> None:
+    service = PeerService(hub)
+    handlers: dict[str, Callable[..., Any]] = {
+        "Exchange": grpc.stream_stream_rpc_method_handler(service.exchange),
+        "FetchState": grpc.unary_stream_rpc_method_handler(service.fetch_state),
+        "FetchPayloads": grpc.unary_stream_rpc_method_handler(service.fetch_payloads),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -1,0 +1,126 @@
+"""The reducer's end of one stream: contributions in, payloads out. Reading never waits for writing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import grpc.aio
+
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.parts import EMPTY_FRAME, Encoded, PartAssembler, pack_frames, parse
+from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.messages import Member
+from atoll.protocol.v1 import peer_pb2
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+HELD_PER_MESSAGE = 1 << 17
+VERIFIES_AHEAD = 4
+"""Frames whose contributions wait for a thread before reading pauses."""
+
+
+class ServedStream:
+    """`run` ends when every payload made here has been sent to `member`."""
+
+    def __init__(self, exchange: Exchange, context: Context, member: Member, has_payloads: set[int]) -> None:
+        self._exchange = exchange
+        self._context = context
+        self._member = member
+        self._has_payloads = has_payloads
+        self._contributes = member in exchange.others
+
+    async def run(self) -> None:
+        """Raises RefusedError or NotYetError when the exchange ends before; InvalidMessage for what the peer sent."""
+        await self._send_held()
+        reader = asyncio.create_task(self._read())
+        writer = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            await writer
+        finally:
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+
+    async def _send(self, frame: bytes) -> None:
+        await self._context.write(frame)
+        self._exchange.traffic.sent_bytes += len(frame)
+        self._exchange.counters.sent_bytes += len(frame)
+
+    async def _send_held(self) -> None:
+        held: list[int] = []
+        if self._contributes:
+            of_peer = self._exchange.held.chunks_of(self._member.site_id, self._member.incarnation)
+            held = sorted(of_peer.intersection(self._exchange.own_chunks))
+        for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
+            chunks = held[first : first + HELD_PER_MESSAGE]
+            more = first + HELD_PER_MESSAGE < len(held)
+            message = peer_pb2.ExchangeResponse(held=peer_pb2.Held(chunks=chunks, more=more))
+            await self._send(message.SerializeToString())
+
+    # --- contributions
+
+    async def _read(self) -> None:
+        exchange = self._exchange
+        assembler = PartAssembler(self._expect)
+        jobs: deque[asyncio.Task[None]] = deque()
+        try:
+            while True:
+                data = await self._context.read()
+                if not isinstance(data, bytes):
+                    break
+                self._heard(len(data))
+                request = parse(peer_pb2.ExchangeRequest, data)
+                while jobs and jobs[0].done():
+                    jobs.popleft().result()
+                if request.WhichOneof("body") != "contribution":
+                    raise InvalidMessage(f"site {self._member.site_id} sent a message that does not belong here")
+                done = [item for part in request.contribution.parts if (item := assembler.add(part)) is not None]
+                if done:
+                    if len(jobs) == VERIFIES_AHEAD:
+                        await jobs.popleft()
+                    jobs.append(asyncio.create_task(self._take(done)))
+            while jobs:
+                await jobs.popleft()
+        finally:
+            await asyncio.gather(*jobs, return_exceptions=True)  # they are short, and keep what arrived
+        if self._contributes and exchange.is_lacking(self._member.site_id):
+            raise PeerError(f"site {self._member.site_id} ended its contributions early", self._member.site_id)
+
+    def _expect(self, chunk: int) -> int:
+        if not self._contributes:
+            raise InvalidMessage(f"site {self._member.site_id} is a receiver of this sync and contributes nothing")
+        return self._exchange.expect_contribution(chunk)
+
+    def _heard(self, size: int) -> None:
+        exchange = self._exchange
+        exchange.traffic.received_bytes += size
+        exchange.counters.received_bytes += size
+        if self._contributes:
+            exchange.heard_at[self._member.site_id] = asyncio.get_running_loop().time()
+
+    async def _take(self, items: list[Encoded]) -> None:
+        await self._exchange.in_pool(lambda: self._exchange.verify(items))
+        for item in items:
+            self._exchange.take_contribution(self._member, item)
+
+    # --- payloads
+
+    async def _write(self) -> None:
+        exchange = self._exchange
+        sign_of_life_s = exchange.plan.stall_limit_s / 4
+        num_seen = 0
+        while True:
+            if exchange.closed is not None:
+                raise exchange.closed
+            if num_seen < len(exchange.payloads) and exchange.may_push_to(self._member.site_id):
+                fresh = exchange.payloads[num_seen:]
+                num_seen += len(fresh)
+                for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
+                    await self._send(frame)
+            elif num_seen == len(exchange.own_chunks):
+                return
+            elif not await exchange.wait_for_change(sign_of_life_s) and exchange.waits_for_others:
+                await self._send(EMPTY_FRAME)

@@ -1,0 +1,97 @@
+"""`atoll coordinator`: serve one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.cli.config import LoadedRun
+
+HELP = "serve a run: membership, plans, commits"
+EPILOG = """\
+Needs neither torch nor a GPU. Its store (run.db beside the file) lets it go on after a crash: start it again.
+
+examples:
+  atoll coordinator run.toml
+  atoll coordinator run.toml --listen 0.0.0.0:7700
+  atoll coordinator more.toml --resume saved/manifest.json
+      a new run (another run_id, more steps) from a saved model; its first site brings the model:
+      atoll node --coordinator HOST:PORT --name berlin --from saved
+
+Settings may also come from the environment: ATOLL_SECTION_KEY, for example ATOLL_SYNC_EVERY=50. They win over the
+file, and flags win over them.
+"""
+MAX_MANIFEST_BYTES = 1 << 28
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, help="the run's file, see `atoll init`")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes connect (port 0: any free one)")
+    parser.add_argument("--http-listen", metavar="HOST:PORT", help="status page and metrics")
+    parser.add_argument("--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)")
+    parser.add_argument("--resume", type=Path, metavar="DIR/manifest.json", help="start from this saved model")
+    parser.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from atoll.coordinator.main import serve
+
+    loaded, parent = prepare(args)
+    for name in loaded.from_environment:
+        print(f"from the environment: {name}", file=sys.stderr)
+    asyncio.run(serve(loaded.coordinator, loaded.settings, resume_parent=parent))
+    return 0
+
+
+def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]:
+    """The run that the flags ask for, and the parent of a resumed one. Raises ConfigError."""
+    from atoll.cli.config import default_store, load_run
+
+    listening = {"listen": args.listen, "http_listen": args.http_listen}
+    flags: dict[str, dict[str, Any]] = {
+        "coordinator": {key: value for key, value in listening.items() if value is not None}
+    }
+    store_path: Path = args.store or default_store(args.path)
+    if args.resume is None:
+        return load_run(args.path, flags=flags, store_path=store_path), None
+    parent = read_parent(args.resume)
+    loaded = load_run(args.path, flags=flags, store_path=store_path)
+    if loaded.settings.run_id == parent["run_id"]:
+        raise ConfigError(
+            f'{args.path}: run.run_id = "{parent["run_id"]}" is the run that saved {args.resume}; a resumed run needs '
+            "an id and a store of its own: copy the file, and change run_id and the run's length in the copy"
+        )
+    if 0 < loaded.settings.steps <= parent["run_step"] or 0 < loaded.settings.tokens <= parent["run_tokens"]:
+        raise ConfigError(
+            f"{args.resume} is at step {parent['run_step']} and {parent['run_tokens']} tokens, the end of this run; "
+            f"raise run.steps or run.tokens in {args.path}"
+        )
+    return loaded, parent
+
+
+def read_parent(path: Path) -> dict[str, Any]:
+    """Run, commit, run_step and run_tokens of a saved model. Raises ConfigError."""
+    path = path / "manifest.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > MAX_MANIFEST_BYTES:
+            raise ConfigError(f"{path}: larger than any manifest")
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        parent = {
+            "run_id": str(manifest["run_id"]),
+            "commit": int(manifest["commit"]),
+            "run_step": int(manifest["run_step"]),
+            "run_tokens": int(manifest["run_tokens"]),
+        }
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give the manifest.json of a saved model") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not the manifest of a saved model ({type(error).__name__}: {error})") from None
+    return parent

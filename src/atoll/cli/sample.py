@@ -1,0 +1,43 @@
+"""`atoll sample`: text from a saved model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from atoll.protocol.errors import ConfigError
+
+HELP = "print text from a saved model of the built-in kind"
+EPILOG = """\
+example:
+  atoll sample atoll-demo/model "def " --bytes 400
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, help="folder with model.safetensors and manifest.json")
+    parser.add_argument("prompt", nargs="?", default="", help="what the text begins with")
+    parser.add_argument("--bytes", type=int, default=200, dest="num_bytes", metavar="N", help="length (default: 200)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.8, metavar="T", help="0 takes the likeliest byte (default: 0.8)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the draws (default: 0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    if not args.folder.is_dir():
+        raise ConfigError(f"{args.folder}: no such folder; runs save their model where `atoll node` says at the end")
+    require_node_extra("atoll sample")
+    from atoll.node.worker.sample import sample_text
+
+    print(sample_text(args.folder, args.prompt, args.num_bytes, args.temperature, args.seed))
+    return 0
+
+
+def require_node_extra(what: str) -> None:
+    """Raises ConfigError where atoll is installed for a coordinator only."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "numpy", "numba", "safetensors", "zstandard") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{what} needs {', '.join(missing)}: pip install 'atoll[node]'")

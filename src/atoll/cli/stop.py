@@ -1,0 +1,31 @@
+"""`atoll stop`: end a run with a last sync, through the Unix socket beside the coordinator's store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+HELP = "end a run early, with a last sync (on the coordinator's machine)"
+EPILOG = """\
+The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets Ctrl-C or SIGTERM.
+
+examples:
+  atoll stop                       the run of ./run.toml
+  atoll stop --store /data/run.db
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("path", nargs="?", type=Path, default=Path("run.toml"), help="the run's file (default: run.toml)")
+    where.add_argument("--store", type=Path, metavar="PATH", help="the coordinator's store, if it was given one")
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.cli.config import default_store
+    from atoll.coordinator.admin import request_stop
+
+    store_path: Path = args.store or default_store(args.path)
+    request_stop(store_path)
+    print("the run ends with its next sync; `atoll status` shows when")
+    return 0

@@ -1,0 +1,89 @@
+"""A commented run.toml, written from the settings' own types, defaults and docstrings so that it cannot drift."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import json
+import re
+import textwrap
+from typing import Any
+
+from atoll.cli.config import PARTS, Tables, sections, variable
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.protocol.settings import RunSettings
+
+WIDTH = 100
+HEADINGS = {
+    "run": "What is trained, for how long, and by how many.",
+    "model": None,  # the class's own docstring
+    "trainer": None,
+    "sync": "When and how the sites exchange what they learned.",
+    "outer": "The optimizer of the outer step.",
+    "coordinator": "The coordinator itself. Not sent to the nodes.",
+}
+
+
+def field_docs(cls: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass, in one line."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(definition, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for item, follower in zip(definition.body, definition.body[1:], strict=False):
+        if (
+            isinstance(item, ast.AnnAssign)
+            and isinstance(item.target, ast.Name)
+            and isinstance(follower, ast.Expr)
+            and isinstance(follower.value, ast.Constant)
+            and isinstance(follower.value.value, str)
+        ):
+            docs[item.target.id] = " ".join(follower.value.value.split())
+    return docs
+
+
+def section_classes() -> dict[str, type]:
+    return {"run": RunSettings, **PARTS, "coordinator": CoordinatorConfig}
+
+
+def defaults(cls: type) -> dict[str, Any]:
+    """Fields with a plain default value."""
+    return {
+        item.name: item.default
+        for item in dataclasses.fields(cls)
+        if item.default is not dataclasses.MISSING
+    }
+
+
+def toml_value(value: str | int | float | bool) -> str:
+    if isinstance(value, str):
+        # JSON's strings are TOML's, but for DEL and for escapes of halves of a character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        text = re.sub(r"e([+-])0*(\d)", r"e\1\2", repr(value))
+        return text if "." in text or "e" in text else f"{text}.0"
+    return str(value)
+
+
+def render(values: Tables) -> str:
+    """The text of a run.toml: every key with its meaning, `values` in place of the defaults."""
+    lines = [
+        "# A run of atoll. Start it with `atoll coordinator run.toml`; the nodes get these settings when they join.",
+        f"# A variable like {variable('sync', 'every')} in the coordinator's environment wins over this file.",
+    ]
+    for section, keys in sections().items():
+        cls = section_classes()[section]
+        docs = field_docs(cls)
+        known = defaults(cls) | values.get(section, {})
+        lines += ["", f"[{section}]", *_comment(HEADINGS[section] or inspect.getdoc(cls) or "")]
+        for key in keys:
+            if key in docs:
+                lines += ["", *_comment(docs[key])]
+            lines.append(f"{key} = {toml_value(known[key])}")
+    return "\n".join(lines) + "\n"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), WIDTH, initial_indent="# ", subsequent_indent="# ")
