@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -69,7 +69,7 @@ def from_rpc_error(error: grpc.RpcError, where: str) -> AtollError:
     return PeerError(f"{where}: {error}")
 
 
-async def abort(context: grpc.aio.ServicerContext[object, object], error: AtollError) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) -> NoReturn:
     """End a call with the status of `error`."""
     await context.abort(code_of(error), details_of(error))
     raise AssertionError("abort returned")

@@ -38,13 +38,13 @@ class Donor:
 
     def __init__(
         self,
+        *,
         run_id: str,
         layout: Layout,
         outer: Callable[[], OuterState | None],
         log: PayloadLog,
         pool: Executor,
         counters: Counters,
-        *,
         max_rate_bytes_per_s: int = MAX_RATE_BYTES_PER_S,
     ) -> None:
         self._run_id = run_id

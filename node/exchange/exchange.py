@@ -113,7 +113,7 @@ class Exchange:
         raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
 
     def _fit_retained(self, max_retained_bytes: int) -> None:
-        """Forgets contributions of other attempts if they are in the way. Raises RefusedError if the plan is too big."""
+        """Forgets contributions of other attempts if they are in the way. RefusedError if the plan is too big."""
         members = {(m.site_id, m.incarnation) for m in self.others}
         own = set(self.own_chunks)
         need = (len(self.others) + 1) * sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)

@@ -98,7 +98,9 @@ class Hub:
     def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog) -> None:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state."""
         self._log = log
-        self.donor = Donor(self.run_id, layout, outer, log, self.pool, self.counters)
+        self.donor = Donor(
+            run_id=self.run_id, layout=layout, outer=outer, log=log, pool=self.pool, counters=self.counters
+        )
 
     async def close(self) -> None:
         for exchange in self._exchanges.values():

@@ -98,7 +98,7 @@ class ReducerLink:
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
         channel = self._exchange.connect(self.member.address)
-        method = channel.stream_stream(
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             EXCHANGE_METHOD,
             request_serializer=None,  # frames are bytes, see parts.py
             response_deserializer=None,
@@ -200,9 +200,9 @@ class ReducerLink:
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the exchange."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
-                self._exchange.fail(error)
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
+            self._exchange.fail(error)
 
     async def _write_all(self, call: Stream, frames: list[bytes]) -> None:
         for frame in frames:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -44,10 +44,11 @@ class PeerService:
             await asyncio.wait({stream})
             if stream.cancelled():
                 await abort(context, NotYetError("another stream of this site replaced this one"))
-            if isinstance(error := stream.exception(), AtollError):
-                if isinstance(error, InvalidMessage):
-                    self._hub.counters.refuse(error)
-                await abort(context, error)
+            failure = stream.exception()
+            if isinstance(failure, InvalidMessage):
+                self._hub.counters.refuse(failure)
+            if isinstance(failure, AtollError):
+                await abort(context, failure)
             stream.result()
         finally:
             stream.cancel()
@@ -90,7 +91,7 @@ class PeerService:
 
 def add_peer_service(hub: Hub, server: grpc.aio.Server) -> None:
     service = PeerService(hub)
-    handlers: dict[str, Callable[..., Any]] = {
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Exchange": grpc.stream_stream_rpc_method_handler(service.exchange),
         "FetchState": grpc.unary_stream_rpc_method_handler(service.fetch_state),
         "FetchPayloads": grpc.unary_stream_rpc_method_handler(service.fetch_payloads),
