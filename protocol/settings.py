@@ -74,8 +74,9 @@ class OuterSettings:
     optimizer: str = "nesterov"
     """nesterov or sgd."""
     learning_rate: float = 1.0
-    momentum: float = 0.5
-    """Below about 50 syncs use 0 to 0.5; 0.9 (with learning rate 0.7) is for thousands of steps."""
+    momentum: float = 0.0
+    """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
+    syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
