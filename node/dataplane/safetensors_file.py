@@ -1,0 +1,122 @@
+"""Reading and writing .safetensors piece by piece, without torch and without a second copy in memory.
+
+The format: a little-endian u64, a JSON header of that many bytes, then the tensors' bytes without gaps
+(https://github.com/huggingface/safetensors#format).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from atoll.node.dataplane.disk import disk_error
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import DTYPE_BYTES
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+_LENGTH = struct.Struct("<Q")
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+def in_file_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Widest dtype first, so that every tensor is aligned to its elements."""
+    return sorted(entries, key=lambda e: (-DTYPE_BYTES[e.dtype], e.name))
+
+
+def write(path: Path, entries: Sequence[Entry], pieces: Iterator[Buffer], metadata: Mapping[str, str]) -> None:
+    """A new file with `entries` (see `in_file_order`); `pieces` gives their bytes in that order, in pieces of any size.
+
+    The file is on the disk when this returns. Raises HostError if it cannot be written.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for entry in entries:
+        header[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [end, end + entry.num_bytes],
+        }
+        end += entry.num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with open(path, "wb") as file:
+            file.write(_LENGTH.pack(len(text)) + text)
+            written = 0
+            for piece in pieces:
+                written += file.write(piece)
+            assert written == end, f"{path}: {written} bytes of {end}"
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise disk_error(error, path, end) from error
+
+
+class Reader:
+    """The tensors of a file. Raises ConfigError if it is not there or not such a file; `close` it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = path.open("rb", buffering=0)
+        except OSError as error:
+            raise ConfigError(f"{path}: {error.strerror}; the saved model is not complete") from None
+        try:
+            self._offsets, self._dtypes = self._parse()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        self._file.close()
+
+    def num_bytes(self, name: str, dtype: str) -> int:
+        """Raises ConfigError if the file has no such tensor of this dtype."""
+        if self._dtypes.get(name) != dtype:
+            found = self._dtypes.get(name)
+            raise ConfigError(f"{self.path}: {name!r} is {'of ' + found if found else 'not there'}, expected {dtype}")
+        begin, end = self._offsets[name]
+        return end - begin
+
+    def read(self, name: str, first_byte: int, num_bytes: int) -> bytes:
+        begin, end = self._offsets[name]
+        if first_byte + num_bytes > end - begin:
+            raise ConfigError(f"{self.path}: {name!r} has {end - begin} bytes, {first_byte + num_bytes} are expected")
+        data = os.pread(self._file.fileno(), num_bytes, begin + first_byte)
+        if len(data) != num_bytes:
+            raise ConfigError(f"{self.path}: truncated in {name!r}")
+        return data
+
+    def _parse(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+        size = os.fstat(self._file.fileno()).st_size
+        start = self._file.read(_LENGTH.size)
+        length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
+        if length > MAX_HEADER_BYTES or _LENGTH.size + length > size:
+            raise ConfigError(f"{self.path}: truncated, or not a .safetensors file")
+        try:
+            header = json.loads(self._file.read(length))
+            header.pop("__metadata__", None)
+            base = _LENGTH.size + length
+            offsets, dtypes = {}, {}
+            for name, item in header.items():
+                begin, end = (int(n) for n in item["data_offsets"])
+                if not 0 <= begin <= end <= size - base:
+                    raise ValueError(f"{name!r} lies outside the file")
+                offsets[name], dtypes[name] = (base + begin, base + end), str(item["dtype"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"{self.path}: not a .safetensors file: {error}") from None
+        return offsets, dtypes

@@ -1,0 +1,198 @@
+"""A trained model in a folder: `model.safetensors`, `outer.safetensors` (slots and what else a resumed run needs to
+the bit), and `manifest.json`, written last. The folder is made aside and renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atoll.node.dataplane.disk import disk_error, sync_folder, write_whole
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
+from atoll.node.dataplane.saved_manifest import (
+    MANIFEST_NAME,
+    MODEL_NAME,
+    OUTER_NAME,
+    SavedManifest,
+    load_manifest,
+    to_json,
+)
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
+
+__all__ = ["load_manifest", "restore", "save"]
+
+_HASHES = "chunk_hashes"  # in outer.safetensors: U8 of (num_chunks, 32)
+
+
+def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]) -> None:
+    """Writes the outer state, which must not change meanwhile, in the place of what `folder` held.
+
+    `info` has at least run_step, run_tokens and settings (a table), and goes into the manifest as it is. Raises
+    ConfigError if one of these is missing, StateError if the state is not at one commit, HostError if the disk is full.
+    """
+    for key, kind in (("run_step", int), ("run_tokens", int), ("settings", dict)):
+        if not isinstance(info.get(key), kind):
+            raise ConfigError(f"{folder}: a saved model's {key} must be a {kind.__name__}, not {info.get(key)!r}")
+    commit = outer.commit
+    hashes = None if commit is None else outer.chunk_hashes(commit)
+    if commit is None or hashes is None:
+        raise StateError(f"{folder}: the outer state is not complete at one commit and cannot be saved")
+    saved = SavedManifest(
+        run_id=outer.run_id,
+        commit=commit,
+        run_step=info["run_step"],
+        run_tokens=info["run_tokens"],
+        state_hash=outer.state_hash(),
+        chunk_elements=layout.chunk_elements,
+        slots=slots,
+        manifest=layout.manifest,
+        info=info,
+    )
+    aside = folder.with_name(f".{folder.name}.new")
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    except OSError as error:
+        raise disk_error(error, aside) from error
+    tied = {"tied": json.dumps({t.alias: t.name for t in layout.manifest.tied})} if layout.manifest.tied else {}
+    tensors = _Tensors(outer, layout)
+    entries = in_file_order(Entry(t.name, t.dtype, t.shape, _own_bytes(t)) for t in tensors.carried)
+    write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": outer.run_id, **tied})
+    entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
+    write(aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(hashes)), {"run": outer.run_id})
+    write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True)
+    if outer.commit != commit:
+        raise StateError(f"{folder}: the outer state changed while it was saved; apply no commit meanwhile")
+    _put_in_place(aside, folder)
+
+
+def restore(folder: Path, outer: OuterState, layout: Layout) -> None:
+    """Commit 0 of `outer` from a saved model, each chunk checked against its saved hash.
+
+    Raises ConfigError if the folder is not whole, or holds another model, chunk size or outer optimizer.
+    """
+    saved = load_manifest(folder)
+    for what, theirs, ours in (
+        ("model (manifest)", saved.manifest.digest.hex(), layout.manifest.digest.hex()),
+        ("slots of the outer optimizer", saved.slots, outer.slots),
+        ("sync.chunk_elements", saved.chunk_elements, layout.chunk_elements),
+    ):
+        if theirs != ours:
+            raise ConfigError(f"{folder}: saved with {what} {theirs}, this run has {ours}; make them equal to resume")
+    model = Reader(folder / MODEL_NAME)
+    try:
+        more = Reader(folder / OUTER_NAME)
+        try:
+            _restore(folder, model, more, outer, layout)
+        finally:
+            more.close()
+    finally:
+        model.close()
+    if outer.state_hash() != saved.state_hash:
+        raise ConfigError(f"{folder}: the files do not have the state hash that {MANIFEST_NAME} names")
+
+
+def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState, layout: Layout) -> None:
+    hash_bytes = DIGEST_BYTES * len(layout.chunks)
+    if more.num_bytes(_HASHES, "U8") != hash_bytes:
+        raise ConfigError(f"{folder / OUTER_NAME}: {_HASHES} has another size than {hash_bytes} bytes")
+    hashes = more.read(_HASHES, 0, hash_bytes)
+    for chunk in layout.chunks:
+        spec = layout.manifest.tensors[chunk.tensor]
+        in_outer = _is_rounded(spec)
+        file, name = (more, f"value/{spec.name}") if in_outer else (model, spec.name)
+        sources = [(file, name, "F32" if in_outer else spec.dtype)]
+        if chunk.role is Role.TRAINABLE:
+            sources += [(more, f"slot/{slot}/{spec.name}", "F32") for slot in outer.slots]
+        record = b""
+        for reader, key, dtype in sources:
+            if reader.num_bytes(key, dtype) != spec.num_elements * spec.carried_itemsize:
+                raise ConfigError(f"{reader.path}: {key!r} does not have the shape {list(spec.shape)}")
+            record += reader.read(key, chunk.first_element * spec.carried_itemsize, chunk.num_bytes)
+        found = outer.put(chunk.index, 0, record)
+        if found != hashes[DIGEST_BYTES * chunk.index : DIGEST_BYTES * (chunk.index + 1)]:
+            raise ConfigError(f"{folder}: {spec.name!r} is damaged (chunk {chunk.index}); take another copy")
+
+
+class _Tensors:
+    """The bytes of whole tensors from their chunks, one chunk in memory at a time."""
+
+    def __init__(self, outer: OuterState, layout: Layout) -> None:
+        self._outer = outer
+        self.carried = [t for t in layout.manifest.tensors if t.role is not Role.BUFFER_LOCAL]
+        self._spec = {t.name: t for t in self.carried}
+        self._chunks: dict[str, list[Chunk]] = {t.name: [] for t in self.carried}
+        for chunk in layout.chunks:
+            self._chunks[layout.name_of(chunk.index)].append(chunk)
+
+    def model(self, entries: list[Entry]) -> Iterator[bytes]:
+        for entry in entries:
+            for part in self._parts(entry.name, 0):
+                yield _rounded(part, entry.dtype) if _is_rounded(self._spec[entry.name]) else part
+
+    def outer(self, entries: list[Entry], slots: tuple[str, ...], hashes: bytes) -> Iterator[bytes]:
+        rows = {f"slot/{slot}/": 1 + i for i, slot in enumerate(slots)} | {"value/": 0}
+        for entry in entries:
+            if entry.name == _HASHES:
+                yield hashes
+                continue
+            prefix = next(p for p in rows if entry.name.startswith(p))
+            yield from self._parts(entry.name.removeprefix(prefix), rows[prefix])
+
+    def _parts(self, name: str, row: int) -> Iterator[bytes]:
+        for chunk in self._chunks[name]:
+            with self._outer.pinned(chunk.index) as record:
+                part = record.data[row * chunk.num_bytes : (row + 1) * chunk.num_bytes].tobytes()
+            yield part
+
+
+def _is_rounded(spec: TensorSpec) -> bool:
+    """An averaged buffer in half precision: the model file has it rounded, so the exact value goes beside it."""
+    return spec.role is Role.BUFFER_MEAN and spec.dtype != "F32"
+
+
+def _own_bytes(spec: TensorSpec) -> int:
+    return spec.num_elements * DTYPE_BYTES[spec.dtype]
+
+
+def _outer_entries(tensors: list[TensorSpec], slots: tuple[str, ...], num_chunks: int) -> Iterator[Entry]:
+    yield Entry(_HASHES, "U8", (num_chunks, DIGEST_BYTES), num_chunks * DIGEST_BYTES)
+    for spec in tensors:
+        if spec.role is Role.TRAINABLE:
+            for slot in slots:
+                yield Entry(f"slot/{slot}/{spec.name}", "F32", spec.shape, 4 * spec.num_elements)
+        elif _is_rounded(spec):
+            yield Entry(f"value/{spec.name}", "F32", spec.shape, 4 * spec.num_elements)
+
+
+def _rounded(part: bytes, dtype: str) -> bytes:
+    """fp32 -> F16 or BF16, to nearest, ties to even."""
+    values = np.frombuffer(part, np.float32)
+    if dtype == "F16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).tobytes()
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+
+
+def _put_in_place(aside: Path, folder: Path) -> None:
+    former = folder.with_name(f".{folder.name}.old")
+    try:
+        sync_folder(aside)
+        shutil.rmtree(former, ignore_errors=True)
+        if folder.exists():
+            os.replace(folder, former)
+        os.replace(aside, folder)
+        sync_folder(folder.parent)
+        shutil.rmtree(former, ignore_errors=True)
+    except OSError as error:
+        raise disk_error(error, folder) from error
