@@ -16,6 +16,7 @@ from atoll.protocol.messages import AdmittedAs, RefusedKind
 
 KEY_BYTES = 32
 HASH_BYTES = 32
+MAX_INCARNATION = 1 << 63  # stores keep signed integers
 
 
 def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
@@ -100,8 +101,8 @@ def _invalid(header: m.Header, message: m.Hello) -> str | None:
         return "the site has no name"
     if len(message.key) != KEY_BYTES:
         return f"the key has {len(message.key)} bytes, not {KEY_BYTES}"
-    if not header.incarnation:
-        return "the incarnation is 0; it counts starts from 1"
+    if not 0 < header.incarnation < MAX_INCARNATION:
+        return f"the incarnation is {header.incarnation}; it counts the node's starts from 1"
     if not message.address:
         return "no address where peers reach it; use --advertise HOST:PORT"
     if message.has_state and len(message.state_hash) != HASH_BYTES:

@@ -91,7 +91,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
 
 def advance(run: Run) -> None:
     """Whatever reports of state hashes now decide."""
-    if 0 not in run.log.attested:
+    if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
     for commit in run.log.reported():
         awaited = {s.site_id for s in run.members.live() if s.site_id in _contributors(run, commit)}
@@ -138,7 +138,7 @@ def _evict_for_state(run: Run, site: Site, commit: int, known: bytes) -> None:
 
 def needs_seeder(run: Run) -> bool:
     seeding = any(s.standing is Standing.SEEDER for s in run.members.live())
-    return not seeding and run.claim is None and 0 not in run.log.attested
+    return not (seeding or run.started or run.claim is not None or 0 in run.log.attested)
 
 
 def may_seed(run: Run, site: Site) -> bool:

@@ -1,0 +1,127 @@
+"""Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
+
+A request is one line of JSON, `{"command": "stop", "reason": "..."}` or `{"command": "status"}`; so is the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.protocol.errors import HostError
+
+MAX_LINE_BYTES = 4096
+MAX_SOCKET_PATH_BYTES = 107  # the kernel's bound
+ANSWER_LIMIT_S = 10.0
+
+
+def socket_path(store_path: Path) -> Path:
+    return store_path.with_name(store_path.name + ".sock")
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """A name for `path` that the kernel takes as a socket's address, however long the folder's name is."""
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        yield str(path)
+        return
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        short = f"/proc/self/fd/{folder}/{path.name}"
+        if len(os.fsencode(short)) > MAX_SOCKET_PATH_BYTES:
+            raise HostError(f"{path}: the store's name is too long for a socket beside it; choose a shorter --store")
+        yield short
+    finally:
+        os.close(folder)
+
+
+class AdminServer:
+    """Answers on the socket beside the store, whose lock the caller holds: a socket that is there is a leftover."""
+
+    def __init__(
+        self, store_path: Path, *, stop: Callable[[str], None], document: Callable[[], dict[str, Any]]
+    ) -> None:
+        self.path = socket_path(store_path)
+        self._stop = stop
+        self._document = document
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Raises HostError if the socket cannot be made."""
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self.path.unlink(missing_ok=True)
+            with _short(self.path) as name:
+                os.fchmod(listener.fileno(), 0o600)  # the mode that bind gives to the file
+                listener.bind(name)
+            self.path.chmod(0o600)
+            self._server = await asyncio.start_unix_server(self._answer, sock=listener, limit=MAX_LINE_BYTES)
+        except OSError as error:
+            listener.close()
+            raise HostError(f"cannot make the socket {self.path}: {error.strerror}; choose another --store") from None
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+            self.path.unlink(missing_ok=True)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                try:
+                    answer = self._execute(json.loads(await reader.readline()))
+                except (ValueError, asyncio.LimitOverrunError) as error:
+                    answer = {"ok": False, "error": f"not a line of JSON: {error}"}
+                writer.write(json.dumps(answer).encode() + b"\n")
+                await writer.drain()
+        except (TimeoutError, ConnectionError):
+            pass  # the other side went away or said nothing
+        finally:
+            writer.close()
+
+    def _execute(self, request: Any) -> dict[str, Any]:
+        command = request.get("command") if isinstance(request, dict) else None
+        if command == "status":
+            return {"ok": True, "status": self._document()}
+        if command == "stop":
+            self._stop(str(request.get("reason") or "atoll stop")[:1024])
+            return {"ok": True}
+        return {"ok": False, "error": f"unknown command {command!r}; there are stop and status"}
+
+
+def _ask(store_path: Path, request: dict[str, str]) -> dict[str, Any]:
+    path = socket_path(store_path.absolute())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(ANSWER_LIMIT_S)
+        try:
+            with _short(path) as name:
+                connection.connect(name)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            with connection.makefile("rb") as file:
+                answer: dict[str, Any] = json.loads(file.readline())
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise HostError(
+                f"no coordinator answers at {path} ({reason}): is it running on this machine, with this store?"
+            ) from None
+    if not answer.get("ok"):
+        raise HostError(f"the coordinator at {path} refused: {answer.get('error')}")
+    return answer
+
+
+def request_stop(store_path: Path, reason: str = "atoll stop") -> None:
+    """Ends the run with the sync that is open. Raises HostError if no coordinator has this store."""
+    _ask(store_path, {"command": "stop", "reason": reason})
+
+
+def request_status(store_path: Path) -> dict[str, Any]:
+    """The document of /status.json. Raises HostError if no coordinator has this store."""
+    status: dict[str, Any] = _ask(store_path, {"command": "status"})["status"]
+    return status

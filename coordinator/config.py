@@ -1,0 +1,22 @@
+"""The coordinator's own configuration. The run's settings are in atoll.protocol.settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorConfig:
+    """Where one coordinator listens, and where it keeps its run."""
+
+    store_path: Path
+    """The run's SQLite file, on a local disk. A second coordinator on it is refused."""
+    listen: str = "127.0.0.1:7700"
+    """HOST:PORT where nodes connect; port 0 takes any free one. Nodes of other machines need an address of this one."""
+    http_listen: str = "127.0.0.1:7701"
+    """HOST:PORT of the status page and /metrics (read-only); empty turns them off."""
+    credentials: grpc.ServerCredentials | None = None
+    """For the nodes' port; without them it is plain text."""

@@ -1,0 +1,263 @@
+"""The gRPC shell around the core: streams in, events to the core one by one, outputs executed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+import atoll
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import (
+    CloseStream,
+    Event,
+    Malformed,
+    Output,
+    Persist,
+    Received,
+    Report,
+    Send,
+    StopAsked,
+    StreamClosed,
+    StreamOpened,
+    Tick,
+)
+from atoll.coordinator.core.machine import Core
+from atoll.coordinator.store import Store
+from atoll.protocol import PROTOCOL_VERSION, messages, transport, wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.v1 import session_pb2
+
+log = logging.getLogger("atoll.coordinator")
+
+SERVICE = "atoll.protocol.v1.CoordinatorService"
+MAX_SMALL_MESSAGE_BYTES = 1 << 20
+"""Of every message but Offer, which carries a manifest."""
+LARGE_MESSAGE_BYTES = 1 << 18  # parsed off the event loop
+MAX_QUEUED_SENDS = 4096
+MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
+STOP_GRACE_S = 2.0
+
+
+class _Stream:
+    """One session: its outgoing queue, and what ends it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outgoing: asyncio.Queue[messages.CoordinatorMessage | None] = asyncio.Queue(MAX_QUEUED_SENDS)
+        self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
+        self.received_seq = 0
+        self.sent_seq = 0
+
+    def put(self, message: messages.CoordinatorMessage | None) -> None:
+        try:
+            self.outgoing.put_nowait(message)
+        except asyncio.QueueFull:
+            self.cut(f"{MAX_QUEUED_SENDS} messages wait for a site that does not read")
+
+    def cut(self, reason: str) -> None:
+        if not self.cut_off.done():
+            self.cut_off.set_result(reason)
+
+
+class CoordinatorServer:
+    """One run served over gRPC. `start`, then `run` until `stop` or an error; the store stays the caller's."""
+
+    def __init__(self, config: CoordinatorConfig, settings: RunSettings, store: Store, parent_json: str = "") -> None:
+        self.config = config
+        self.settings = settings
+        self.address = ""
+        self._store = store
+        persisted = store.begin(settings, parent_json)
+        self._term = persisted.term
+        self._parent = json.loads(persisted.parent_json) if persisted.parent_json else None
+        self._commit_times = store.commit_times()
+        self._core = Core(settings, persisted, time.monotonic())
+        self._streams: dict[int, _Stream] = {}
+        self._num_streams = 0
+        self._stopping = False
+        self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
+        self._health = health.aio.HealthServicer()
+        self._server: grpc.aio.Server | None = None
+
+    # --- life
+
+    async def start(self) -> None:
+        """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
+        server = transport.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
+        handlers = {
+            # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC.
+            "Session": grpc.stream_stream_rpc_method_handler(
+                self._session, response_serializer=session_pb2.SessionResponse.SerializeToString
+            ),
+            "Status": grpc.unary_unary_rpc_method_handler(
+                self._status,
+                request_deserializer=session_pb2.StatusRequest.FromString,
+                response_serializer=session_pb2.StatusResponse.SerializeToString,
+            ),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = transport.bind(server, self.config.listen, self.config.credentials)
+        host, _ = transport.parse_address(self.config.listen)
+        self.address = transport.join_address(host, port)
+        if self.config.credentials is None and not transport.is_loopback(self.config.listen):
+            log.warning(
+                "%s can be reached from other machines and has no credentials: anybody who reaches it can join or "
+                "disturb the run; use it in a trusted network only",
+                self.address,
+            )
+        await server.start()
+        self._server = server
+        for name in ("", SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def run(self) -> None:
+        """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""
+        while True:
+            now = time.monotonic()
+            deadline = self._core.next_deadline()
+            try:
+                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
+                    item = await self._events.get()
+            except TimeoutError:
+                item = (Tick(), None)
+            if item is None:
+                return
+            event, stream = item
+            try:
+                await self._execute(self._core.handle(event, time.monotonic()))
+            finally:
+                if stream is not None:
+                    stream.slots.release()
+
+    async def stop(self) -> None:
+        """Ends all streams; sites train on and look for a coordinator. A second call does nothing."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._events.put_nowait(None)
+        await self._health.enter_graceful_shutdown()
+        for stream in self._streams.values():
+            stream.put(None)
+        if self._server is not None:
+            await self._server.stop(STOP_GRACE_S)
+
+    def ask_to_stop(self, reason: str) -> None:
+        """The run ends with the sync that is open."""
+        self._events.put_nowait((StopAsked(reason), None))
+
+    def document(self) -> dict[str, Any]:
+        """The run for people and programs, as on /status.json. Call it on the event loop."""
+        document = asdict(self._core.view(time.monotonic()))
+        for commit in document["commits"]:
+            commit["time"] = self._commit_times.get(commit["commit"])
+        document["time"] = time.time()
+        document["settings"] = asdict(self.settings)
+        document["parent"] = self._parent
+        document["atoll_version"] = atoll.__version__
+        return document
+
+    # --- outputs
+
+    async def _execute(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            match output:
+                case Persist(records):
+                    now = time.time()
+                    await asyncio.to_thread(self._store.persist, self._term, records, now)
+                    for record in records:
+                        commit = getattr(record, "commit", None)
+                        if isinstance(commit, messages.Commit):
+                            self._commit_times[commit.commit] = now
+                case Send(number, message):
+                    if number in self._streams:
+                        self._streams[number].put(message)
+                case CloseStream(number, _):
+                    if number in self._streams:
+                        self._streams[number].put(None)
+                case Report(level, text):
+                    log.log(level, "%s", text)
+
+    # --- streams
+
+    async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        self._num_streams += 1
+        stream = _Stream(self._num_streams)
+        self._streams[stream.number] = stream
+        self._events.put_nowait((StreamOpened(stream.number), None))
+        reader = asyncio.create_task(self._read(stream, requests))
+        writer = asyncio.create_task(self._write(stream, context))
+        reason = "cancelled"
+        try:
+            done, _ = await asyncio.wait((reader, writer, stream.cut_off), return_when=asyncio.FIRST_COMPLETED)
+            reason = next(task.result() for task in (stream.cut_off, writer, reader) if task in done)
+            if reader in done and not writer.done() and not stream.cut_off.done():
+                # The site has said its last word; it may still want to hear ours.
+                stream.put(None)
+                await asyncio.wait((writer, stream.cut_off), timeout=STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            del self._streams[stream.number]
+            self._events.put_nowait((StreamClosed(stream.number, reason), None))
+            stuck = not writer.done()
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            if stuck:
+                log.warning("stream %d is cut off: %s", stream.number, reason)
+                # A write may be blocked for good; only a cancelled call gets rid of it.
+                raise asyncio.CancelledError(reason)
+
+    async def _read(self, stream: _Stream, requests: AsyncIterator[bytes]) -> str:
+        try:
+            async for data in requests:
+                await stream.slots.acquire()
+                self._events.put_nowait((await self._event_of(stream, data), stream))
+        except grpc.RpcError as error:
+            return str(error) or type(error).__name__
+        return "the site ended it"
+
+    async def _event_of(self, stream: _Stream, data: bytes) -> Event:
+        try:
+            if len(data) > LARGE_MESSAGE_BYTES:
+                envelope, header, message = await asyncio.to_thread(_parse, data)
+            else:
+                envelope, header, message = _parse(data)
+        except InvalidMessage as error:
+            return Malformed(stream.number, str(error))
+        stream.received_seq = envelope.seq
+        return Received(stream.number, header, message, envelope.ack)
+
+    async def _write(self, stream: _Stream, context: Any) -> str:
+        header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
+        while (message := await stream.outgoing.get()) is not None:
+            stream.sent_seq += 1
+            await context.write(wire.response(message, header, stream.sent_seq, stream.received_seq))
+        return "the coordinator ended it"
+
+    async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
+        return session_pb2.StatusResponse(json=json.dumps(self.document()))
+
+
+def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:
+    """Raises InvalidMessage."""
+    envelope = session_pb2.SessionRequest()
+    try:
+        envelope.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidMessage(f"{len(data)} bytes that are no session message: {error}") from None
+    body = envelope.WhichOneof("body")
+    if len(data) > MAX_SMALL_MESSAGE_BYTES and body != "offer":
+        raise InvalidMessage(f"{body} of {len(data)} bytes, at most {MAX_SMALL_MESSAGE_BYTES} are allowed")
+    header, message = wire.unpack(envelope)
+    return envelope, header, message
