@@ -1,0 +1,116 @@
+"""A node in memory for one rank: answers from a script, and keeps what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.local_protocol import Piece
+from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
+from atoll.node.worker.connection import Connection
+from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.settings import RunSettings
+
+Question = Callable[[], Answer]
+
+
+class FakeNode:
+    """`script` holds one (step, answer) for each question, in order; a callable answer runs first."""
+
+    def __init__(self, *, manifest: Manifest | None = None) -> None:
+        self.script: list[tuple[int, Answer | Question]] = []
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.layout: Layout | None = None
+        self.snapshot = memoryview(b"")
+        self.publish = memoryview(b"")
+        self.shared_pieces: tuple[int, ...] = ()
+        if manifest is not None:
+            self._allocate(manifest)
+
+    def _allocate(self, manifest: Manifest) -> None:
+        self.layout = Layout(manifest)
+        self.snapshot = memoryview(bytearray(self.layout.buffer_bytes))
+        self.publish = memoryview(bytearray(self.layout.buffer_bytes))
+
+    def joined(self, num_pieces: int) -> JoinedLayout:
+        assert self.layout is not None
+        return JoinedLayout(
+            layout=self.layout,
+            snapshot=self.snapshot,
+            publish=self.publish,
+            snapshot_fd=-1,
+            publish_fd=-1,
+            owned_pieces=tuple(range(num_pieces)),
+            shared_pieces=self.shared_pieces,
+            site_id=7,
+            incarnation=1,
+            run_seed=1,
+            data_seed=99,
+        )
+
+    def connection(self, settings: RunSettings) -> Connection:
+        worker_settings = WorkerSettings(settings_json="", site_name="berlin", data_paths=(), run_seed=1, resumed=False)
+        return Connection(cast(LocalClient, self), worker_settings, settings, 0, 1)
+
+    def values(self, buffer: memoryview, name: str, dtype: str = "float32") -> npt.NDArray[Any]:
+        """A view of one tensor, flat."""
+        assert self.layout is not None
+        names = [t.name for t in self.layout.manifest.tensors]
+        spec = self.layout.manifest.tensors[names.index(name)]
+        offset = self.layout.tensor_offsets_bytes[names.index(name)]
+        return np.frombuffer(buffer, dtype=dtype, count=spec.num_elements, offset=offset)
+
+    def said(self, name: str) -> list[dict[str, Any]]:
+        return [body for what, body in self.told if what == name]
+
+    # --- LocalClient's side
+
+    def join(self, manifest: Manifest, pieces: list[Piece], fingerprint: bytes, data_rank: int) -> JoinedLayout:
+        self.told.append(("join", {"fingerprint": fingerprint, "data_rank": data_rank}))
+        self._allocate(manifest)
+        return self.joined(len(pieces))
+
+    def boundary(self, step: int, seq: int) -> Answer:
+        self.told.append(("boundary", {"step": step, "seq": seq}))
+        expected, answer = self.script.pop(0)
+        assert step == expected
+        return answer() if callable(answer) else answer
+
+    def sealed(self, **body: Any) -> None:
+        self.told.append(("sealed", body))
+
+    def merged(self, **body: Any) -> None:
+        self.told.append(("merged", body))
+
+    def fatal(self, kind: str, text: str) -> None:
+        self.told.append(("fatal", {"kind": kind, "text": text}))
+
+    def busy(self, what: str, limit_s: float) -> None:
+        self.told.append(("busy", {"what": what, "limit_s": limit_s}))
+
+    def progress(self, step: int, steps_per_s: float, loss: float) -> None:
+        self.told.append(("progress", {"step": step}))
+
+    def goodbye(self, reason: str, run_over: bool) -> None:
+        self.told.append(("goodbye", {"run_over": run_over}))
+
+    def close(self) -> None:
+        self.told.append(("close", {}))
+
+
+def apply(mode: MergeMode, next_step: int, *, run_step: int = 0, version: int = 0, fresh: bool = False) -> Answer:
+    return Answer(
+        kind=AnswerKind.APPLY, mode=mode, next_step=next_step, run_step=run_step, version=version, fresh=fresh
+    )
+
+
+def go_on(next_step: int) -> Answer:
+    return Answer(kind=AnswerKind.CONTINUE, next_step=next_step)
+
+
+SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+STOP = Answer(kind=AnswerKind.STOP, reason="the run is complete")

@@ -1,0 +1,151 @@
+"""The built-in model, its recipe, what it is compared with, and a saved one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from atoll.node.worker import baselines, data
+from atoll.node.worker.evaluate import held_out_bits_per_byte
+from atoll.node.worker.model import Transformer
+from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.sample import load_model, sample_text
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import (
+    ModelSettings,
+    OuterSettings,
+    RunSettings,
+    SyncSettings,
+    TrainerSettings,
+    settings_to_json,
+)
+
+SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
+SETTINGS = RunSettings(
+    run_id="r",
+    steps=6,
+    model=SMALL,
+    trainer=TrainerSettings(batch_size=4, sequence=16, warmup_steps=2),
+    sync=SyncSettings(every=2),
+    outer=OuterSettings(learning_rate=1.0, momentum=0.0),
+)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> data.Corpus:
+    (tmp_path / "text").write_bytes(b"the quick brown fox jumps over the lazy dog. " * 400)
+    return data.load(data.list_files([str(tmp_path / "text")]))
+
+
+def test_the_default_has_about_a_million_parameters() -> None:
+    count = sum(p.numel() for p in Transformer(ModelSettings()).parameters())
+    assert 900_000 <= count <= 1_000_000
+
+
+def test_first_values_come_from_the_seed() -> None:
+    one, same, other = (Transformer(SMALL, seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["head.weight"], other["head.weight"])
+    assert "cos" not in one  # computed, not part of the model's state
+
+
+def test_a_byte_does_not_see_what_follows_it() -> None:
+    model = Transformer(SMALL, 1)
+    tokens = torch.randint(256, (2, 16), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 9:] = 0
+    torch.testing.assert_close(model(tokens)[:, :9], model(changed)[:, :9])
+    assert not torch.allclose(model(tokens)[:, 9:], model(changed)[:, 9:])
+    with pytest.raises(ConfigError, match="max_sequence"):
+        model(torch.zeros(1, 17, dtype=torch.int64))
+
+
+def test_tied_embeddings() -> None:
+    model = Transformer(dataclasses.replace(SMALL, tie_embeddings=True))
+    assert model.head.weight is model.embedding.weight
+
+
+def test_every_parameter_gets_a_gradient_and_a_place_in_the_optimizer(corpus: data.Corpus) -> None:
+    model = Transformer(SMALL)
+    optimizer = make_optimizer(model, SETTINGS.trainer)
+    loss = next_byte_loss(model, draw(corpus, SETTINGS.trainer, seed=1, index=0))
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
+    assert abs(loss.item() / math.log(2) - 8) < 1.5
+
+
+def test_schedule() -> None:
+    trainer = TrainerSettings(learning_rate=1.0, warmup_steps=10)
+    assert [learning_rate(trainer, step, 110) for step in (0, 9, 10, 60, 110, 500)] == pytest.approx(
+        [0.1, 1.0, 1.0, 0.55, 0.1, 0.1]
+    )
+    assert learning_rate(dataclasses.replace(trainer, warmup_steps=0), 0, 10) == 1.0
+
+
+def test_evaluation(corpus: data.Corpus) -> None:
+    model = Transformer(SMALL)
+    torch.nn.init.zeros_(model.head.weight)
+    assert held_out_bits_per_byte(model, corpus, 16) == pytest.approx(8.0)  # knows nothing: 8 bits a byte
+    assert model.training
+    with pytest.raises(ConfigError, match="held-out"):
+        held_out_bits_per_byte(model, corpus, 10_000)
+
+
+def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
+    done: list[tuple[str, int]] = []
+    results = [
+        baselines.train_alone(SETTINGS, corpus),
+        baselines.train_data_parallel(SETTINGS, corpus, 2),
+        baselines.simulate_diloco(SETTINGS, corpus, 2, lambda name, steps: done.append((name, steps))),
+    ]
+    assert len({r.bits_per_byte_before for r in results}) == 1
+    assert all(r.bits_per_byte_after < r.bits_per_byte_before for r in results)
+    assert done == [("diloco nesterov 1/0", step) for step in (2, 4, 6)]
+
+
+def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus) -> None:
+    alone = baselines.train_alone(SETTINGS, corpus).bits_per_byte_after
+    assert baselines.simulate_diloco(SETTINGS, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
+
+
+# --- a saved model
+
+
+def save(folder: Path, settings: RunSettings, model: torch.nn.Module) -> Path:
+    save_file({name: p.detach() for name, p in model.named_parameters()}, folder / "model.safetensors")
+    (folder / "manifest.json").write_text(json.dumps({"settings": json.loads(settings_to_json(settings))}))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_saved_model_writes(tmp_path: Path, tied: bool) -> None:
+    settings = dataclasses.replace(SETTINGS, model=dataclasses.replace(SMALL, tie_embeddings=tied))
+    model = Transformer(settings.model, seed=9)
+    folder = save(tmp_path, settings, model)
+    tokens = torch.zeros(1, 4, dtype=torch.int64)
+    assert torch.equal(load_model(folder)(tokens), model(tokens))
+    text = sample_text(folder, "def ", num_bytes=20, seed=1)
+    assert text.startswith("def ")
+    assert text == sample_text(folder, "def ", num_bytes=20, seed=1)
+    assert sample_text(folder, "def ", 20, temperature=0) == sample_text(folder, "def ", 20, temperature=0, seed=2)
+
+
+def test_what_is_no_saved_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="written last"):
+        load_model(tmp_path)
+    save(tmp_path, SETTINGS, torch.nn.Linear(2, 2))
+    with pytest.raises(ConfigError, match="another model"):
+        load_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"broken")
+    with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
+        load_model(tmp_path)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="not the manifest"):
+        load_model(tmp_path)

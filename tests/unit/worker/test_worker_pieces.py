@@ -1,0 +1,173 @@
+"""Copies between local tensors and the shared buffers, exact to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.node.core.events import MergeMode
+from atoll.node.dataplane.bases import cast_base
+from atoll.node.local_protocol import piece_hash
+from atoll.node.worker.pieces import SharedTensors
+from atoll.node.worker.tensors import ModelTensors, find_tensors
+from tests.harness.fake_node import FakeNode
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.weight = nn.Parameter(torch.randn(5, 3))
+        self.scale = nn.Parameter(torch.tensor(2.0))  # 0-dim
+        self.nothing = nn.Parameter(torch.empty(0, 3))
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.register_buffer("mean", torch.randn(3))
+        self.register_buffer("count", torch.tensor(5))
+        self.register_buffer("own", torch.ones(2))
+
+
+def share(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]:
+    tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)], {"own": "local"})
+    node = FakeNode(manifest=tensors.manifest)
+    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)))
+
+
+def addresses(net: nn.Module) -> list[int]:
+    return [t.data_ptr() for t in net.state_dict().values()]
+
+
+def fill(node: FakeNode, name: str, values: Tensor) -> None:
+    node.values(node.publish, name)[:] = values.detach().float().cpu().flatten().numpy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_snapshot_and_replace(dtype: torch.dtype, device: str) -> None:
+    net = Net().to(device, dtype)
+    _, node, shared = share(net)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    places = addresses(net)
+    shared.write_snapshot(with_frozen=True)
+    expected = before["weight"].float().cpu().flatten().numpy()
+    np.testing.assert_array_equal(node.values(node.snapshot, "weight"), expected)
+    assert node.values(node.snapshot, "scale").tolist() == [2.0]
+    assert node.values(node.snapshot, "count", "int64").tolist() == [5]
+    assert node.values(node.snapshot, "own").tolist() == [0.0, 0.0] or dtype is not torch.float32  # local: not written
+    node.publish[:] = node.snapshot
+    with torch.no_grad():
+        for value in net.state_dict().values():
+            value.add_(1)
+    moved = net.own.clone()
+    shared.apply(MergeMode.REPLACE, fresh=True)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, moved if name == "own" else before[name]), name
+    assert addresses(net) == places  # in place: compiled code and captured graphs stay valid
+
+
+def test_frozen_tensors_travel_only_with_the_first_values() -> None:
+    net = Net()
+    _, node, shared = share(net)
+    shared.write_snapshot(with_frozen=False)
+    assert not node.values(node.snapshot, "frozen").any()
+    before = net.frozen.clone()
+    shared.apply(MergeMode.REPLACE, fresh=False)
+    assert torch.equal(net.frozen, before)
+    shared.apply(MergeMode.REPLACE, fresh=True)
+    assert not net.frozen.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_merge_keeps_what_was_trained_since_the_snapshot(dtype: torch.dtype, device: str) -> None:
+    net = Net().to(device, dtype)
+    _, node, shared = share(net)
+    shared.write_snapshot(with_frozen=False)
+    outer = torch.randn(5, 3)
+    fill(node, "weight", outer)
+    fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
+    node.values(node.publish, "count", "int64")[:] = 8
+    snapshot = net.weight.detach().clone()
+    with torch.no_grad():
+        net.weight.add_(0.25)
+    expected = (outer.to(device) + (net.weight.detach().float() - snapshot.float())).to(dtype)
+    shared.apply(MergeMode.MERGE, fresh=False)
+    assert torch.equal(net.weight.detach(), expected)
+    assert net.mean.tolist() == [1.0, 2.0, 3.0]
+    assert net.count.item() == 8
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
+    net = Net().to(dtype)
+    _, node, shared = share(net)
+    difference = torch.randn(5, 3)
+    fill(node, "weight", difference)
+    fill(node, "mean", torch.ones(3))
+    weight, mean = net.weight.detach().clone(), net.mean.clone()
+    shared.apply(MergeMode.SHIFT, fresh=False)
+    assert torch.equal(net.weight.detach(), (weight.float() + difference).to(dtype))
+    assert torch.equal(net.mean, mean)
+    assert net.count.item() == 5
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "F32"), (torch.bfloat16, "BF16"), (torch.float16, "F16")])
+def test_an_idle_site_has_no_pseudo_gradient(dtype: torch.dtype, name: str) -> None:
+    """The base that the node computes is what the worker received, cast included; merging nothing adds nothing."""
+    net = nn.Linear(64, 64, bias=False).to(dtype)
+    _, node, shared = share_linear(net)
+    outer = np.random.default_rng(0).standard_normal(64 * 64).astype(np.float32)
+    node.values(node.publish, "weight")[:] = outer
+    base = np.empty_like(outer)
+    cast_base(outer, name, base)
+    shared.apply(MergeMode.REPLACE, fresh=True)
+    shared.write_snapshot(with_frozen=False)
+    np.testing.assert_array_equal(base - node.values(node.snapshot, "weight"), 0)
+    shared.apply(MergeMode.MERGE, fresh=False)
+    shared.write_snapshot(with_frozen=False)
+    np.testing.assert_array_equal(base - node.values(node.snapshot, "weight"), 0)
+
+
+def share_linear(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]:
+    tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
+    node = FakeNode(manifest=tensors.manifest)
+    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)))
+
+
+def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
+    net = Net().to(torch.bfloat16)
+    tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
+    node = FakeNode(manifest=tensors.manifest)
+    weight = [p.name for p in tensors.pieces].index("weight")
+    node.shared_pieces = (weight,)
+    joined = node.joined(weight)  # owns those before it
+    shared = SharedTensors(tensors, joined)
+    shared.write_snapshot(with_frozen=False)
+    assert not node.values(node.snapshot, "weight").any()
+    assert node.values(node.snapshot, "scale").any()
+    assert shared.hashes() == {weight: piece_hash(net.weight.detach().float().numpy().tobytes())}
+
+
+def test_a_replaced_buffer_is_followed() -> None:
+    net = Net()
+    _, node, shared = share(net)
+    net.mean = torch.full((3,), 4.0)
+    shared.write_snapshot(with_frozen=False)
+    assert node.values(node.snapshot, "mean").tolist() == [4.0] * 3
+
+
+def test_swap_in_and_back() -> None:
+    net = Net().to(torch.bfloat16)
+    _, node, shared = share(net)
+    fill(node, "weight", torch.ones(5, 3))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    saved = shared.swap_in()
+    assert net.weight.tolist() == [[1.0] * 3] * 5
+    assert torch.equal(net.frozen, before["frozen"])
+    shared.swap_back(saved)
+    for name, value in net.state_dict().items():
+        assert torch.equal(value, before[name]), name

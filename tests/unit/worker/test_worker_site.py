@@ -1,0 +1,288 @@
+"""`atoll.join` and `Site.step` against a node in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import atoll
+from atoll.node.core.events import Answer, MergeMode
+from atoll.node.worker import site as site_module
+from atoll.node.worker.site import Site, Step
+from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.settings import RunSettings
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
+
+SETTINGS = RunSettings(run_id="r", steps=100)
+REPLACE, MERGE, SHIFT = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
+    monkeypatch.setattr(site_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(site_module, "disconnect", fake.close)
+    return fake
+
+
+def model() -> tuple[nn.Linear, torch.optim.SGD]:
+    net = nn.Linear(2, 1, bias=False)
+    nn.init.constant_(net.weight, 1.0)
+    return net, torch.optim.SGD(net.parameters(), lr=1.0)
+
+
+def train(net: nn.Linear, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    """Each step takes lr from every weight."""
+    optimizer.zero_grad()
+    loss: torch.Tensor = net(torch.ones(1, 2)).sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    return loss
+
+
+def first(next_step: int, run_step: int = 0) -> tuple[int, Answer | Question]:
+    return 0, apply(REPLACE, next_step, run_step=run_step, fresh=True)
+
+
+def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
+    net, optimizer = model()
+
+    def published(value: float, answer: Answer) -> Question:
+        def run() -> Answer:
+            node.values(node.publish, "weight")[:] = value
+            return answer
+
+        return run
+
+    node.script = [
+        (0, SNAPSHOT),
+        (0, published(1.0, apply(REPLACE, 2, fresh=True))),
+        (2, SNAPSHOT),
+        (2, published(5.0, apply(REPLACE, 4, run_step=2, version=1))),
+        (4, STOP),
+    ]
+    steps: list[Step] = []
+    with atoll.join(net, optimizer, data_fingerprint=b"f" * 32, data_rank=3) as site:
+        assert (site.site_id, site.seed, site.rank, site.world, site.run_length) == (7, 99, 0, 1, 100)
+        while site.running:
+            steps.append(site.step(tokens=10, loss=train(net, optimizer)))
+    assert steps == [Step(True, False, 1), Step(True, True, 2), Step(True, False, 3), Step(False, False, 4)]
+    assert net.weight.tolist() == [[3.0, 3.0]]
+    assert node.said("join") == [{"fingerprint": b"f" * 32, "data_rank": 3}]
+    asked = [(b["step"], b["seq"]) for b in node.said("boundary")]
+    assert asked == [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0)]
+    seed, sealed = node.said("sealed")
+    assert (seed["tokens"], seed["num_steps"], seed["piece_hashes"]) == (0, 0, None)
+    assert (sealed["tokens"], sealed["num_steps"], sealed["data_rank"]) == (20, 2, 3)
+    assert sealed["loss_sum"] == 2.0 + 0.0
+    assert sealed["piece_hashes"] == {}
+    assert [b["version"] for b in node.said("merged")] == [0, 1]
+    assert node.said("goodbye") == [{"run_over": True}]
+    assert node.told[-1] == ("close", {})
+
+
+def test_tokens_and_steps_follow_the_base(node: FakeNode) -> None:
+    """A merge keeps what came after the snapshot, a shift keeps everything since the old base."""
+    net, optimizer = model()
+    node.script = [
+        first(2, run_step=40),
+        (2, SNAPSHOT),
+        (2, go_on(3)),
+        (3, apply(MERGE, 4, run_step=42)),
+        (4, apply(SHIFT, 5, run_step=44)),
+        (5, SNAPSHOT),
+        (5, STOP),
+    ]
+    inner = []
+    with atoll.join(net, optimizer, ramp_steps=0) as site:
+        while site.running:
+            inner.append(site.step(tokens=10).inner_step)
+    assert inner == [41, 42, 43, 46, 47]
+    assert [b["tokens"] for b in node.said("sealed")] == [20, 30]
+    assert [b["num_steps"] for b in node.said("sealed")] == [0, 0]  # no loss was given
+
+
+def test_local_progress_that_is_discarded_is_not_counted(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(2), (2, apply(REPLACE, 3, run_step=10)), (3, SNAPSHOT), (3, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            site.step(tokens=10, loss=1.5)
+    (sealed,) = node.said("sealed")
+    assert (sealed["tokens"], sealed["loss_sum"], sealed["num_steps"]) == (10, 1.5, 1)
+    assert site.inner_step == 11
+
+
+def test_the_loss_stays_where_it_is_until_a_boundary(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, optimizer = model()
+    node.script = [first(3), (3, SNAPSHOT), (3, STOP)]
+    read: list[int] = []
+
+    class Watched(torch.Tensor):
+        def __float__(self) -> float:
+            read.append(site.inner_step)
+            return float(self.as_subclass(torch.Tensor))
+
+    with atoll.join(net, optimizer) as site:
+        for _ in range(3):
+            loss = train(net, optimizer)
+            site.step(tokens=1, loss=loss.as_subclass(Watched))
+            assert isinstance(site._loss, Watched) or not site.running
+            assert site._loss is None or not site._loss.requires_grad  # keeps no graph
+    assert read == [3]
+    assert node.said("sealed")[0]["loss_sum"] == 0.0 - 2.0 - 4.0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_ends_the_site(node: FakeNode, bad: float) -> None:
+    net, optimizer = model()
+    node.script = [first(2, run_step=20), (2, SNAPSHOT)]
+
+    def run() -> None:
+        with atoll.join(net, optimizer) as site:
+            site.step(tokens=1, loss=torch.tensor(bad))
+            site.step(tokens=1, loss=1.0)
+
+    with pytest.raises(NonFiniteError, match="steps 21 and 22; lower"):
+        run()
+    (fatal,) = node.said("fatal")
+    assert fatal["kind"] == "non_finite"
+    assert not node.said("sealed")
+    assert node.told[-1][0] == "close"
+
+
+def test_a_loader_that_ends_early_leaves_properly(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(9)]
+    with atoll.join(net, optimizer) as site:
+        site.step(tokens=1)
+    assert node.said("goodbye") == [{"run_over": False}]
+
+
+def test_exceptions_pass_and_only_incurable_ones_are_fatal(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(9)]
+    with pytest.raises(ZeroDivisionError), atoll.join(net, optimizer):
+        raise ZeroDivisionError
+    assert not node.said("fatal")  # a crash: the closed socket says it
+    assert not node.said("goodbye")
+    with pytest.raises(ConfigError, match="requires_grad"):
+        atoll.join(net, [])
+    assert node.said("fatal")[0]["kind"] == "config"
+    node.script = [first(9)]
+    with atoll.join(net, optimizer) as site, pytest.raises(ConfigError, match="shape"):
+        site.step(tokens=1, loss=torch.zeros(3))
+
+
+def test_outer_parameters(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(1), (1, go_on(2)), (2, apply(SHIFT, 3)), (3, STOP)]
+    with atoll.join(net, optimizer) as site:
+        site.step(tokens=1, loss=train(net, optimizer))
+        assert net.weight.tolist() == [[-1.0, -1.0]]
+        with site.outer_parameters():
+            assert net.weight.tolist() == [[0.0, 0.0]]
+        assert net.weight.tolist() == [[-1.0, -1.0]]
+        with pytest.raises(RuntimeError), site.outer_parameters():
+            raise RuntimeError
+        assert net.weight.tolist() == [[-1.0, -1.0]]
+        site.step(tokens=1)
+        assert not site.has_outer_parameters  # PUBLISH holds a difference
+        with pytest.raises(NotYetError, match="next sync"), site.outer_parameters():
+            pass
+
+
+def test_busy_is_told_and_ended(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(9)]
+    with atoll.join(net, optimizer) as site, pytest.raises(RuntimeError), site.busy("evaluation", limit_s=5):
+        raise RuntimeError
+    assert node.said("busy") == [{"what": "evaluation", "limit_s": 5}, {"what": "", "limit_s": 0.0}]
+
+
+def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = replace(SETTINGS, steps=0, tokens=3000, min_sites=3)
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(settings))
+    net, optimizer = model()
+    node.script = [first(1), (1, replace(apply(REPLACE, 9, run_step=1), run_tokens=60))]
+    with atoll.join(net, optimizer) as site:
+        assert site.run_length == 3000
+        site._steps, site._tokens = 1, 10  # before the first commit: three sites like this one
+        assert site.run_length == 100
+        site._steps = 0
+        site.step(tokens=10)
+        assert site.run_length == 50  # 60 tokens a step, as the run really went
+
+
+# --- the learning-rate ramp
+
+
+def rates_seen(optimizer: torch.optim.Optimizer) -> list[float]:
+    seen: list[float] = []
+    optimizer.register_step_pre_hook(lambda o, args, kwargs: seen.append(float(o.param_groups[0]["lr"])))
+    return seen
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_ramp_beside_a_scheduler(node: FakeNode, as_tensor: bool) -> None:
+    """Only optimizer.step sees scaled rates; the scheduler's own sequence is undisturbed, and nothing stays behind."""
+    net, _ = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(1.0) if as_tensor else 1.0)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma=0.5)
+    node.script = [first(99, run_step=500)]
+    with atoll.join(net, optimizer, ramp_steps=3) as site:
+        seen = rates_seen(optimizer)
+        between = []
+        for _ in range(5):
+            train(net, optimizer)
+            between.append(float(optimizer.param_groups[0]["lr"]))
+            scheduler.step()
+            site.step(tokens=1)
+    assert between == [1.0, 0.5, 0.25, 0.125, 0.0625]
+    assert seen == pytest.approx([0.25, 0.5 * 0.5, 0.25 * 0.75, 0.125, 0.0625])
+    assert len(optimizer._optimizer_step_pre_hooks) == 1  # the one of this test
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize(("run_step", "ramp_steps"), [(0, 3), (500, 0)])
+def test_no_ramp_at_the_start_of_a_run_or_when_off(node: FakeNode, run_step: int, ramp_steps: int) -> None:
+    net, optimizer = model()
+    node.script = [first(99, run_step=run_step)]
+    with atoll.join(net, optimizer, ramp_steps=ramp_steps):
+        seen = rates_seen(optimizer)
+        train(net, optimizer)
+    assert seen == [1.0]
+
+
+def test_the_ramp_is_gone_when_the_site_ends_within_it(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(99, run_step=500)]
+    with atoll.join(net, optimizer):
+        assert optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+# --- without a node
+
+
+def test_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("ATOLL_SOCKET", raising=False)
+    net, optimizer = model()
+    with atoll.join(net, optimizer) as site:
+        assert type(site) is Site
+        assert (site.seed, site.inner_step, site.run_length) == (0, 0, None)
+        assert site.step(tokens=5, loss=train(net, optimizer)) == Step(True, False, 1)
+        with site.outer_parameters(), site.busy("evaluation"):
+            assert net.weight.tolist() == [[0.0, 0.0]]
+    out = capsys.readouterr()
+    assert out.err.count("\n") == 1
+    assert "trains alone" in out.err
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert atoll.join(net, optimizer).world == 2
+    assert capsys.readouterr().err == ""  # rank 0 says it

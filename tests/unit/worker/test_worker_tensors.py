@@ -1,0 +1,142 @@
+"""What a model is to the other sites: names, roles, ties, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.optim.swa_utils import AveragedModel
+
+from atoll.node.worker.tensors import ModelTensors, find_tensors
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Role, TiedName
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.a = nn.Linear(4, 2, bias=False)
+        self.register_buffer("scratch", torch.zeros(2), persistent=False)
+
+
+def find(model: nn.Module, **arguments: object) -> ModelTensors:
+    return find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)], **arguments)  # type: ignore[arg-type]
+
+
+def test_names_roles_and_order() -> None:
+    net = Net()
+    net.a.weight.requires_grad_(False)
+    found = find(net)
+    assert {t.name: t.role for t in found.manifest.tensors} == {
+        "a.weight": Role.FROZEN,
+        "b.0.bias": Role.TRAINABLE,
+        "b.0.weight": Role.TRAINABLE,
+        "b.1.bias": Role.TRAINABLE,
+        "b.1.num_batches_tracked": Role.BUFFER_LOWEST,
+        "b.1.running_mean": Role.BUFFER_MEAN,
+        "b.1.running_var": Role.BUFFER_MEAN,
+        "b.1.weight": Role.TRAINABLE,
+    }
+    assert [p.name for p in found.pieces] == [t.name for t in found.manifest.tensors]
+
+
+def test_wrappers_leave_no_trace() -> None:
+    plain = find(Net()).manifest
+    wrapped = Net()
+    wrapped.b[0] = checkpoint_wrapper(wrapped.b[0])
+    compiled = torch.compile(wrapped, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    assert find(compiled).manifest.digest == plain.digest
+    own = nn.Module()  # an attribute of the user's own that is called module keeps its name
+    own.module = nn.Linear(1, 1)
+    assert [t.name for t in find(own).manifest.tensors] == ["module.bias", "module.weight"]
+
+
+def test_dtype_of_the_worker_is_in_the_piece_only() -> None:
+    found = find(Net().to(torch.bfloat16))
+    spec = next(t for t in found.manifest.tensors if t.name == "a.weight")
+    piece = next(p for p in found.pieces if p.name == "a.weight")
+    assert (spec.dtype, piece.dtype) == ("F32", "BF16")
+    buffer = next(t for t in found.manifest.tensors if t.name == "b.1.running_mean")
+    assert buffer.dtype == "BF16"
+
+
+def test_tied_weights_are_listed_once() -> None:
+    net = nn.ModuleDict({"head": nn.Linear(4, 8, bias=False), "embedding": nn.Embedding(8, 4)})
+    net["head"].weight = net["embedding"].weight
+    found = find(net)
+    assert [t.name for t in found.manifest.tensors] == ["embedding.weight"]
+    assert found.manifest.tied == (TiedName(alias="head.weight", name="embedding.weight"),)
+    shared_memory = nn.ModuleDict({"head": nn.Linear(4, 8, bias=False), "embedding": nn.Embedding(8, 4)})
+    shared_memory["head"].weight.data = shared_memory["embedding"].weight.data
+    assert find(shared_memory).manifest.digest == found.manifest.digest
+
+
+def test_buffer_policies() -> None:
+    found = find(Net(), buffers={"*.running_var": "local", "b.*": "lowest"})
+    roles = {t.name: t.role for t in found.manifest.tensors}
+    assert roles["b.1.running_var"] is Role.BUFFER_LOCAL
+    assert roles["b.1.running_mean"] is Role.BUFFER_LOWEST
+    with pytest.raises(ConfigError, match=r'no buffer is named "b.1.runing_mean".*b.1.running_mean'):
+        find(Net(), buffers={"b.1.runing_mean": "mean"})
+    with pytest.raises(ConfigError, match=r"'men'.*mean"):
+        find(Net(), buffers={"*": "men"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_buffer_that_cannot_be_averaged_is_named(dtype: torch.dtype) -> None:
+    net = Net()
+    net.register_buffer("count", torch.zeros(2, dtype=dtype))
+    with pytest.raises(ConfigError, match=r"'count'.*another policy"):
+        find(net, buffers={"count": "mean"})
+
+
+def test_refused_by_name() -> None:
+    net = Net()
+    with pytest.raises(ConfigError, match=r"no optimizer .* holds the trainable parameter 'b\.0"):
+        find_tensors([net], [torch.optim.SGD(net.a.parameters(), lr=0.1)])
+    with pytest.raises(ConfigError, match=r"SGD trains a parameter of shape \[4, 3\] \(group 0\) that is in no module"):
+        find_tensors([net.a], [torch.optim.SGD(net.parameters(), lr=0.1)])
+    with pytest.raises(ConfigError, match="AveragedModel"):
+        find(AveragedModel(net))
+    with pytest.raises(ConfigError, match=r"'weight' is trained as torch\.float64"):
+        find(nn.Linear(1, 1, bias=False).double())
+    with pytest.raises(ConfigError, match="meta device"):
+        find(nn.Linear(1, 1, device="meta"))
+    twin = copy.deepcopy(net)
+    optimizer = torch.optim.SGD([*net.parameters(), *twin.parameters()], lr=0.1)
+    with pytest.raises(ConfigError, match="ModuleDict"):
+        find_tensors([net, twin], [optimizer])
+    with pytest.raises(ConfigError, match="no trainable parameter"):
+        find(Net().requires_grad_(False))
+
+
+def test_optimizers_with_parameters_of_their_own_are_refused() -> None:
+    class Masters(torch.optim.SGD):
+        fp32_groups_flat = (torch.zeros(1),)
+
+    net = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"Masters would overwrite.*DeepSpeed"):
+        find_tensors([net], [Masters(net.parameters(), lr=0.1)])
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.state[net.weight]["z"] = torch.zeros(2, 2)
+    with pytest.raises(ConfigError, match="schedule-free"):
+        find_tensors([net], [optimizer])
+    with pytest.raises(ConfigError, match="got a Wrapper"):
+        find_tensors([net], [type("Wrapper", (), {})()])
+
+
+@pytest.mark.parametrize(
+    "cls", [torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad, torch.optim.NAdam, torch.optim.Muon]
+)
+def test_ordinary_optimizers_pass_before_and_after_steps(cls: type[torch.optim.Optimizer]) -> None:
+    net = nn.Linear(2, 2, bias=False)
+    optimizer = cls(net.parameters(), lr=0.1)  # type: ignore[call-arg]
+    find_tensors([net], [optimizer])
+    net(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    find_tensors([net], [optimizer])
