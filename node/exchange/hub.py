@@ -59,7 +59,7 @@ class Hub:
         self.counters = Counters()
         self.donor: Donor | None = None
         self.pool = ThreadPoolExecutor(num_threads or max(2, os.cpu_count() or 1), thread_name_prefix="exchange")
-        self._fsync = fsync
+        self.fsync = fsync
         self._log: PayloadLogPort | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
@@ -152,7 +152,7 @@ class Hub:
             contributes=contributes,
             header=self.header(site_id, plan.term),
             log=self._log,
-            fsync=self._fsync,
+            fsync=self.fsync,
             held=held,
             max_retained_bytes=self.max_retained_bytes - others_bytes,
             counters=self.counters,

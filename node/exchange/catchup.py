@@ -1,0 +1,464 @@
+"""Bringing the outer state to the newest commit while the others go on.
+
+A site that lacks a few commits fetches their payloads. Any other fetches chunks from several donors at once, each
+checked against the hash list of its version, and each list against the attested state hash; donors may be at different
+commits, so chunks may arrive at different versions, and payloads bring all of them to the newest commit. What is on the
+disk already is kept if it passes the same checks, so an interrupted fetch goes on where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.dataplane.outer_state import OuterState, record_bytes
+from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.sources import Known
+from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.protocol.errors import (
+    AtollError,
+    DigestMismatch,
+    HostError,
+    InvalidMessage,
+    NotYetError,
+    PeerError,
+    RefusedError,
+    StateError,
+)
+from atoll.protocol.layout import chunk_hash
+from atoll.protocol.messages import Commit, Donor, Sources
+
+T = TypeVar("T")
+_Key = tuple[int, int, str]  # of a donor: site id, incarnation, address
+log = logging.getLogger(__name__)
+
+REQUESTS_PER_DONOR = 2
+"""In flight at once."""
+BATCH_BYTES = 8 << 20
+MAX_BATCH_CHUNKS = 1024
+LISTS_ASKED = 8
+"""Newest attested commits whose hash lists are asked for."""
+MAX_STRIKES = 3
+"""Answers that are not right, before a donor is not asked any more."""
+ASK_AGAIN_S = 0.3
+BUSY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetched:
+    commit: int
+    state_hash: bytes
+    record: Commit | None
+    """Of `commit`; None for commit 0."""
+
+
+async def fetch_state(
+    hub: Hub,
+    *,
+    site_id: int,
+    sources: Sources,
+    refresh: Callable[[], Awaitable[Sources]],
+    outer: OuterState,
+    log: PayloadLog,
+    optimizer: OuterOptimizer,
+    stall_limit_s: float,
+) -> Fetched:
+    """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name.
+
+    `refresh` asks the coordinator again. The payloads of replayed commits end in `log`. Raises PeerError if nothing
+    moved for `stall_limit_s`, StateError if the result does not have the attested hash, HostError for this disk.
+    """
+    fetch = _Fetch(hub, site_id, refresh, outer, log, optimizer, stall_limit_s)
+    fetch.known.learn(sources)
+    try:
+        return await fetch.run()
+    finally:
+        await fetch.close()
+
+
+class _Fetch:
+    def __init__(  # noqa: PLR0917
+        self,
+        hub: Hub,
+        site_id: int,
+        refresh: Callable[[], Awaitable[Sources]],
+        outer: OuterState,
+        payload_log: PayloadLog,
+        optimizer: OuterOptimizer,
+        stall_limit_s: float,
+    ) -> None:
+        self._hub = hub
+        self._header = hub.header(site_id, 0)
+        self._refresh = refresh
+        self._outer = outer
+        self._layout = outer.layout
+        self._log = payload_log
+        self._optimizer = optimizer
+        self._stall_limit_s = stall_limit_s
+        self._loop = asyncio.get_running_loop()
+        self.known = Known(outer.layout.manifest, outer.slots)
+        self._clients: dict[_Key, DonorClient] = {}
+        self._strikes: Counter[_Key] = Counter()
+        self._resting: set[_Key] = set()  # failed, until the coordinator has been asked again
+        self._list_lock = asyncio.Lock()
+        self._moved_at = self._loop.time()
+        self._last_error: AtollError | None = None
+        self._trusted: set[int] = set()  # chunks whose record is known to be right
+        self._num_fetched = 0
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    # --- the whole
+
+    async def run(self) -> Fetched:
+        self._trust_own_state()
+        distrusted = False
+        while True:
+            if self._is_replayable():
+                if not await self._replay():
+                    continue
+                fetched = await self._in_pool(self._checked_result)
+                if fetched is not None:
+                    log.info("at commit %d after fetching %d chunks", fetched.commit, self._num_fetched)
+                    return fetched
+                if distrusted:
+                    raise StateError(
+                        f"{self._outer.folder}: the outer state at commit {self._outer.commit} does not have the "
+                        "attested hash, though its chunks were fetched anew; this host may compute other bits"
+                    )
+                distrusted = True
+                self._trusted.clear()
+            else:
+                await self._fetch_chunks()
+
+    def _trust_own_state(self) -> None:
+        """A whole state on this disk is right, unless it was attested otherwise."""
+        commit = self._outer.commit
+        if commit is not None and self.known.attested.get(commit, self._outer.state_hash()) == self._outer.state_hash():
+            self._trusted.update(range(len(self._layout.chunks)))
+
+    def _is_replayable(self) -> bool:
+        if self.known.newest < 0 or len(self._trusted) < len(self._layout.chunks):
+            return False
+        return all(self.known.can_replay(version) for version in self._sync_versions())
+
+    def _sync_versions(self) -> set[int]:
+        versions = self._outer.versions
+        chunks = self._layout.chunks[: self._layout.num_sync_chunks]
+        return {version for c in chunks if c.num_elements and (version := versions[c.index]) is not None}
+
+    def _checked_result(self) -> Fetched | None:
+        """None if the state does not have its attested hash."""
+        commit = self._outer.commit
+        if commit is None:
+            return None
+        found = self._outer.state_hash()
+        if self.known.attested.get(commit, found) != found:
+            return None
+        return Fetched(commit=commit, state_hash=found, record=self.known.commits.get(commit))
+
+    # --- chunks
+
+    async def _fetch_chunks(self) -> None:
+        """Every chunk at a version from which the newest commit can be reached."""
+        known = self.known
+        await self._first_lists()
+        versions = self._outer.versions
+        needed = []
+        for chunk in self._layout.chunks:
+            version, value = versions[chunk.index], self._outer.hash_of(chunk.index)
+            frozen = chunk.index >= self._layout.num_sync_chunks
+            self._trusted.add(chunk.index)
+            if not chunk.num_elements:
+                continue
+            reachable = version is not None and (frozen or self.known.can_replay(version))
+            if reachable and value is not None and self.known.is_valid(chunk.index, version or 0, value, frozen=frozen):
+                continue
+            self._trusted.remove(chunk.index)
+            needed.append(chunk.index)
+        await self._share_out(
+            needed,
+            self._record_bytes,
+            self._fetch_batch,
+            lambda donor: donor.commit > known.newest or known.can_replay(donor.commit),
+        )
+
+    def _record_bytes(self, chunk: int) -> int:
+        return record_bytes(self._layout, self._outer.slots, chunk)
+
+    async def _fetch_batch(self, client: DonorClient, batch: set[int]) -> None:
+        async for received in client.chunks(sorted(batch), self._record_bytes):
+            await self._take(client, received)
+            batch.discard(received.chunk)
+
+    async def _take(self, client: DonorClient, received: ReceivedChunk) -> None:
+        chunk, version = received.chunk, received.version
+        frozen = chunk >= self._layout.num_sync_chunks
+        if not frozen and version not in self.known.lists:
+            await self._list_of(version, client)
+        if not frozen and not self.known.can_replay(version):
+            raise StateError(f"{client.where}: chunk {chunk} is at commit {version}, which is too old to go on from")
+        value = await self._in_pool(lambda: chunk_hash(received.data))
+        if not self.known.is_valid(chunk, version, value, frozen=frozen):
+            raise DigestMismatch(f"{client.where}: chunk {chunk} does not have the hash attested at commit {version}")
+        await self._in_pool(lambda: self._outer.put(chunk, version, received.data))
+        self._trusted.add(chunk)
+        self._num_fetched += 1
+        self._moved()
+
+    async def _first_lists(self) -> None:
+        while not self._useful_lists():
+            newest = sorted(self.known.attested, reverse=True)[:LISTS_ASKED]
+            for client in self._usable():
+                await self._ask_lists(client, newest)
+            if not self._useful_lists():
+                await self._ask_again("no donor has the hash list of an attested commit")
+
+    def _useful_lists(self) -> bool:
+        return any(self.known.can_replay(commit) for commit in self.known.lists)
+
+    async def _ask_lists(self, client: DonorClient, commits: list[int]) -> None:
+        try:
+            found = await client.hash_lists(commits, len(self._layout.chunks))
+        except AtollError as error:
+            self._failed(client, error)
+            return
+        for commit, hashes in found.items():
+            if self.known.add_list(commit, hashes):
+                self._moved()
+            else:
+                self._failed(
+                    client, DigestMismatch(f"{client.where}: its hash list of commit {commit} is not attested")
+                )
+
+    async def _list_of(self, version: int, client: DonorClient) -> None:
+        """The list of a version that a donor has reached meanwhile; waits until it is attested."""
+        async with self._list_lock:
+            while version not in self.known.lists:
+                if version in self.known.attested:
+                    for asked in [client, *(c for c in self._usable() if c is not client)]:
+                        await self._ask_lists(asked, [version])
+                        if version in self.known.lists:
+                            return
+                    raise StateError(f"no donor has the hash list of commit {version} any more")
+                if version < self.known.newest:
+                    raise StateError(f"{client.where}: a chunk at commit {version}, which is not attested")
+                await self._ask_again(f"commit {version} is not attested yet")
+
+    # --- payloads
+
+    async def _replay(self) -> bool:
+        """The commits that are lacking. False if payloads are not to be had: then chunks must be fetched."""
+        versions = self._sync_versions()
+        for number in range(min(versions, default=self.known.newest) + 1, self.known.newest + 1):
+            record = self.known.commits[number]
+            try:
+                file = await self._payloads(record)
+            except StateError as error:
+                log.info("%s; fetching chunks instead", error)
+                self.known.unavailable.add(number)
+                return False
+            await self._apply(record, file)
+        return True
+
+    async def _payloads(self, record: Commit) -> PayloadFile:
+        """The payloads of a commit in the log, committed there. Raises StateError if no donor has them."""
+        file = await self._payloads_from(record, lambda donor: donor.commit >= record.commit)
+        if file is not None:
+            return file
+        # One of the donors sent something else: all from one of them, each in turn.
+        for donor in self.known.donors:
+            if donor.commit >= record.commit:
+                file = await self._payloads_from(record, lambda other, key=_key(donor): _key(other) == key)  # type: ignore[misc]
+                if file is not None:
+                    return file
+        raise StateError(f"no donor has payloads of commit {record.commit} with the digest of its record")
+
+    async def _payloads_from(self, record: Commit, may: Callable[[Donor], bool]) -> PayloadFile | None:
+        """None if they do not have the digest of the record."""
+        file = await self._in_pool(lambda: self._log.open_commit(record))
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            await self._fetch_payload_batch(client, record, file, batch)
+
+        lack = f"no donor has the payloads of commit {record.commit}"
+        await self._share_out(file.missing(), self._payload_bytes, fetch, may, all_may_lack=lack)
+
+        def finish() -> bool:
+            if file.digest(record) != record.payload_digest:
+                return False
+            file.seal(self._hub.fsync)
+            self._log.commit(record)
+            return True
+
+        if await self._in_pool(finish):
+            return file
+        self._hub.counters.refuse(DigestMismatch("payloads"))
+        return None
+
+    def _payload_bytes(self, chunk: int) -> int:
+        spec = self._layout.chunks[chunk]
+        itemsize = spec.num_bytes // spec.num_elements
+        return max_encoded_bytes(codec_of(spec.role, "fp32"), spec.num_elements, itemsize)
+
+    async def _fetch_payload_batch(
+        self, client: DonorClient, record: Commit, file: PayloadFile, batch: set[int]
+    ) -> None:
+        def store(items: list[Encoded]) -> None:
+            for item in items:
+                if payload_hash(item.data) != item.hash:
+                    raise DigestMismatch(f"{client.where}: the payload of chunk {item.chunk} does not have its hash")
+                file.put(item.chunk, item.data, item.hash)
+
+        async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
+            self._moved()
+            await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
+            batch.difference_update(item.chunk for item in items)
+
+    async def _apply(self, record: Commit, file: PayloadFile) -> None:
+        versions = self._outer.versions
+
+        def work(chunk: int) -> None:
+            self._outer.apply(chunk, file.read(chunk), record.commit, self._optimizer)
+
+        chunks = self._layout.chunks[: self._layout.num_sync_chunks]
+        behind = [c.index for c in chunks if c.num_elements and versions[c.index] == record.commit - 1]
+        await asyncio.gather(*(self._in_pool(lambda chunk=chunk: work(chunk)) for chunk in behind))  # type: ignore[misc]
+        self._moved()
+
+    # --- sharing work out
+
+    async def _share_out(
+        self,
+        chunks: list[int],
+        size_bytes: Callable[[int], int],
+        fetch: Callable[[DonorClient, set[int]], Coroutine[Any, Any, None]],
+        may: Callable[[Donor], bool],
+        *,
+        all_may_lack: str = "",
+    ) -> None:
+        """Batches of `chunks` to all donors at once until none is left; what a donor leaves goes back to the others.
+
+        With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
+        """
+        batches = deque(_batches(chunks, size_bytes))
+        while batches:
+            clients = [client for client in self._usable() if may(client.donor)]
+            lacking: list[DonorClient] = []
+
+            async def serve(client: DonorClient, lacking: list[DonorClient] = lacking) -> None:
+                while batches:
+                    batch = batches.popleft()
+                    try:
+                        await fetch(client, batch)
+                    except NotYetError as error:  # it serves others
+                        self._last_error = error
+                        await asyncio.sleep(BUSY_S)
+                        self._check_stall("every donor is busy")
+                    except AtollError as error:
+                        if isinstance(error, StateError):
+                            lacking.append(client)
+                        self._failed(client, error)
+                        return
+                    finally:
+                        if batch:
+                            batches.append(batch)
+
+            await _all([serve(client) for client in clients for _ in range(REQUESTS_PER_DONOR)])
+            if batches:
+                if all_may_lack and clients and set(lacking) == set(clients):
+                    raise StateError(all_may_lack)
+                await self._ask_again("donors failed")
+
+    def _usable(self) -> list[DonorClient]:
+        """Clients of the donors that may be asked now."""
+        usable = []
+        for donor in self.known.donors:
+            key = _key(donor)
+            if self._strikes[key] >= MAX_STRIKES or key in self._resting:
+                continue
+            if key not in self._clients:
+                self._clients[key] = DonorClient(
+                    donor,
+                    header=self._header,
+                    credentials=self._hub.credentials,
+                    counters=self._hub.counters,
+                    stall_limit_s=self._stall_limit_s,
+                )
+            self._clients[key].donor = donor  # it advances
+            usable.append(self._clients[key])
+        return usable
+
+    def _failed(self, client: DonorClient, error: AtollError) -> None:
+        """Raises an error of this host; else notes that the donor failed."""
+        if isinstance(error, HostError):
+            raise error
+        self._last_error = error
+        key = _key(client.donor)
+        log.info("%s", error)
+        if isinstance(error, InvalidMessage):
+            self._hub.counters.refuse(error)
+            self._strikes[key] += 1
+        elif isinstance(error, RefusedError):
+            self._strikes[key] = MAX_STRIKES
+        self._resting.add(key)
+
+    async def _ask_again(self, why: str) -> None:
+        """The coordinator's word as it is now. Raises PeerError if nothing has moved for too long."""
+        self._check_stall(why)
+        await asyncio.sleep(ASK_AGAIN_S)
+        self.known.learn(await self._refresh())
+        self._resting.clear()
+
+    def _check_stall(self, why: str) -> None:
+        if self._loop.time() - self._moved_at > self._stall_limit_s:
+            because = f"; the last error: {self._last_error}" if self._last_error else ""
+            donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
+            raise PeerError(
+                f"catching up: nothing moved for {self._stall_limit_s:.1f} s, {why}; donors: {donors}{because}"
+            )
+
+    def _moved(self) -> None:
+        self._moved_at = self._loop.time()
+
+    def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self._loop.run_in_executor(self._hub.pool, work)
+
+
+def _key(donor: Donor) -> _Key:
+    return donor.site_id, donor.incarnation, donor.address
+
+
+def _batches(chunks: list[int], size_bytes: Callable[[int], int]) -> list[set[int]]:
+    batches: list[set[int]] = []
+    room = 0
+    for chunk in chunks:
+        size = size_bytes(chunk)
+        if not batches or size > room or len(batches[-1]) == MAX_BATCH_CHUNKS:
+            batches.append(set())
+            room = BATCH_BYTES
+        batches[-1].add(chunk)
+        room -= size
+    return batches
+
+
+async def _all(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs them together; the first error, or a cancellation, ends all."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,142 @@
+"""Asking one donor for hash lists, chunks of the outer state and payloads. What arrives is bounded, not verified."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import grpc
+import grpc.aio
+from google.protobuf.message import Message
+
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.parts import Encoded, PartAssembler, parse
+from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.protocol import wire
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.messages import Donor, Header
+from atoll.protocol.status import from_rpc_error
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.v1 import peer_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChunk:
+    """A chunk's record as a donor sent it; `version` is the donor's word."""
+
+    chunk: int
+    version: int
+    data: bytes
+
+
+class DonorClient:
+    """All methods raise PeerError, NotYetError (busy), StateError (not there), RefusedError or InvalidMessage."""
+
+    def __init__(
+        self,
+        donor: Donor,
+        *,
+        header: Header,
+        credentials: grpc.ChannelCredentials | None,
+        counters: Counters,
+        stall_limit_s: float,
+    ) -> None:
+        self.donor = donor
+        self.where = f"donor site {donor.site_id} at {donor.address} (run {header.run_id}, catching up)"
+        self._header = header
+        self._counters = counters
+        self._stall_limit_s = stall_limit_s
+        self._channel = open_channel(donor.address, credentials=credentials, max_message_bytes=MAX_FRAME_BYTES)
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def hash_lists(self, commits: list[int], num_chunks: int) -> dict[int, list[bytes]]:
+        """The chunk hashes at those of `commits` that the donor still knows, `num_chunks` each."""
+        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self._header), hashes_of=commits)
+        found: dict[int, list[bytes]] = {}
+        async for data in self._call(FETCH_STATE_METHOD, request):
+            for part in parse(peer_pb2.FetchStateResponse, data).hash_lists:
+                if part.commit not in commits:
+                    raise InvalidMessage(f"{self.where}: a hash list of commit {part.commit}, which was not asked for")
+                hashes = found.setdefault(part.commit, [])
+                count, rest = divmod(len(part.hashes), DIGEST_BYTES)
+                if rest or not count or part.first_chunk != len(hashes) or len(hashes) + count > num_chunks:
+                    raise InvalidMessage(
+                        f"{self.where}: {len(part.hashes)} bytes of hashes from chunk {part.first_chunk} on, "
+                        f"after {len(hashes)} of {num_chunks}"
+                    )
+                hashes.extend(part.hashes[i : i + DIGEST_BYTES] for i in range(0, len(part.hashes), DIGEST_BYTES))
+        for commit, hashes in found.items():
+            if len(hashes) != num_chunks:
+                raise InvalidMessage(f"{self.where}: {len(hashes)} of {num_chunks} hashes at commit {commit}")
+        return found
+
+    async def chunks(self, chunks: list[int], size_bytes: Callable[[int], int]) -> AsyncIterator[ReceivedChunk]:
+        """The records of `chunks`, in that order; each has exactly `size_bytes(chunk)`."""
+        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self._header), chunks=chunks)
+        waiting = iter(chunks)
+        pieces: list[bytes] = []
+        received = version = 0
+        chunk = -1
+        async for data in self._call(FETCH_STATE_METHOD, request):
+            for part in parse(peer_pb2.FetchStateResponse, data).chunks:
+                if not pieces:
+                    chunk, version, received = next(waiting, -1), part.version, 0
+                total = size_bytes(chunk) if chunk >= 0 else 0
+                if (part.chunk, part.version, part.offset_bytes, part.total_bytes) != (chunk, version, received, total):
+                    raise InvalidMessage(
+                        f"{self.where}: chunk {part.chunk} at version {part.version}, byte {part.offset_bytes} of "
+                        f"{part.total_bytes}, where chunk {chunk} at version {version}, byte {received} of {total} "
+                        "comes next"
+                    )
+                if not part.data or received + len(part.data) > total:
+                    raise InvalidMessage(f"{self.where}: {len(part.data)} bytes at {received} of {total}")
+                pieces.append(part.data)
+                received += len(part.data)
+                if received == total:
+                    whole, pieces = b"".join(pieces), []
+                    yield ReceivedChunk(chunk, version, whole)
+        if pieces or next(waiting, -1) >= 0:
+            raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
+
+    async def payloads(
+        self, commit: int, chunks: list[int], max_bytes: Callable[[int], int]
+    ) -> AsyncIterator[list[Encoded]]:
+        """The payloads of `chunks` in a commit, some at a time."""
+        request = peer_pb2.FetchPayloadsRequest(header=wire.to_proto(self._header), commit=commit, chunks=chunks)
+        wanted = set(chunks)
+
+        def expect(chunk: int) -> int:
+            if chunk not in wanted:
+                raise InvalidMessage(f"{self.where}: the payload of chunk {chunk}, which was not asked for")
+            wanted.remove(chunk)
+            return max_bytes(chunk)
+
+        assembler = PartAssembler(expect)
+        async for data in self._call(FETCH_PAYLOADS_METHOD, request):
+            parts = parse(peer_pb2.FetchPayloadsResponse, data).parts
+            yield [item for part in parts if (item := assembler.add(part)) is not None]
+        if wanted:
+            raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
+
+    async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
+        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+            method, request_serializer=None, response_deserializer=None
+        )
+        call = stub(request.SerializeToString())
+        try:
+            while True:
+                data = await asyncio.wait_for(call.read(), self._stall_limit_s)
+                if not isinstance(data, bytes):
+                    return
+                self._counters.received_bytes += len(data)
+                yield data
+        except TimeoutError:
+            raise PeerError(f"{self.where}: no byte for {self._stall_limit_s:.1f} s", self.donor.site_id) from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.where) from None
+        finally:
+            call.cancel()

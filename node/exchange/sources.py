@@ -1,0 +1,49 @@
+"""What the coordinator and the donors say while a site catches up, put together. Pure."""
+
+from __future__ import annotations
+
+from atoll.protocol.layout import Manifest, state_hash
+from atoll.protocol.messages import Commit, Donor, Sources
+
+
+class Known:
+    """Attested state hashes, commit records and donors; and the hash lists whose root is an attested hash."""
+
+    def __init__(self, manifest: Manifest, slots: tuple[str, ...]) -> None:
+        self._manifest = manifest
+        self._slots = slots
+        self.attested: dict[int, bytes] = {}
+        self.commits: dict[int, Commit] = {}
+        self.donors: tuple[Donor, ...] = ()
+        self.lists: dict[int, list[bytes]] = {}
+        self.unavailable: set[int] = set()
+        """Commits whose payloads no donor has any more."""
+
+    def learn(self, sources: Sources) -> None:
+        self.attested.update((a.commit, a.state_hash) for a in sources.attested)
+        self.commits.update((c.commit, c) for c in sources.commits)
+        self.donors = sources.donors
+
+    @property
+    def newest(self) -> int:
+        """The newest commit; -1 if there is none."""
+        return max([*self.attested, *self.commits], default=-1)
+
+    def add_list(self, commit: int, hashes: list[bytes]) -> bool:
+        """Whether the list is the attested one."""
+        if self.attested.get(commit) != state_hash(self._manifest, self._slots, hashes):
+            return False
+        self.lists[commit] = hashes
+        return True
+
+    def can_replay(self, version: int) -> bool:
+        """Whether the payloads of every commit after `version` can be had."""
+        return version <= self.newest and all(
+            n in self.commits and n not in self.unavailable for n in range(version + 1, self.newest + 1)
+        )
+
+    def is_valid(self, chunk: int, version: int, value: bytes, *, frozen: bool) -> bool:
+        """Whether a chunk of that hash is what was attested at `version` (a frozen one: at any commit)."""
+        if frozen:
+            return version == 0 and any(hashes[chunk] == value for hashes in self.lists.values())
+        return version in self.lists and self.lists[version][chunk] == value
