@@ -23,12 +23,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane import scratch
 from atoll.node.dataplane.disk import allocate, disk_error, write_whole
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
 from atoll.node.dataplane.slots import SlotMap
-from atoll.protocol.codecs import kernels, peek_codec
+from atoll.protocol.codecs import kernels, peek_codec, scratch
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import FP32_ROLES, Layout, Role, chunk_hash, state_hash

@@ -7,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from atoll.node.dataplane import kernels, scratch
+from atoll.node.dataplane import kernels
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol.codecs import scratch
 from atoll.protocol.layout import Chunk, Layout, Role
 
 

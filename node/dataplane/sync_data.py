@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane import scratch
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import payload_hash
-from atoll.protocol.codecs import codec_of, kernels, max_encoded_bytes, parse_header
+from atoll.protocol.codecs import codec_of, kernels, max_encoded_bytes, parse_header, scratch
 from atoll.protocol.errors import InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.settings import SyncSettings

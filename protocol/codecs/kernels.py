@@ -20,9 +20,11 @@ from atoll.protocol.codecs import (
     block_of,
     body_bytes,
     parse_header,
+    scratch,
 )
 from atoll.protocol.codecs.jit import compile_all, f32, f32_in, f32_out, i8_in, i8_out, kernel, u16_in, u16_out
-from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
+from atoll.protocol.codecs.vectors import CODEC_VECTORS
+from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, SelfTestFailed
 from atoll.protocol.layout import DTYPE_BYTES
 
 Floats = npt.NDArray[np.float32]
@@ -72,9 +74,13 @@ def _quantize(values: Any, first: Any, count: Any, quants: Any, first_out: Any) 
 
 @kernel(f32_in, f32_out, i8_out)
 def _int8_encode(values: Any, scales: Any, quants: Any) -> Any:
+    block_values = np.empty(INT8_BLOCK, np.float32)  # an array of its own: LLVM then knows that nothing overlaps
     for block in range(scales.size):
         first = block * INT8_BLOCK
-        scale = _quantize(values, first, min(INT8_BLOCK, values.size - first), quants, first)
+        count = min(INT8_BLOCK, values.size - first)
+        for i in range(count):
+            block_values[i] = values[first + i]
+        scale = _quantize(block_values, 0, count, quants, first)
         if scale < _ZERO:
             return False
         scales[block] = scale
@@ -101,8 +107,8 @@ def _int8_decode(scales: Any, quants: Any, out: Any) -> None:
     for block in range(scales.size):
         scale = scales[block]
         first = block * INT8_BLOCK
-        for i in range(first, min(first + INT8_BLOCK, out.size)):
-            out[i] = scale * np.float32(quants[i])
+        for i in range(min(INT8_BLOCK, out.size - first)):
+            out[first + i] = scale * np.float32(quants[first + i])
 
 
 @kernel(f32_in, i8_in, f32, f32_out)
@@ -110,8 +116,8 @@ def _int8_accumulate(scales: Any, quants: Any, weight: Any, acc: Any) -> None:
     for block in range(scales.size):
         scale = scales[block]
         first = block * INT8_BLOCK
-        for i in range(first, min(first + INT8_BLOCK, acc.size)):
-            acc[i] = acc[i] + weight * (scale * np.float32(quants[i]))
+        for i in range(min(INT8_BLOCK, acc.size - first)):
+            acc[first + i] = acc[first + i] + weight * (scale * np.float32(quants[first + i]))
 
 
 @kernel(f32_in, u16_out)
@@ -180,7 +186,7 @@ def encode(
         body = np.ascontiguousarray(values).view(np.uint8)
         return _packed(codec, body.size // DTYPE_BYTES[dtype], dtype, body, zstd_level)
     size = body_bytes(codec, values.size, 4)
-    out: Bytes = np.empty(HEADER_BYTES + size, np.uint8)
+    out = scratch.array("encoded", HEADER_BYTES + size)
     body = out[HEADER_BYTES:]
     if codec == "int8":
         num_scales = (size - values.size) // 4
@@ -209,7 +215,7 @@ def encode(
 
 
 def _subtracted(values: Floats, minus: Floats) -> Floats:
-    out = np.empty(values.size, np.float32)
+    out = scratch.floats("difference", values.size)
     _difference(values, minus, out)
     return out
 
@@ -297,10 +303,55 @@ def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> None:
     if codec == "int8":
         _int8_accumulate(*_scales_and_quants(body, acc.size), weight, acc)
     elif codec == "bf16":
-        values = np.empty(acc.size, np.float32)
+        values = scratch.floats("decoded", acc.size)
         _bf16_decode(body.view(np.uint16), values)
         _fp32_accumulate(values, weight, acc)
     elif codec == "fp32":
         _fp32_accumulate(body.view(np.float32), weight, acc)
     else:
         raise ConfigError(f"codec {codec} carries bytes, which cannot be averaged")
+
+
+# --- self-test
+
+
+def self_test() -> None:
+    """Raises SelfTestFailed if this host computes other bits than the golden vectors, subnormal numbers included."""
+    for vector in CODEC_VECTORS:
+        values, minus = _tiled(vector.values), _tiled(vector.minus)
+        weight = np.frombuffer(bytes.fromhex(vector.weight), np.float32)[0]
+        for codec, encoded in vector.encoded.items():
+            where = f"codec {codec}, vector {vector.name!r}"
+            _same(encode(codec, values[:_VECTOR], minus=minus[:_VECTOR]), bytes.fromhex(encoded), f"{where}: encoding")
+            body = bytes.fromhex(encoded)[HEADER_BYTES:]
+            split = 4 if codec == "int8" else 0  # all blocks of the repeated vector have its one scale
+            body = body[:split] * -(-values.size // INT8_BLOCK) + body[split:] * _TILES
+            expected = _header(codec, values.size, "F32", False) + body
+            data = encode(codec, values, minus=minus)
+            _same(data, expected, f"{where}: encoding")
+            difference = np.empty(values.size, np.float32)
+            _difference(values, minus, difference)
+            _same(encode(codec, difference), expected, f"{where}: encoding of values")
+            acc = _tiled(vector.acc)
+            accumulate(data, codec, weight, acc)
+            _same(acc.tobytes(), bytes.fromhex(vector.accumulated[codec]) * _TILES, f"{where}: averaging")
+            plain, packed = np.empty(values.size, np.float32), np.empty(values.size, np.float32)
+            decode(data, codec, values.size, plain)
+            decode(encode(codec, difference, zstd_level=1), codec, values.size, packed)
+            _same(packed.tobytes(), plain.tobytes(), f"{where}: zstd")
+
+
+_VECTOR = 16  # elements of a golden vector
+_TILES = 65  # repetitions, so that whole blocks and a rest go through the vector units
+
+
+def _tiled(data: str) -> Floats:
+    return np.tile(np.frombuffer(bytes.fromhex(data), np.float32), _TILES)
+
+
+def _same(found: bytes, expected: bytes, what: str) -> None:
+    if found != expected:
+        raise SelfTestFailed(
+            f"{what}: this host computes other bits than the protocol asks for; it cannot take part in a run. "
+            "Look for a library that turns subnormal numbers off (flush to zero), or another numba or LLVM"
+        )
