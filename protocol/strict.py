@@ -7,6 +7,7 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from atoll.protocol.errors import ConfigError
@@ -44,7 +45,8 @@ def check(kind: Any, value: object, where: str) -> Any:
         return tuple(check(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) is int and abs(value) < 1 << 53:
         return float(value)
-    if type(value) is not kind:
+    # Exactly, because True is an int; a path is made by nobody but the caller.
+    if type(value) is not kind and not (kind is Path and isinstance(value, Path)):
         raise ConfigError(f"{where} must be {_TYPE_NAMES.get(kind, kind.__name__)}, not {_described(value)}")
     if kind is float and not math.isfinite(value):  # type: ignore[arg-type]
         raise ConfigError(f"{where} must be a finite number")

@@ -76,8 +76,8 @@ def _apply(site: SiteState, step: int) -> Decision:
     ready = site.final or (site.open is not None and site.open.base_commit == outer.commit)
     if not ready:
         return Hold("waiting for the coordinator to open the next sync")
-    if site.applying is not None:
-        return Hold("a commit is being applied")
+    if site.applying is not None or site.fetching:
+        return Hold("commits are being applied")
     mode = merge_mode(site, step)
     if site.published != (outer.commit, mode) and site.published != (outer.commit, _same_bytes(mode)):
         return Publish(outer.commit, mode)

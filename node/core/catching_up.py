@@ -34,7 +34,7 @@ def sources(ctx: Context, message: m.Sources) -> None:
     site.looking_for_sources = False
     if site.fetching or site.seeding:
         return
-    if site.applying is not None:
+    if site.applying is not None or site.publishing is not None or site.saving is not None:
         site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
     newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)

@@ -64,7 +64,7 @@ def validate(config: NodeConfig) -> None:
     if config.launcher == "exec" and not config.command:
         raise ConfigError("--launcher exec needs a command after --")
     if config.max_retained_bytes < 0 or config.bandwidth_bytes_per_s < 0:
-        raise ConfigError("--max-retained-bytes and --bandwidth cannot be negative")
+        raise ConfigError("--max-retained-mib and --bandwidth-mbit cannot be negative")
 
 
 def default_home(run_id: str, name: str, environment: Mapping[str, str]) -> Path:

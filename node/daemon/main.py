@@ -64,7 +64,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     await server.start()
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)
-    node = Node(config, run, home, plane, hub, address, journal)
+    node = Node(config=config, run=run, home=home, plane=plane, hub=hub, address=address, journal=journal)
     stack.callback(node.close)
     if config.http_listen:
         metrics = MetricsServer(config.http_listen, node.facts)

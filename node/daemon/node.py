@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import time
@@ -23,6 +24,7 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.metrics import NodeFacts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import PROTOCOL_VERSION
@@ -43,6 +45,7 @@ class Node:
 
     def __init__(
         self,
+        *,
         config: NodeConfig,
         run: Run,
         home: Home,
@@ -90,6 +93,7 @@ class Node:
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
+        self._sources: asyncio.Future[m.Sources] | None = None  # asked for by a fetch
         self._lost_workers: asyncio.TimerHandle | None = None
         self._phase = ""
         self._loss = 0.0
@@ -163,6 +167,8 @@ class Node:
         if header.run_id != self.run_settings.settings.run_id:
             self.session.num_refused_messages += 1
             return
+        if isinstance(message, m.Sources) and self._sources is not None and not self._sources.done():
+            self._sources.set_result(message)
         self.handle(e.Received(header.term, message))
 
     def _header(self) -> m.Header:
@@ -415,7 +421,43 @@ class Node:
         self.handle(e.StateSeeded(state_hash=await self.plane.seed(self.config.from_saved)))
 
     async def _fetch_state(self, sources: m.Sources) -> None:
-        raise NotImplementedError
+        plane = self.plane
+        assert plane is not None
+        async with plane.lock:
+            fetched = await fetch_state(
+                self.hub,
+                site_id=self.core.site.site_id,
+                sources=sources,
+                refresh=self._ask_for_sources,
+                outer=plane.fresh_outer(),
+                log=plane.log,
+                optimizer=plane.optimizer,
+                stall_limit_s=self.core.limits.stall_s,
+            )
+        record = fetched.record
+        self.handle(
+            e.StateFetched(
+                commit=fetched.commit,
+                state_hash=fetched.state_hash,
+                run_step=record.run_step if record else 0,
+                run_tokens=record.run_tokens if record else 0,
+                final=record is not None and record.final,
+            )
+        )
+
+    async def _ask_for_sources(self) -> m.Sources:
+        """What has changed at the coordinator while a fetch is under way."""
+        assert self.plane is not None
+        commit = self.plane.outer.commit if self.plane.outer is not None else None
+        self._sources = asyncio.get_running_loop().create_future()
+        self.session.send(m.FindSources(has_state=commit is not None, after_commit=commit or 0))
+        try:
+            async with asyncio.timeout(self.core.limits.lease_s):
+                return await self._sources
+        except TimeoutError:
+            raise PeerError("the coordinator does not say who has the state") from None
+        finally:
+            self._sources = None
 
     def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
         assert self.plane is not None
@@ -469,7 +511,12 @@ class Node:
     async def _save(self, output: e.SaveModel) -> None:
         assert self.plane is not None
         folder = self.config.save_dir or self.home.folder / "model"
-        info = {"run_step": output.run_step, "run_tokens": output.run_tokens}
+        info = {
+            "run_step": output.run_step,
+            "run_tokens": output.run_tokens,
+            "settings": json.loads(self.run_settings.settings_json),
+            "site": self.config.name,
+        }
         await self.plane.save(folder, info)
         log.info("saved the model of commit %d in %s", output.commit, folder)
         self.handle(e.ModelSaved(commit=output.commit))

@@ -38,7 +38,8 @@ class DataPlane:
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
         self.dtypes: Mapping[str, str] = {}
-        self._lock = asyncio.Lock()
+        self.lock = asyncio.Lock()
+        """Around everything that changes or copies the whole outer state."""
 
     @staticmethod
     def load(home: Home, settings: RunSettings) -> DataPlane | None:
@@ -104,7 +105,7 @@ class DataPlane:
                 publish.seed_from_snapshot(outer, self.layout, self.snapshot.view)
             return outer.state_hash()
 
-        async with self._lock:
+        async with self.lock:
             return await asyncio.to_thread(work)
 
     def sync_data(self) -> SyncData:
@@ -125,7 +126,7 @@ class DataPlane:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()
 
-        async with self._lock:
+        async with self.lock:
             return await asyncio.to_thread(work)
 
     async def publish(self, mode: MergeMode) -> None:
@@ -140,18 +141,15 @@ class DataPlane:
             else:
                 publish.publish_replace(outer, self.layout, buffer.view)
 
-        async with self._lock:
+        async with self.lock:
             await asyncio.to_thread(work)
 
     async def save(self, folder: Path, info: Mapping[str, Any]) -> None:
         """Write the model, its slots and its manifest; commits wait meanwhile."""
         outer = self.outer
         assert outer is not None
-        async with self._lock:
+        async with self.lock:
             await asyncio.to_thread(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info)
-
-    def lock(self) -> asyncio.Lock:
-        return self._lock
 
     def close(self) -> None:
         if self.outer is not None:

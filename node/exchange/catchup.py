@@ -274,23 +274,26 @@ class _Fetch:
 
     async def _payloads(self, record: Commit) -> PayloadFile:
         """The payloads of a commit in the log, committed there. Raises StateError if no donor has them."""
-        file = await self._payloads_from(record, lambda donor: donor.commit >= record.commit)
+        file = await self._payloads_from(record, None)
         if file is not None:
             return file
         # One of the donors sent something else: all from one of them, each in turn.
         for donor in self.known.donors:
             if donor.commit >= record.commit:
-                file = await self._payloads_from(record, lambda other, key=_key(donor): _key(other) == key)  # type: ignore[misc]
+                file = await self._payloads_from(record, _key(donor))
                 if file is not None:
                     return file
         raise StateError(f"no donor has payloads of commit {record.commit} with the digest of its record")
 
-    async def _payloads_from(self, record: Commit, may: Callable[[Donor], bool]) -> PayloadFile | None:
-        """None if they do not have the digest of the record."""
+    async def _payloads_from(self, record: Commit, only: _Key | None) -> PayloadFile | None:
+        """From `only` this donor, or from all. None if they do not have the digest of the record."""
         file = await self._in_pool(lambda: self._log.open_commit(record))
 
         async def fetch(client: DonorClient, batch: set[int]) -> None:
             await self._fetch_payload_batch(client, record, file, batch)
+
+        def may(donor: Donor) -> bool:
+            return donor.commit >= record.commit and only in (None, _key(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
         await self._share_out(file.missing(), self._payload_bytes, fetch, may, all_may_lack=lack)

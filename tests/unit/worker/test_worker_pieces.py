@@ -19,6 +19,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 class Net(nn.Module):
+    mean: Tensor
+    count: Tensor
+    own: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(1)

@@ -1,0 +1,145 @@
+"""What the demo runs: its settings, its folder, the command line of each process."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from atoll.cli.template import render
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import MODELS, RunSettings, SyncSettings, validate
+from atoll.protocol.strict import nearest
+
+DEFAULT_FOLDER = Path("atoll-demo")
+MARKER = "demo.json"
+NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", "helsinki")
+FEWEST_COMMITS_TO_KILL = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoOptions:
+    num_sites: int = 3
+    steps: int = 300
+    sync_every: int = 20
+    codec: str = "int8"
+    model: str = "tiny"
+    data_paths: tuple[Path, ...] = ()
+    seed: int = 1
+    as_json: bool = False
+    kill: bool = False
+    compare: bool = False
+    folder: Path | None = None
+    debug: bool = False
+
+    @property
+    def expected_commits(self) -> int:
+        return math.ceil(self.steps / self.sync_every)
+
+
+def site_names(num_sites: int) -> tuple[str, ...]:
+    return tuple(NAMES[i] if i < len(NAMES) else f"site-{i + 1}" for i in range(num_sites))
+
+
+def demo_settings(options: DemoOptions) -> RunSettings:
+    """Raises ConfigError for options that do not make a run."""
+    if not 1 <= options.num_sites <= 64:
+        raise ConfigError(f"--sites {options.num_sites}: choose 1 to 64")
+    if options.model not in MODELS:
+        raise ConfigError(f'--model "{options.model}"; {nearest(options.model, MODELS)}')
+    for path in options.data_paths:
+        if not path.exists():
+            raise ConfigError(f"--data {path}: no such file or folder")
+    settings = RunSettings(
+        run_id=f"demo-{secrets.token_hex(4)}",
+        seed=options.seed,
+        data="demo" if options.data_paths else "stdlib",
+        steps=options.steps,
+        min_sites=options.num_sites,
+        time_limits="local",
+        model=MODELS[options.model],
+        sync=SyncSettings(every=options.sync_every, codec=options.codec),
+    )
+    validate(settings)
+    if options.kill and options.num_sites < 2:
+        raise ConfigError("--kill needs at least two sites, so that one goes on")
+    if options.kill and options.expected_commits < FEWEST_COMMITS_TO_KILL:
+        raise ConfigError(
+            f"--kill needs at least {FEWEST_COMMITS_TO_KILL} syncs to show a return, these are "
+            f"{options.expected_commits}; raise --steps or lower --sync-every"
+        )
+    return settings
+
+
+def prepare_folder(folder: Path | None) -> Path:
+    """An empty folder: the default one is emptied if a demo made it. Raises ConfigError rather than delete others'."""
+    target = (folder or DEFAULT_FOLDER).absolute()
+    if target.exists():
+        if not target.is_dir():
+            raise ConfigError(f"{target} is not a folder; choose another with --keep DIR")
+        if any(target.iterdir()):
+            if folder is not None:
+                raise ConfigError(f"{target} is not empty; choose another with --keep DIR")
+            _remove_last_demo(target)
+    (target / "logs").mkdir(parents=True)
+    (target / MARKER).write_text(json.dumps({"pid": os.getpid()}) + "\n")
+    return target
+
+
+def _remove_last_demo(target: Path) -> None:
+    try:
+        pid = int(json.loads((target / MARKER).read_text())["pid"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError(f"{target} holds something else than a demo; choose another with --keep DIR") from None
+    if pid != os.getpid() and Path(f"/proc/{pid}/cmdline").exists() and _is_python(pid):
+        raise ConfigError(f"a demo (process {pid}) is using {target}; give this one another folder with --keep DIR")
+    shutil.rmtree(target)
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return b"demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def write_run_file(settings: RunSettings, path: Path) -> None:
+    table = asdict(settings)
+    parts = {key: value for key, value in table.items() if isinstance(value, dict)}
+    run = {key: value for key, value in table.items() if key not in parts}
+    path.write_text(render({"run": run, **parts, "coordinator": {"listen": "127.0.0.1:0"}}), encoding="utf-8")
+
+
+def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Without variables that would change the demo's settings or leave its output in a pipe's buffer."""
+    kept = {key: value for key, value in environment.items() if not key.startswith("ATOLL_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
+
+
+def _atoll(*words: str) -> list[str]:
+    return [sys.executable, "-m", "atoll.cli.main", *words]
+
+
+def coordinator_command(folder: Path) -> list[str]:
+    return _atoll("coordinator", str(folder / "run.toml"), "--port-file", str(folder / "coordinator.port"))
+
+
+def node_command(options: DemoOptions, folder: Path, name: str, port: int) -> list[str]:
+    command = _atoll("node", "--coordinator", f"127.0.0.1:{port}", "--name", name, "--threads", "1")
+    command += ["--home", str(folder / "sites" / name), "--save", str(model_folder(folder, name))]
+    if options.data_paths:
+        command += ["--data", *(str(path) for path in options.data_paths)]
+    if options.debug:
+        command.append("--debug")
+    return command
+
+
+def model_folder(folder: Path, name: str) -> Path:
+    """The first site's is the one that people are pointed to; all hold the same."""
+    return folder / "model" if name == NAMES[0] else folder / "sites" / name / "model"

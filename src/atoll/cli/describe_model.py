@@ -1,0 +1,37 @@
+"""Run as a process: settings (JSON) on stdin; the built-in model's tensors and this machine's device on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+
+from atoll.node.worker.model import Transformer
+from atoll.node.worker.recipe import make_optimizer
+from atoll.node.worker.tensors import find_tensors
+from atoll.protocol.settings import settings_from_json
+
+
+def main() -> None:
+    settings = settings_from_json(sys.stdin.read())
+    model = Transformer(settings.model, settings.seed)
+    manifest = find_tensors([model], [make_optimizer(model, settings.trainer)]).manifest
+    json.dump(
+        {
+            "tensors": [(spec.name, spec.shape, spec.dtype, int(spec.role)) for spec in manifest.tensors],
+            "tied": [(tied.alias, tied.name) for tied in manifest.tied],
+            "device": device(),
+        },
+        sys.stdout,
+    )
+
+
+def device() -> str:
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""`atoll node`: run one site."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from atoll.cli.sample import require_node_extra
+from atoll.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.node.daemon.config import NodeConfig
+
+HELP = "join a run with this machine"
+EPILOG = """\
+Without a command it runs the built-in trainer; behind -- it runs your own script, which calls atoll.join.
+Ctrl-C finishes the sync under way and leaves; a second one leaves at once.
+
+examples:
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --data ~/texts
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "atoll node --coordinator HOST:PORT --name NAME [options] [-- SCRIPT ARGS]"
+    parser.add_argument("--coordinator", metavar="HOST:PORT", required=True)
+    parser.add_argument("--name", required=True, help="of this site, unique within the run")
+    parser.add_argument(
+        "--data", nargs="+", action="extend", type=Path, default=[], metavar="PATH", help="text files and folders"
+    )
+    parser.add_argument(
+        "--advertise", default="", metavar="HOST:PORT", help="where other nodes reach this one (default: --listen)"
+    )
+    parser.add_argument(
+        "--listen",
+        default="",
+        metavar="HOST:PORT",
+        help="for other nodes (default: the local address of the connection to the coordinator, any free port)",
+    )
+    parser.add_argument(
+        "--home",
+        type=Path,
+        metavar="DIR",
+        help="this node's own folder: key, outer state, log (default: ~/.local/state/atoll/RUN/NAME)",
+    )
+    parser.add_argument("--save", type=Path, metavar="DIR", help="where the model is saved (default: HOME/model)")
+    parser.add_argument(
+        "--from", type=Path, dest="from_saved", metavar="DIR", help="the saved model that a resumed run starts from"
+    )
+    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="worker processes (default: 1)")
+    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of each worker (default: cores / ranks)")
+    parser.add_argument(
+        "--launcher", default="torchrun", help="torchrun (default), or exec: start the command itself for each rank"
+    )
+    parser.add_argument(
+        "--max-retained-mib",
+        type=int,
+        metavar="MIB",
+        help="bound on contributions of others that this node holds while it averages (default: 4096)",
+    )
+    parser.add_argument(
+        "--bandwidth-mbit",
+        type=float,
+        default=0.0,
+        metavar="MBIT/S",
+        help="uplink; sites with more of it average more (default: all alike)",
+    )
+    parser.add_argument("--http-listen", default="", metavar="HOST:PORT", help="serve /metrics here (default: off)")
+    parser.add_argument("--dry-run", action="store_true", help="print model, memory, ports and device; do not join")
+
+
+def run(args: argparse.Namespace) -> int:
+    require_node_extra("atoll node")
+    config = node_config(args)
+    if args.dry_run:
+        from atoll.cli.dry_run import dry_run
+
+        return dry_run(config)
+    import asyncio
+
+    from atoll.node.daemon.main import run_node
+
+    return asyncio.run(run_node(config))
+
+
+def node_config(args: argparse.Namespace) -> NodeConfig:
+    """Checked as far as this machine alone can tell. Raises ConfigError."""
+    from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES, NodeConfig, validate
+    from atoll.protocol.transport import parse_address
+
+    for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
+        if address:
+            parse_address(address)
+    for path in args.data:
+        if not path.expanduser().exists():
+            raise ConfigError(f"--data {path}: no such file or folder")
+    if args.from_saved is not None and not (args.from_saved / "manifest.json").is_file():
+        raise ConfigError(f"--from {args.from_saved}: no manifest.json in it; give the folder of a saved model")
+    if args.command and not args.command[0].startswith("-") and args.launcher == "torchrun":
+        script = Path(args.command[0])
+        if not script.is_file():
+            raise ConfigError(f"{script}: no such script; the first word behind -- is the script to run")
+    retained = args.max_retained_mib
+    config = NodeConfig(
+        coordinator=args.coordinator,
+        name=args.name,
+        data_paths=tuple(Path(os.path.abspath(path.expanduser())) for path in args.data),
+        advertise=args.advertise,
+        listen=args.listen,
+        home=args.home,
+        from_saved=args.from_saved,
+        num_ranks=args.ranks,
+        num_threads=args.threads,
+        command=tuple(args.command),
+        launcher=args.launcher,
+        max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES if retained is None else retained << 20,
+        bandwidth_bytes_per_s=int(args.bandwidth_mbit * 1e6 / 8),
+        http_listen=args.http_listen,
+        save_dir=args.save,
+        debug=args.debug,
+    )
+    validate(config)
+    return config

@@ -1,0 +1,112 @@
+"""`atoll status`: the run as its coordinator sees it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from atoll.cli.words import byte_count, share
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from atoll.cli.run_status import RunStatus
+
+HELP = "show a run: sites, loss, commits"
+EPILOG = """\
+examples:
+  atoll status                                    a coordinator on this machine, at the default port
+  atoll status --coordinator 10.0.0.1:7700 --watch
+  atoll status --format json | python -m json.tool
+"""
+WATCH_EVERY_S = 1.0
+COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "utilization", "state hash")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--coordinator", metavar="HOST:PORT", default="127.0.0.1:7700", help="default: 127.0.0.1:7700")
+    parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the run's end")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.cli.client import fetch_status
+    from atoll.cli.run_status import parse_status
+
+    def look() -> tuple[dict[str, Any], RunStatus]:
+        document = fetch_status(args.coordinator)
+        return document, parse_status(document)
+
+    if args.watch and args.format == "text" and sys.stdout.isatty():
+        return _watch_live(look)
+    while True:
+        document, status = look()
+        print(json.dumps(document) if args.format == "json" else text_lines(status), flush=True)
+        if not args.watch or status.finished:
+            return 0
+        time.sleep(WATCH_EVERY_S)
+
+
+def _watch_live(look: Any) -> int:
+    from rich.live import Live
+
+    with Live(refresh_per_second=4) as live:
+        while True:
+            _, status = look()
+            live.update(table(status))
+            if status.finished:
+                return 0
+            time.sleep(WATCH_EVERY_S)
+
+
+def headline(status: RunStatus) -> str:
+    length = f"of {status.steps}" if status.steps else f"({status.run_tokens} of {status.tokens} tokens)"
+    return f"run {status.run_id}: {status.state}, step {status.run_step} {length}, commit {status.last_commit}"
+
+
+def rows(status: RunStatus) -> list[tuple[str, ...]]:
+    """One row a site, as COLUMNS."""
+    return [
+        (
+            site.name,
+            site.state if site.state != "member" or not site.phase else site.phase,
+            str(site.inner_step),
+            f"{site.steps_per_s:.1f}",
+            f"{site.loss:.3f}" if site.loss else "-",
+            "-" if site.last_commit is None else str(site.last_commit),
+            byte_count(site.sent_bytes),
+            byte_count(site.received_bytes),
+            share(site.utilization),
+            site.state_hash[:12] or "-",
+        )
+        for site in status.sites
+    ]
+
+
+def text_lines(status: RunStatus) -> str:
+    """Columns of plain text."""
+    cells = [COLUMNS, *rows(status)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
+    lines = [headline(status)]
+    if status.sites:
+        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+    lines += [f"a site left for good: {text}" for text in status.errors]
+    return "\n".join(lines)
+
+
+def table(status: RunStatus) -> Table:
+    """The same for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(title=Text(headline(status)), title_justify="left", expand=False)
+    for i, name in enumerate(COLUMNS):
+        result.add_column(name, justify="left" if i in (0, 1, 9) else "right", no_wrap=i != 1)
+    for row in rows(status):
+        result.add_row(*(Text(cell) for cell in row))
+    if status.errors:
+        result.caption = Text("\n".join(f"a site left for good: {text}" for text in status.errors))
+    return result

@@ -1,0 +1,177 @@
+"""DDP and FSDP2 of two ranks under a node that follows a script; every value is known."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from atoll.node.core.events import (
+    Answer,
+    AnswerKind,
+    BoundaryAsked,
+    Merged,
+    MergeMode,
+    SnapshotSealed,
+    WorkersJoined,
+    WorkersLeft,
+)
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.worker_group import GroupEvent
+from atoll.protocol.layout import Layout
+from atoll.protocol.settings import RunSettings, settings_to_json
+
+RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
+SHAPES = {"first.bias": (5,), "first.weight": (5, 3), "second.bias": (1,), "second.weight": (1, 3)}
+WEIGHT_STEP, BIAS_STEP = 0.75, 0.5  # what each step takes
+SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
+
+
+class ScriptedNode:
+    """The node's end, driven by hand: `expect` the next event, then say what comes."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
+        self.server = LocalServer(self.events.put_nowait)
+        self.layout: Layout | None = None
+        self.buffers: tuple[SharedBuffer, ...] = ()
+
+    async def expect(self, kind: type[GroupEvent]) -> Any:
+        event = await self.events.get()
+        assert type(event) is kind, event
+        return event
+
+    async def asked(self, step: int, seq: int, answer: Answer) -> None:
+        event = await self.expect(BoundaryAsked)
+        assert (event.step, event.seq) == (step, seq)
+        self.server.answer(1, step, seq, answer)
+
+    def tensor(self, buffer: int, name: str) -> npt.NDArray[np.float32]:
+        assert self.layout is not None
+        index = [t.name for t in self.layout.manifest.tensors].index(name)
+        spec, offset = self.layout.manifest.tensors[index], self.layout.tensor_offsets_bytes[index]
+        view = self.buffers[buffer].view
+        return np.frombuffer(view, np.float32, spec.num_elements, offset).reshape(spec.shape)
+
+    def snapshot_is(self, expected: dict[str, npt.NDArray[np.float32]]) -> None:
+        for name, value in expected.items():
+            np.testing.assert_array_equal(self.tensor(0, name), value, err_msg=name)
+
+    def publish(self, values: dict[str, npt.NDArray[np.float32]]) -> None:
+        for name, value in values.items():
+            self.tensor(1, name)[...] = value
+
+
+def moved(values: dict[str, npt.NDArray[np.float32]], num_steps: int) -> dict[str, npt.NDArray[np.float32]]:
+    """After that many steps of training."""
+    return {n: v - np.float32(num_steps * (BIAS_STEP if "bias" in n else WEIGHT_STEP)) for n, v in values.items()}
+
+
+def apply(mode: MergeMode, version: int, next_step: int, fresh: bool = False) -> Answer:
+    return Answer(kind=AnswerKind.APPLY, mode=mode, version=version, next_step=next_step, fresh=fresh)
+
+
+async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
+    """One life of a site. Returns the biases that the outer and the local parameters have at its end."""
+    joined = await node.expect(WorkersJoined)
+    assert {t.name: t.shape for t in joined.manifest.tensors} == {**SHAPES, "seen": (2,)}
+    layout = Layout(joined.manifest)
+    node.layout = layout
+    node.buffers = tuple(SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH"))
+    snapshot, publish = node.buffers
+    node.server.send_layout(
+        generation=1, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=snapshot, publish=publish
+    )
+    # The seed: replaced by values that a few quarters never round.
+    await node.asked(0, 0, SNAPSHOT)
+    await node.expect(SnapshotSealed)
+    assert any(node.tensor(0, name).any() for name in SHAPES)
+    rng = np.random.default_rng(0)
+    outer = {name: rng.integers(-50, 50, shape).astype(np.float32) for name, shape in SHAPES.items()}
+    node.publish(outer)
+    await node.asked(0, 1, apply(MergeMode.REPLACE, 0, 2, fresh=True))
+    await node.expect(Merged)
+    # Two steps, a snapshot, one step beyond it, a merge.
+    await node.asked(2, 0, SNAPSHOT)
+    sealed = await node.expect(SnapshotSealed)
+    assert (sealed.tokens, sealed.num_steps, sealed.mean_loss) == (2 * (10 + 20), 2, 0.5)
+    node.snapshot_is(moved(outer, 2))
+    await node.asked(2, 1, Answer(kind=AnswerKind.CONTINUE, next_step=3))
+    outer = {name: value + 100 for name, value in outer.items()}
+    node.publish(outer)
+    await node.asked(3, 0, apply(MergeMode.MERGE, 1, 4))
+    await node.expect(Merged)
+    # A commit that this site was no part of.
+    node.publish({name: np.full(shape, 0.25, np.float32) for name, shape in SHAPES.items()})
+    await node.asked(4, 0, apply(MergeMode.SHIFT, 2, 5))
+    await node.expect(Merged)
+    await node.asked(5, 0, SNAPSHOT)
+    sealed = await node.expect(SnapshotSealed)
+    assert (sealed.tokens, sealed.num_steps) == (3 * (10 + 20), 3)
+    node.snapshot_is({name: value + np.float32(0.25) for name, value in moved(outer, 3).items()})
+    # The last values, and one step more, so that outer and local parameters differ.
+    outer = {name: value - 7 for name, value in outer.items()}
+    node.publish(outer)
+    await node.asked(5, 1, apply(MergeMode.REPLACE, 3, 6))
+    await node.expect(Merged)
+    await node.asked(6, 0, Answer(kind=AnswerKind.STOP, reason="done"))
+    await node.expect(WorkersLeft)
+    biases = [np.concatenate((v["first.bias"], v["second.bias"])).tolist() for v in (outer, moved(outer, 1))]
+    return biases[0], biases[1]
+
+
+async def run(kind: str, environment: dict[str, str]) -> None:
+    node = ScriptedNode()
+    await node.server.start()
+    settings = settings_to_json(RunSettings(run_id="parallel"))
+    node.server.begin(
+        1, 2, Greeting(settings_json=settings, site_name="berlin", data_paths=(), run_seed=1, resumed=False)
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANKS), kind,
+        env={**os.environ, **environment, "ATOLL_SOCKET": node.server.path, "ATOLL_GENERATION": "1",
+             "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    output = asyncio.create_task(process.communicate())
+    script = asyncio.create_task(follow(node))
+    try:
+        await asyncio.wait((output, script), return_when=asyncio.FIRST_COMPLETED)
+        if not script.done():
+            pytest.fail(f"the ranks ended early:\n{(await output)[0].decode()}")
+        outer, local = script.result()
+        text = (await output)[0].decode()
+        assert process.returncode == 0, text
+        for rank in range(2):
+            found = re.search(rf"rank {rank} outer (\[.*?\]) local (\[.*?\])", text)
+            assert found is not None, text
+            assert [float(v) for v in found[1][1:-1].split(",")] == outer
+            assert [float(v) for v in found[2][1:-1].split(",")] == local
+    finally:
+        script.cancel()
+        if process.returncode is None:
+            process.kill()
+        await output
+        await node.server.close()
+        for buffer in node.buffers:
+            buffer.close()
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks(kind: str) -> None:
+    asyncio.run(run(kind, {"CUDA_VISIBLE_DEVICES": ""}))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+def test_two_ranks_on_gpus(kind: str) -> None:
+    """Needs two GPUs: NCCL has no two ranks on one."""
+    asyncio.run(run(kind, {}))

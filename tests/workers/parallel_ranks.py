@@ -1,0 +1,62 @@
+"""One rank of a DDP or FSDP2 site whose every step is known: each takes 0.75 from every weight and 0.5 from every bias.
+
+torchrun ... parallel_ranks.py ddp|fsdp2
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import atoll
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 5)  # 5 rows over 2 ranks: shards of 3 and 2
+        self.second = nn.Linear(3, 1)  # rank 1 holds nothing of it under FSDP2
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((self.first(x), self.second(x)), dim=1)
+
+
+def main(kind: str) -> None:
+    use_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if use_gpu else "gloo")
+    rank = dist.get_rank()
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
+    torch.manual_seed(rank)  # the first values must come from one rank
+    net: nn.Module = Net().to(device)
+    if kind == "fsdp2":
+        fully_shard(net.first)
+        fully_shard(net)
+    else:
+        net = DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    x = torch.full((1, 3), float(rank + 1), device=device)  # mean over ranks: 1.5
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            optimizer.zero_grad()
+            loss = net(x).sum()
+            loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                net(x)  # without backward FSDP2 leaves gathered copies in the root module: writes must not be lost
+            site.step(tokens=10 * (rank + 1), loss=torch.tensor(float(rank), device=device))
+        with site.outer_parameters():
+            outer = net(torch.zeros(1, 3, device=device)).flatten().tolist()  # the biases
+        with torch.no_grad():
+            local = net(torch.zeros(1, 3, device=device)).flatten().tolist()
+    dist.destroy_process_group()
+    sys.stdout.write(f"rank {rank} outer {outer} local {local}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
