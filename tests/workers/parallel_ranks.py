@@ -33,12 +33,13 @@ def main(kind: str) -> None:
     rank = dist.get_rank()
     device = torch.device("cuda", rank % torch.cuda.device_count()) if use_gpu else torch.device("cpu")
     torch.manual_seed(rank)  # the first values must come from one rank
-    net: nn.Module = Net().to(device)
+    bare = Net().to(device)
+    net: nn.Module = bare
     if kind == "fsdp2":
-        fully_shard(net.first)
-        fully_shard(net)
+        fully_shard(bare.first)
+        fully_shard(bare)
     else:
-        net = DistributedDataParallel(net)
+        net = DistributedDataParallel(bare)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     x = torch.full((1, 3), float(rank + 1), device=device)  # mean over ranks: 1.5
     with atoll.join(net, optimizer) as site:
