@@ -1,0 +1,462 @@
+"""The exchange of one sync between hubs over real gRPC, with the real data plane."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.service_name import EXCHANGE_METHOD
+from atoll.protocol.errors import (
+    InvalidMessage,
+    NonFiniteError,
+    NotYetError,
+    PeerError,
+    RefusedError,
+    StaleError,
+)
+from atoll.protocol.plans import plan_digest
+from atoll.protocol.status import from_rpc_error
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.v1 import common_pb2, peer_pb2
+from tests.harness.sites import (
+    SETTINGS,
+    Run,
+    Site,
+    big_layout,
+    expected_payloads,
+    next_attempt,
+    run_all,
+    small_layout,
+    star_plan,
+)
+
+
+class WatchedData(SyncData):
+    """Counts the contributions that are encoded; may stop before one, or spoil what a reducer makes."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.layout, SETTINGS, site.outer, site.snapshot, site.data._dtypes)
+        self.encoded: list[int] = []
+
+    def contribution(self, chunk: int) -> bytes:
+        self.encoded.append(chunk)
+        return super().contribution(chunk)
+
+
+@pytest.mark.parametrize("layout", [small_layout, big_layout])
+def test_all_sites_hold_the_reference_payloads(tmp_path: Path, layout) -> None:  # type: ignore[no-untyped-def]
+    async def main() -> None:
+        async with Run(tmp_path, layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            results = await run_all(plan, sites)
+            expected = expected_payloads(plan, sites)
+            for site in sites:
+                assert site.payloads(plan) == expected
+            for result in results:  # every chunk crosses a site's downlink twice, little else does
+                assert 1 < result.received_bytes / (4 / 3 * sum(map(len, expected))) < 1.5
+            assert all(site.hub.refused_messages == 0 and site.hub.counters.reconnects == 0 for site in sites)
+
+    asyncio.run(main())
+
+
+def test_a_lone_contributor_needs_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (site,) = await run.add(1)
+            site.train(1)
+            plan = star_plan(run.layout, [site])
+            (result,) = await run_all(plan, [site])
+            assert result.sent_bytes == result.received_bytes == 0
+            assert site.payloads(plan) == expected_payloads(plan, [site])
+
+    asyncio.run(main())
+
+
+def test_a_receiver_takes_payloads_and_gives_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, receiver = await run.add(3)
+            for site in (first, second):
+                site.train(1)
+            plan = star_plan(run.layout, [first, second], [receiver])
+            await run_all(plan, [first, second, receiver])
+            assert receiver.payloads(plan) == expected_payloads(plan, [first, second])
+            assert receiver.hub.retained_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_late_receiver_is_served_after_the_others_are_done(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, receiver = await run.add(3)
+            for site in (first, second):
+                site.train(1)
+            plan = star_plan(run.layout, [first, second], [receiver])
+            done = await run_all(plan, [first, second])
+            late = await receiver.begin(plan).run()
+            assert late.payload_digest == done[0].payload_digest
+
+    asyncio.run(main())
+
+
+def test_a_site_that_begins_late_is_waited_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            early = [asyncio.create_task(site.begin(plan).run()) for site in sites[:2]]
+            while not sites[2].hub._num_early:  # both are held at its door
+                await asyncio.sleep(0)
+            last = await sites[2].begin(plan).run()
+            assert {(await task).payload_digest for task in early} == {last.payload_digest}
+
+    asyncio.run(main())
+
+
+def test_a_broken_stream_is_opened_again_and_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            watched = WatchedData(sites[0])
+            to_second = {m.site_id: i for i, m in enumerate(plan.contributors)}[2]
+            theirs = [c for c in watched.chunks if c % 2 == to_second]
+            first = sites[0].begin(plan, watched)
+            second = sites[1].begin(plan)
+            tasks = [asyncio.create_task(e.run()) for e in (first, second)]
+            while second.held.num_bytes == 0:
+                await asyncio.sleep(0)
+            arrived = second.held.chunks_of(1, 1)
+            await sites[0].hub._channels.pop(sites[1].address).close()
+            results = await asyncio.gather(*tasks)
+            assert results[0].payload_digest == results[1].payload_digest
+            assert sites[0].hub.counters.reconnects > 0
+            assert all(watched.encoded.count(chunk) == 1 for chunk in arrived)
+            assert set(theirs) <= set(watched.encoded)
+            assert sites[0].payloads(plan) == expected_payloads(plan, sites)
+
+    asyncio.run(main())
+
+
+def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, lost = await run.add(3)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=60)
+            watched = WatchedData(first)
+            exchange, other = first.begin(plan, watched), second.begin(plan)
+            tasks = [asyncio.create_task(e.run()) for e in (exchange, other)]  # `lost` never begins
+            own = {c for c in watched.chunks if c % 3 == 1}
+            while other.held.chunks_of(1, 1) != own or exchange.held.chunks_of(2, 1) != set(exchange.own_chunks):
+                await asyncio.sleep(0.001)
+            exchange.cancel()
+            other.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                assert isinstance(result, asyncio.CancelledError)
+            held = other.held.chunks_of(1, 1)
+
+            again = next_attempt(plan, run.layout, [first, second])
+            watched = WatchedData(first)
+            begun = [first.begin(again, watched), second.begin(again)]
+            resent = set(begun[1].own_chunks) & held
+            assert resent  # else this test shows nothing
+            results = await asyncio.gather(*(e.run() for e in begun))
+            assert results[0].payload_digest == results[1].payload_digest
+            assert not resent & set(watched.encoded)
+            assert first.payloads(again) == expected_payloads(again, [first, second])
+
+            first.hub.drop_sync(1)
+            assert first.hub.retained_bytes == 0
+            with pytest.raises(StaleError, match="sync 1"):
+                first.begin(again)
+
+    asyncio.run(main())
+
+
+def test_an_attempt_that_is_begun_again_goes_on_from_the_log(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            done = await run_all(plan, sites)
+            watched = WatchedData(sites[0])
+            again = await sites[0].begin(plan, watched).run()
+            assert again.payload_digest == done[0].payload_digest
+            assert not watched.encoded
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_never_answers_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            first.train(1)
+            plan = star_plan(run.layout, [first, second], stall_limit_s=1)
+            with pytest.raises(PeerError, match=f"site 2 at {second.address}.*sync 1, attempt 1") as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+            assert caught.value.phase
+
+    asyncio.run(main())
+
+
+def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            first.train(1)
+            await second.server.stop(0)
+            plan = star_plan(run.layout, [first, second], stall_limit_s=1)
+            with pytest.raises(PeerError, match="site 2") as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+
+    asyncio.run(main())
+
+
+def test_a_value_that_is_not_finite_is_this_sites_own_failure(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            sites[0].snapshot[: 4 * 2000] = b"\xff" * 8000
+            plan = star_plan(run.layout, sites)
+            other = asyncio.create_task(sites[1].begin(plan).run())
+            with pytest.raises(NonFiniteError, match="'a'"):
+                await sites[0].begin(plan).run()
+            other.cancel()
+            await asyncio.gather(other, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_plan_over_the_bound_is_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            sites[0].hub.max_retained_bytes = 1000
+            with pytest.raises(RefusedError, match="its bound is 1000"):
+                sites[0].begin(star_plan(run.layout, sites))
+
+    asyncio.run(main())
+
+
+def test_old_plans_and_foreign_ones_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            plan = star_plan(run.layout, sites)
+            sites[0].begin(replace(plan, attempt=2))
+            with pytest.raises(StaleError, match="attempt 1 comes after"):
+                sites[0].begin(plan)
+            with pytest.raises(RefusedError, match="does not list site 9"):
+                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, site_id=9, contributes=True)
+
+    asyncio.run(main())
+
+
+class Door:
+    """Opens a raw stream to a site, as a peer that may send anything."""
+
+    def __init__(self, site: Site, plan, **header) -> None:  # type: ignore[no-untyped-def]
+        self.site = site
+        fields = {"protocol_version": 1, "run_id": "sites", "site_id": 2, "incarnation": 1, **header}
+        self.open = peer_pb2.ExchangeOpen(
+            header=common_pb2.Header(**fields),
+            sync=plan.sync,
+            attempt=plan.attempt,
+            plan_term=plan.term,
+            plan_digest=plan_digest(plan),
+            tokens=102,
+            reducer_site_id=1,
+            reducer_incarnation=1,
+        )
+
+    async def send(self, *messages: bytes) -> Exception:
+        """The error that the site answers with."""
+        channel = open_channel(self.site.address, credentials=None, max_message_bytes=2 * MAX_FRAME_BYTES)
+        method = channel.stream_stream(EXCHANGE_METHOD)
+        try:
+            call = method()
+            for message in (peer_pb2.ExchangeRequest(open=self.open).SerializeToString(), *messages):
+                await call.write(message)
+            while isinstance(await call.read(), bytes):
+                pass
+            raise AssertionError("the stream ended without an error")
+        except grpc.RpcError as error:
+            return from_rpc_error(error, "peer")
+        finally:
+            await channel.close()
+
+
+def test_who_opens_a_stream_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.node.exchange.hub.EARLY_HOLD_S", 0.05)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            plan = replace(star_plan(run.layout, sites), attempt=2, sync=5)
+            sites[0].begin(plan)
+            hub = sites[0].hub
+
+            async def answer(cls: type[Exception], *texts: str, **fields: object) -> None:
+                header = {k: fields.pop(k) for k in list(fields) if k in ("run_id", "site_id", "incarnation")}
+                if "protocol_version" in fields:
+                    header["protocol_version"] = fields.pop("protocol_version")
+                door = Door(sites[0], plan, **header)
+                for key, value in fields.items():
+                    setattr(door.open, key, value)
+                error = await door.send()
+                assert type(error) is cls, error
+                for text in texts:
+                    assert text in str(error)
+
+            await answer(RefusedError, "run 'other'", "'sites'", run_id="other")
+            await answer(RefusedError, "protocol version 7", "speaks 1", protocol_version=7)
+            await answer(RefusedError, "site 3 is not in", site_id=3)
+            await answer(StaleError, "incarnation 1", "not 4", incarnation=4)
+            await answer(StaleError, "attempt 1", "attempt 2", attempt=1)
+            await answer(NotYetError, "attempt 3 is early", attempt=3)
+            await answer(NotYetError, "sync 6", sync=6)
+            await answer(RefusedError, "5 tokens", "102", tokens=5)
+            await answer(RefusedError, "plan 0000", plan_digest=bytes(32))
+            await answer(RefusedError, "meant for site 2", reducer_site_id=2)
+            await answer(StaleError, "meant for incarnation 2", reducer_incarnation=2)
+            hub.drop_sync(5)
+            await answer(StaleError, "that sync is over here")
+            assert hub.refused_messages == 9
+
+    asyncio.run(main())
+
+
+def test_bad_parts_are_refused_and_counted_and_the_sync_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            exchange = sites[0].begin(plan)
+            running = asyncio.create_task(exchange.run())
+            chunk = exchange.own_chunks[0]
+            good = sites[1].data.contribution(chunk)
+            value = sites[1].data.payload_hash(good)
+            door = Door(sites[0], plan)
+
+            def part(**fields: object) -> bytes:
+                values = {"chunk": chunk, "total_bytes": len(good), "data": good, "hash": value, **fields}
+                parts = peer_pb2.Parts(parts=[peer_pb2.Part(**values)])  # type: ignore[arg-type]
+                return peer_pb2.ExchangeRequest(contribution=parts).SerializeToString()
+
+            bad = [
+                (part(total_bytes=1 << 31), "announced"),
+                (part(total_bytes=0), "announced"),
+                (part(chunk=1 << 20), "not reduced"),
+                (part(chunk=exchange.links[0].chunks[0]), "not reduced"),
+                (part(offset_bytes=5), "byte 5"),
+                (part(data=good + b"x"), "a part of"),
+                (part(data=good[:-1]), "all but the last"),
+                (part(data=b""), "a part of 0"),
+                (part(hash=b"short"), "hash of 32 bytes"),
+                (part(hash=bytes(32)), "do not have their hash"),
+                (part(data=b"\xff" * len(good)), "do not have their hash"),
+                (
+                    part(data=b"\xff" * len(good), hash=sites[1].data.payload_hash(b"\xff" * len(good))),
+                    "format version",
+                ),
+                (b"\xff\xff\xff", "no ExchangeRequest"),
+                (b"", "does not belong"),
+            ]
+            for message, text in bad:
+                error = await door.send(message)
+                assert isinstance(error, InvalidMessage), (text, error)
+                assert text in str(error)
+            assert sites[0].hub.refused_messages == len(bad)
+            assert exchange.held.num_bytes == 0
+
+            # The first contribution stays; another one for the same chunk is refused.
+            flipped = bytearray(good)
+            flipped[-1] ^= 1
+            other = part(data=bytes(flipped), hash=sites[1].data.payload_hash(bytes(flipped)))
+            error = await door.send(part(), part(), other)
+            assert "a contribution never changes" in str(error)
+
+            too_large = await door.send(b"x" * (MAX_FRAME_BYTES + 1))
+            assert isinstance(too_large, InvalidMessage | PeerError)
+
+            digest = (await sites[1].begin(plan).run()).payload_digest
+            assert (await running).payload_digest == digest
+            assert sites[0].payloads(plan) == expected_payloads(plan, sites)
+
+    asyncio.run(main())
+
+
+def test_a_corrupted_payload_is_fetched_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+
+            class Spoiled(WatchedData):
+                wrong = 2
+
+                def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
+                    value = super().payload_hash(data)
+                    if self.wrong and len(data) > 100 and asyncio.current_task is not None:
+                        Spoiled.wrong -= 1
+                        return bytes(32)
+                    return value
+
+            # The second site takes two arrivals for damaged.
+            results = await asyncio.gather(sites[0].begin(plan).run(), sites[1].begin(plan, Spoiled(sites[1])).run())
+            assert results[0].payload_digest == results[1].payload_digest
+            refused = sum((s.hub.counters.refused for s in sites), start=sites[0].hub.counters.refused.__class__())
+            assert refused["corrupt"] > 0
+            assert sites[0].payloads(plan) == sites[1].payloads(plan) == expected_payloads(plan, sites)
+
+    asyncio.run(main())
+
+
+def test_a_peer_whose_bytes_stay_wrong_has_failed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+
+            class Wrong(WatchedData):
+                def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
+                    return bytes(32)
+
+            wrong = asyncio.create_task(sites[0].begin(plan, Wrong(sites[0])).run())
+            right = asyncio.create_task(sites[1].begin(plan).run())
+            done, _ = await asyncio.wait({wrong, right}, return_when=asyncio.FIRST_COMPLETED)
+            with pytest.raises(PeerError, match="refused bytes"):
+                done.pop().result()
+            for task in (wrong, right):
+                task.cancel()
+            await asyncio.gather(wrong, right, return_exceptions=True)
+
+    asyncio.run(main())
