@@ -68,11 +68,7 @@ def load_run(
             tables[section] = tables.get(section, {}) | table
     return LoadedRun(
         settings=run_settings(tables, str(path)),
-        coordinator=build(
-            CoordinatorConfig,
-            tables.get("coordinator", {}) | {"store_path": store_path},
-            f"{path} [coordinator]",
-        ),
+        coordinator=CoordinatorConfig(store_path=store_path, **tables.get("coordinator", {})),
         from_environment=tuple(
             sorted(
                 variable(section, key)
@@ -128,7 +124,11 @@ def variable(section: str, key: str) -> str:
 
 def environment_tables(environment: Mapping[str, str]) -> Tables:
     """The settings that the environment gives. Raises ConfigError for an ATOLL_ variable that is not one."""
-    names = {variable(section, key): (section, key, kind) for section, keys in sections().items() for key, kind in keys.items()}
+    names = {
+        variable(section, key): (section, key, kind)
+        for section, keys in sections().items()
+        for key, kind in keys.items()
+    }
     tables: Tables = {}
     for name, text in sorted(environment.items()):
         if not name.startswith(PREFIX) or name in RESERVED:
@@ -159,7 +159,7 @@ def run_settings(tables: Tables, where: str) -> RunSettings:
     run = dict(tables.get("run", {}))
     if not run.get("run_id"):
         raise ConfigError(f"{where} [run]: run_id is missing; `atoll init` writes a new one")
-    parts = {name: build(cls, tables.get(name, {}), f"{where} [{name}]") for name, cls in PARTS.items()}
+    parts: dict[str, Any] = {name: build(cls, tables.get(name, {}), f"{where} [{name}]") for name, cls in PARTS.items()}
     settings = dataclasses.replace(build(RunSettings, run, f"{where} [run]"), **parts)
     try:
         validate(settings)

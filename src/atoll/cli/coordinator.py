@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,23 +26,27 @@ examples:
 Settings may also come from the environment: ATOLL_SECTION_KEY, for example ATOLL_SYNC_EVERY=50. They win over the
 file, and flags win over them.
 """
-MAX_MANIFEST_BYTES = 1 << 28
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", type=Path, help="the run's file, see `atoll init`")
     parser.add_argument("--listen", metavar="HOST:PORT", help="where nodes connect (port 0: any free one)")
     parser.add_argument("--http-listen", metavar="HOST:PORT", help="status page and metrics")
-    parser.add_argument("--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)")
+    parser.add_argument(
+        "--store", type=Path, metavar="PATH", help="the run's database (default: run.db beside the file)"
+    )
     parser.add_argument("--resume", type=Path, metavar="DIR/manifest.json", help="start from this saved model")
-    parser.add_argument("--port-file", type=Path, metavar="PATH", help="write the port here once listening")
 
 
 def run(args: argparse.Namespace) -> int:
     import asyncio
+    import logging
 
     from atoll.coordinator.main import serve
 
+    logging.basicConfig(
+        level=logging.DEBUG if args.debug else logging.INFO, format="%(message)s", stream=sys.stderr, force=True
+    )
     loaded, parent = prepare(args)
     for name in loaded.from_environment:
         print(f"from the environment: {name}", file=sys.stderr)
@@ -54,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]:
     """The run that the flags ask for, and the parent of a resumed one. Raises ConfigError."""
     from atoll.cli.config import default_store, load_run
+    from atoll.node.dataplane.saved_manifest import load_manifest
 
     listening = {"listen": args.listen, "http_listen": args.http_listen}
     flags: dict[str, dict[str, Any]] = {
@@ -62,7 +66,13 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
     store_path: Path = args.store or default_store(args.path)
     if args.resume is None:
         return load_run(args.path, flags=flags, store_path=store_path), None
-    parent = read_parent(args.resume)
+    saved = load_manifest(args.resume)
+    parent: dict[str, Any] = {
+        "run_id": saved.run_id,
+        "commit": saved.commit,
+        "run_step": saved.run_step,
+        "run_tokens": saved.run_tokens,
+    }
     loaded = load_run(args.path, flags=flags, store_path=store_path)
     if loaded.settings.run_id == parent["run_id"]:
         raise ConfigError(
@@ -75,23 +85,3 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
             f"raise run.steps or run.tokens in {args.path}"
         )
     return loaded, parent
-
-
-def read_parent(path: Path) -> dict[str, Any]:
-    """Run, commit, run_step and run_tokens of a saved model. Raises ConfigError."""
-    path = path / "manifest.json" if path.is_dir() else path
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise ConfigError(f"{path}: larger than any manifest")
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        parent = {
-            "run_id": str(manifest["run_id"]),
-            "commit": int(manifest["commit"]),
-            "run_step": int(manifest["run_step"]),
-            "run_tokens": int(manifest["run_tokens"]),
-        }
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; give the manifest.json of a saved model") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not the manifest of a saved model ({type(error).__name__}: {error})") from None
-    return parent

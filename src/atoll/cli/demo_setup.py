@@ -97,12 +97,12 @@ def _remove_last_demo(target: Path) -> None:
         pid = int(json.loads((target / MARKER).read_text())["pid"])
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(f"{target} holds something else than a demo; choose another with --keep DIR") from None
-    if pid != os.getpid() and Path(f"/proc/{pid}/cmdline").exists() and _is_python(pid):
+    if pid != os.getpid() and Path(f"/proc/{pid}/cmdline").exists() and _is_demo(pid):
         raise ConfigError(f"a demo (process {pid}) is using {target}; give this one another folder with --keep DIR")
     shutil.rmtree(target)
 
 
-def _is_python(pid: int) -> bool:
+def _is_demo(pid: int) -> bool:
     try:
         return b"demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -113,7 +113,10 @@ def write_run_file(settings: RunSettings, path: Path) -> None:
     table = asdict(settings)
     parts = {key: value for key, value in table.items() if isinstance(value, dict)}
     run = {key: value for key, value in table.items() if key not in parts}
-    path.write_text(render({"run": run, **parts, "coordinator": {"listen": "127.0.0.1:0"}}), encoding="utf-8")
+    path.write_text(
+        render({"run": run, **parts, "coordinator": {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}}),
+        encoding="utf-8",
+    )
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -127,7 +130,7 @@ def _atoll(*words: str) -> list[str]:
 
 
 def coordinator_command(folder: Path) -> list[str]:
-    return _atoll("coordinator", str(folder / "run.toml"), "--port-file", str(folder / "coordinator.port"))
+    return _atoll("coordinator", str(folder / "run.toml"))
 
 
 def node_command(options: DemoOptions, folder: Path, name: str, port: int) -> list[str]:

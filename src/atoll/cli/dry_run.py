@@ -78,9 +78,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[str]:
     """Bytes of this node beside the training process's own, by the formula of docs/memory.md."""
     layout = Layout(manifest, settings.sync.chunk_elements)
     num_slots = OUTER_SLOTS[settings.outer.optimizer]
-    outer = sum(
-        chunk.num_bytes * (1 + num_slots if chunk.role is Role.TRAINABLE else 1) for chunk in layout.chunks
-    )
+    outer = sum(chunk.num_bytes * (1 + num_slots if chunk.role is Role.TRAINABLE else 1) for chunk in layout.chunks)
     payload = sum(
         encoded_bytes(
             codec_of(chunk.role, settings.sync.codec),
@@ -108,9 +106,7 @@ def ports(config: NodeConfig) -> str:
     return f"listens on {listen}{told}; dials {config.coordinator}; metrics on {config.http_listen or 'no port'}"
 
 
-def describe(
-    settings: RunSettings, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
-) -> Described:
+def describe(settings: RunSettings, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> Described:
     """Builds the model in a process of its own. Raises WorkerError if that fails."""
     try:
         result = run(

@@ -7,6 +7,7 @@ import datetime
 import secrets
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from atoll.protocol.errors import ConfigError
 
@@ -62,7 +63,7 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
     from atoll.protocol.settings import MODELS
     from atoll.protocol.strict import nearest
 
-    run = {"run_id": new_run_id(args.name or path.resolve().parent.name)}
+    run: dict[str, Any] = {"run_id": new_run_id(args.name or path.resolve().parent.name)}
     given = {"data": args.data, "steps": args.steps, "min_sites": args.min_sites, "time_limits": args.time_limits}
     run.update((key, value) for key, value in given.items() if value is not None)
     if args.tokens is not None:

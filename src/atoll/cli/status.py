@@ -92,7 +92,9 @@ def text_lines(status: RunStatus) -> str:
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
     lines = [headline(status)]
     if status.sites:
-        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
+        ]
     lines += [f"a site left for good: {text}" for text in status.errors]
     return "\n".join(lines)
 

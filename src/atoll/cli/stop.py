@@ -17,7 +17,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("path", nargs="?", type=Path, default=Path("run.toml"), help="the run's file (default: run.toml)")
+    where.add_argument(
+        "path", nargs="?", type=Path, default=Path("run.toml"), help="the run's file (default: run.toml)"
+    )
     where.add_argument("--store", type=Path, metavar="PATH", help="the coordinator's store, if it was given one")
 
 

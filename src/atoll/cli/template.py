@@ -48,11 +48,7 @@ def section_classes() -> dict[str, type]:
 
 def defaults(cls: type) -> dict[str, Any]:
     """Fields with a plain default value."""
-    return {
-        item.name: item.default
-        for item in dataclasses.fields(cls)
-        if item.default is not dataclasses.MISSING
-    }
+    return {item.name: item.default for item in dataclasses.fields(cls) if item.default is not dataclasses.MISSING}
 
 
 def toml_value(value: str | int | float | bool) -> str:

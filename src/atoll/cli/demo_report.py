@@ -1,0 +1,178 @@
+"""The demo's last word: figures, and whether everything that was promised happened. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from atoll.cli.words import byte_count, count, duration, share
+
+FP32_BYTES = 4
+BF16_BYTES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReport:
+    name: str
+    state_hash: str
+    """Hexadecimal, at the run's last commit; empty if it did not report one."""
+    commit: int | None
+    sent_bytes: int
+    received_bytes: int
+    utilization: float | None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    alone: float
+    data_parallel: float
+    source: str
+    """"trained here", or where and with which Python they were recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    run_id: str
+    num_parameters: int
+    steps: int
+    sync_every: int
+    codec: str
+    expected_commits: int
+    commits: int
+    bits_per_byte_before: float | None
+    bits_per_byte_after: float | None
+    """None if the model was not saved or does not load."""
+    baselines: Baselines | None
+    sites: tuple[SiteReport, ...]
+    saved_hash: str
+    """State hash in the saved manifest; empty if there is none."""
+    model_folder: str
+    elapsed_s: float
+    killed: str = ""
+    """What happened to the site that was killed; empty without --kill."""
+    returned: bool = True
+    """The killed site came back and contributed."""
+
+
+def data_parallel_bytes(num_sites: int, num_parameters: int, steps: int, value_bytes: int) -> int:
+    """What a site sends if gradients are averaged at every step by a ring all-reduce: 2 (n - 1) / n of them a step."""
+    return round(2 * (num_sites - 1) / num_sites * num_parameters * value_bytes * steps)
+
+
+def failures(report: Report) -> list[str]:
+    """Why the demo did not succeed; empty if it did."""
+    reasons = []
+    if report.commits != report.expected_commits:
+        reasons.append(f"{report.commits} commits happened, {report.expected_commits} were expected")
+    for site in report.sites:
+        if site.commit != report.commits or not site.state_hash:
+            at = "no state" if site.commit is None else f"commit {site.commit}"
+            reasons.append(f"{site.name} ended at {at}, the run at commit {report.commits}")
+    if len({site.state_hash for site in report.sites if site.state_hash}) > 1:
+        reasons.append("the sites ended with different states")
+    if not report.saved_hash:
+        reasons.append("the model was not saved")
+    elif report.sites and report.saved_hash != report.sites[0].state_hash:
+        reasons.append("the saved model is not the state that the sites ended with")
+    if report.bits_per_byte_after is None or report.bits_per_byte_before is None:
+        reasons.append("the saved model could not be loaded and evaluated")
+    elif not report.bits_per_byte_after < report.bits_per_byte_before:
+        reasons.append(
+            f"the held-out loss did not fall: {report.bits_per_byte_before:.3f} before, "
+            f"{report.bits_per_byte_after:.3f} after"
+        )
+    if not report.returned:
+        reasons.append(f"the killed site did not come back ({report.killed})")
+    return reasons
+
+
+def as_document(report: Report) -> dict[str, Any]:
+    """For --json."""
+    num_sites = len(report.sites)
+    reasons = failures(report)
+    return asdict(report) | {
+        "data_parallel_sent_bytes": {
+            "fp32": data_parallel_bytes(num_sites, report.num_parameters, report.steps, FP32_BYTES),
+            "bf16": data_parallel_bytes(num_sites, report.num_parameters, report.steps, BF16_BYTES),
+        },
+        "ok": not reasons,
+        "failures": reasons,
+    }
+
+
+def as_text(report: Report) -> str:
+    lines = [
+        "",
+        f"run {report.run_id}: {count(report.num_parameters)} parameters, {len(report.sites)} sites, "
+        f"{report.steps} steps each, a sync every {report.sync_every} as {report.codec}, {duration(report.elapsed_s)}",
+        "",
+        *_loss_lines(report),
+        "",
+        f"commits: {report.commits} of {report.expected_commits}",
+        *([f"killed: {report.killed}"] if report.killed else []),
+        "",
+        *_site_lines(report),
+        "",
+        *_traffic_lines(report),
+        "",
+    ]
+    reasons = failures(report)
+    if reasons:
+        return "\n".join([*lines, "FAILED:", *(f"  {reason}" for reason in reasons)])
+    return "\n".join(
+        [
+            *lines,
+            f"all {len(report.sites)} sites ended with the same state; the model is in {report.model_folder}",
+            "",
+            "try next:",
+            f'  atoll sample {report.model_folder} "def "',
+            "  atoll demo --kill        one site dies and comes back",
+            "  atoll demo --compare     train the baselines here",
+            "  atoll init               a run of your own on several machines, see README.md",
+        ]
+    )
+
+
+def _bits(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _loss_lines(report: Report) -> list[str]:
+    lines = [
+        "held-out loss, bits per byte",
+        f"  before training                  {_bits(report.bits_per_byte_before)}",
+        f"  after, {len(report.sites)} sites                   {_bits(report.bits_per_byte_after)}",
+    ]
+    if report.baselines is None:
+        return [*lines, "  (no recorded baselines for these settings; --compare trains them here)"]
+    return [
+        *lines,
+        f"  one site alone, same steps       {_bits(report.baselines.alone)}   ({report.baselines.source})",
+        f"  data parallel at every step      {_bits(report.baselines.data_parallel)}   ({report.baselines.source})",
+    ]
+
+
+def _site_lines(report: Report) -> list[str]:
+    width = max([4, *(len(site.name) for site in report.sites)])
+    lines = [f"{'site':<{width}}  {'sent':>10}  {'received':>10}  {'training':>8}  state hash"]
+    for site in report.sites:
+        note = f"  ({site.note})" if site.note else ""
+        lines.append(
+            f"{site.name:<{width}}  {byte_count(site.sent_bytes):>10}  {byte_count(site.received_bytes):>10}  "
+            f"{share(site.utilization):>8}  {site.state_hash or 'none'}{note}"
+        )
+    return lines
+
+
+def _traffic_lines(report: Report) -> list[str]:
+    num_sites = len(report.sites)
+    if num_sites < 2:
+        return ["one site alone exchanges nothing"]
+    mean = sum(site.sent_bytes for site in report.sites) / num_sites
+    lines = [f"a site sent {byte_count(mean)} on average; averaging gradients at every step would have sent"]
+    for name, size in (("fp32", FP32_BYTES), ("bf16", BF16_BYTES)):
+        other = data_parallel_bytes(num_sites, report.num_parameters, report.steps, size)
+        times = f", {other / mean:.0f} times as much" if mean > 0 else ""
+        lines.append(f"  {byte_count(other)} in {name}{times}")
+    return lines

@@ -1,0 +1,269 @@
+"""The demo from its first process to its report."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from atoll.cli import demo_report, demo_setup
+from atoll.cli.client import fetch_status
+from atoll.cli.demo_processes import Child, Processes
+from atoll.cli.demo_report import Baselines, Report, SiteReport
+from atoll.cli.demo_setup import DemoOptions
+from atoll.cli.demo_view import View, make_view
+from atoll.cli.demo_watch import Act, KillPlan, Watch
+from atoll.cli.recorded import default_file, find_recorded
+from atoll.cli.run_status import RunStatus, parse_status
+from atoll.node.dataplane.saved_manifest import load_manifest
+from atoll.protocol.errors import AtollError, ConfigError, PeerError, WorkerError
+from atoll.protocol.settings import settings_to_json
+
+POLL_S = 0.5
+START_LIMIT_S = 60.0
+QUIET_LIMIT_S = 300.0  # without a step or a commit anywhere
+EXIT_LIMIT_S = 60.0  # of the nodes, once the run is over
+EVALUATE_LIMIT_S = 3600.0
+LISTENING = re.compile(r"listening on \S+:(\d+)(?: \(status page (\S+)\))?")
+
+
+class Demo:
+    def __init__(self, options: DemoOptions, fetch: Callable[[str], dict[str, Any]] = fetch_status) -> None:
+        """Raises ConfigError for options that do not make a run."""
+        self.options = options
+        self.settings = demo_setup.demo_settings(options)
+        self.names = demo_setup.site_names(options.num_sites)
+        self._fetch = fetch
+        self._watch = Watch()
+        self._kill = KillPlan(self.names[-1], options.expected_commits) if options.kill else None
+        self._port = 0
+
+    def run(self) -> int:
+        """0, or 1 if something that was promised did not happen. Raises AtollError, KeyboardInterrupt."""
+        started_s = time.monotonic()
+        folder = demo_setup.prepare_folder(self.options.folder)
+        demo_setup.write_run_file(self.settings, folder / "run.toml")
+        environment = demo_setup.child_environment(os.environ)
+        with _interruptible(), Processes(folder / "logs", environment) as processes:
+            try:
+                with make_view(as_json=self.options.as_json) as view:
+                    view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
+                    status = self._train(processes, folder, view)
+                    processes.stop(["coordinator"])
+                    view.say("evaluating on held-out text" + (", and training the baselines" * self.options.compare))
+                    report = self._report(status, folder, environment, time.monotonic() - started_s)
+            except AtollError:
+                _show_guilty(processes)
+                raise
+        document = demo_report.as_document(report)
+        (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
+        print(json.dumps(document) if self.options.as_json else demo_report.as_text(report), flush=True)
+        return 0 if document["ok"] else 1
+
+    def _train(self, processes: Processes, folder: Path, view: View) -> RunStatus:
+        """Until all nodes have ended. Raises WorkerError if something stops on the way."""
+        coordinator = processes.start("coordinator", demo_setup.coordinator_command(folder))
+        self._port, page = wait_until_listening(coordinator)
+        if page:
+            view.say(f"status page: {page}")
+        for name in self.names:
+            self._start_node(processes, folder, name)
+        last_news_s, last_seen, over_since_s = time.monotonic(), (0, 0), 0.0
+        while True:
+            status = self._look(coordinator)
+            now_s = time.monotonic()
+            for line in self._watch.observe(status):
+                view.say(line)
+            if self._kill is not None:
+                self._act(self._kill, status, processes, folder, view)
+            view.show(status, self._watch, self._notes())
+            nodes = [processes.children[name] for name in self.names]
+            for node in nodes:
+                if node.exit_code not in (None, 0) and not node.killed:
+                    raise WorkerError(f"site {node.name} ended with exit code {node.exit_code}; see {node.log_path}")
+            if all(node.exit_code == 0 for node in nodes):
+                return status if status.finished else self._look(coordinator)
+            seen = (status.last_commit, sum(site.inner_step for site in status.sites))
+            if seen != last_seen:
+                last_news_s, last_seen = now_s, seen
+            over_since_s = (over_since_s or now_s) if status.finished else 0.0
+            if over_since_s and now_s - over_since_s > EXIT_LIMIT_S:
+                late = ", ".join(node.name for node in nodes if node.exit_code is None)
+                raise WorkerError(f"the run is over but {late} did not end within {EXIT_LIMIT_S:.0f} s")
+            if now_s - last_news_s > QUIET_LIMIT_S:
+                raise WorkerError(f"no step and no commit for {QUIET_LIMIT_S:.0f} s; the run says: {status.state}")
+            _wait_for_any(nodes, POLL_S)
+
+    def _look(self, coordinator: Child) -> RunStatus:
+        if coordinator.exit_code is not None:
+            raise WorkerError(
+                f"the coordinator ended with exit code {coordinator.exit_code}; see {coordinator.log_path}"
+            )
+        return parse_status(self._fetch(f"127.0.0.1:{self._port}"))
+
+    def _start_node(self, processes: Processes, folder: Path, name: str) -> None:
+        processes.start(name, demo_setup.node_command(self.options, folder, name, self._port))
+
+    def _act(self, plan: KillPlan, status: RunStatus, processes: Processes, folder: Path, view: View) -> None:
+        act = plan.next_act(status)
+        if act is Act.KILL:
+            view.say(f"{plan.victim}: kill -9 at commit {plan.killed_at}")
+            processes.children[plan.victim].kill()
+        elif act is Act.RESTART:
+            view.say(f"{plan.victim}: started again at commit {plan.restarted_at}")
+            self._start_node(processes, folder, plan.victim)
+        elif act is Act.BACK:
+            view.say(f"{plan.victim}: caught up, part of commit {plan.back_at}")
+
+    def _notes(self) -> dict[str, str]:
+        return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
+
+    def _report(self, status: RunStatus, folder: Path, environment: dict[str, str], elapsed_s: float) -> Report:
+        notes = self._notes()
+        sites = []
+        for name in self.names:
+            totals = self._watch.totals.get(name)
+            commit, state_hash = self._final_hash(name, folder)
+            sites.append(
+                SiteReport(
+                    name=name,
+                    state_hash=state_hash,
+                    commit=commit,
+                    sent_bytes=totals.sent_bytes if totals else 0,
+                    received_bytes=totals.received_bytes if totals else 0,
+                    utilization=totals.utilization if totals else None,
+                    note=notes.get(name, ""),
+                )
+            )
+        saved = demo_setup.model_folder(folder, self.names[0])
+        try:
+            saved_hash = load_manifest(saved).state_hash.hex()
+        except ConfigError:
+            saved_hash = ""
+        figures = self._evaluate(saved if saved_hash else None, environment)
+        return Report(
+            run_id=self.settings.run_id,
+            num_parameters=status.num_parameters,
+            steps=self.options.steps,
+            sync_every=self.options.sync_every,
+            codec=self.options.codec,
+            expected_commits=self.options.expected_commits,
+            commits=status.last_commit,
+            bits_per_byte_before=figures.get("before"),
+            bits_per_byte_after=figures.get("after"),
+            baselines=self._baselines(figures),
+            sites=tuple(sites),
+            saved_hash=saved_hash,
+            model_folder=str(_relative(saved)),
+            elapsed_s=elapsed_s,
+            killed=self._kill.in_words() if self._kill is not None else "",
+            returned=self._kill is None or self._kill.back_at is not None,
+        )
+
+    def _final_hash(self, name: str, folder: Path) -> tuple[int | None, str]:
+        """As the site last reported it; a site that ended between two looks left it in its saved model."""
+        commit, state_hash = self._watch.hashes.get(name, (None, ""))
+        try:
+            saved = load_manifest(demo_setup.model_folder(folder, name))
+        except ConfigError:
+            return commit, state_hash
+        if commit is None or saved.commit > commit:
+            return saved.commit, saved.state_hash.hex()
+        return commit, state_hash
+
+    def _evaluate(self, saved: Path | None, environment: dict[str, str]) -> dict[str, float]:
+        """In a process of its own: this one has no torch. Empty if it failed; the reason is on stderr."""
+        request = {
+            "settings": settings_to_json(self.settings),
+            "data_paths": [str(path) for path in self.options.data_paths],
+            "saved": str(saved) if saved else "",
+            "num_sites": self.options.num_sites,
+            "compare": self.options.compare,
+            "num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
+        }
+        result = subprocess.run(
+            [sys.executable, "-m", "atoll.cli.demo_evaluate"],
+            input=json.dumps(request),
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            timeout=EVALUATE_LIMIT_S,
+            check=False,
+        )
+        if result.returncode != 0:
+            return {}
+        figures: dict[str, float] = json.loads(result.stdout)
+        return figures
+
+    def _baselines(self, figures: dict[str, float]) -> Baselines | None:
+        if self.options.compare and "alone" in figures:
+            return Baselines(alone=figures["alone"], data_parallel=figures["data_parallel"], source="trained here")
+        recorded = find_recorded(self.settings, self.options.num_sites, default_file())
+        if recorded is None:
+            return None
+        source = f"recorded: Python {recorded.python}, {recorded.machine}"
+        return Baselines(alone=recorded.alone, data_parallel=recorded.data_parallel, source=source)
+
+
+def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> tuple[int, str]:
+    """Its port and the address of its status page, from the line that it prints. Raises WorkerError, PeerError."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = LISTENING.search("\n".join(coordinator.tail()))
+        if found:
+            return int(found[1]), found[2] or ""
+        if coordinator.exit_code is not None:
+            raise WorkerError(f"the coordinator ended with exit code {coordinator.exit_code} before it listened")
+        _wait_for_any([coordinator], 0.05)
+    raise PeerError(f"the coordinator did not listen within {limit_s:.0f} s; see {coordinator.log_path}")
+
+
+def _wait_for_any(children: list[Child], limit_s: float) -> None:
+    """Returns early when a child ends."""
+    deadline = time.monotonic() + limit_s
+    running = [child for child in children if child.exit_code is None]
+    while running and all(child.exit_code is None for child in running):
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            return
+        time.sleep(min(0.05, left_s))
+    if not running:
+        time.sleep(limit_s)
+
+
+def _show_guilty(processes: Processes) -> None:
+    """The last lines of whoever failed, or of everybody if nobody did."""
+    failed = [c for c in processes.children.values() if c.exit_code not in (None, 0) and not c.killed]
+    for child in failed or list(processes.children.values()):
+        print(f"--- the last lines of {child.name} ({child.log_path})", file=sys.stderr)
+        print("\n".join(child.tail()), file=sys.stderr, flush=True)
+
+
+def _relative(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C, and a second one of either does not cut the cleaning up short."""
+
+    def interrupt(number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    old = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
