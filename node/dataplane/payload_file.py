@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,10 +57,11 @@ class PayloadFile:
         self._chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
         self._wanted = frozenset(self._chunks)
         self._descriptor = descriptor
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._hashes: dict[int, bytes] = {}
-        self._starting: dict[int, bytes] = {}  # being written by a thread
         self._end = _INDEX_OFFSET + _ENTRY_BYTES * layout.num_sync_chunks
+        self._closed = False
+        self._num_users = 0
         self.sealed = False
 
     @classmethod
@@ -90,10 +93,31 @@ class PayloadFile:
         return found
 
     def close(self) -> None:
+        """The descriptor goes when the last thread that reads or writes is done with it."""
         with self._lock:
-            if self._descriptor >= 0:
-                os.close(self._descriptor)
-                self._descriptor = -1
+            self._closed = True
+            self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        if self._closed and not self._num_users and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @contextmanager
+    def _in_use(self) -> Iterator[int]:
+        """The descriptor, open until the end of the block. Raises StateError if the attempt was dropped."""
+        with self._lock:
+            if self._closed:
+                raise StateError(f"{self.path.name}: the attempt was dropped")
+            self._num_users += 1
+        try:
+            yield self._descriptor
+        except OSError as error:
+            raise disk_error(error, self.path) from error
+        finally:
+            with self._lock:
+                self._num_users -= 1
+                self._close_if_unused()
 
     # --- writing
 
@@ -107,28 +131,26 @@ class PayloadFile:
             raise InvalidMessage(f"{self.path.name}: chunk {chunk} has no payload in this layout")
         check_payload(self._layout, chunk, data)
         size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if self._is_held(chunk, hash):
+            return
         with self._lock:
-            held = self._hashes.get(chunk) or self._starting.get(chunk)
-            if held is not None:
-                if held != hash:
-                    raise DigestMismatch(f"{self.path.name}: two different payloads for chunk {chunk}")
-                return
-            if self._descriptor < 0 or self.sealed:
-                raise StateError(f"{self.path.name}: the attempt is closed, chunk {chunk} comes too late")
-            self._starting[chunk] = hash
+            if self.sealed:
+                raise StateError(f"{self.path.name}: sealed, chunk {chunk} comes too late")
             offset = self._end
             self._end += size
-        try:
-            self._write(data, offset)
-            body = _ENTRY.pack(offset, size, hash)
-            self._write(body + self._check(chunk, body), _INDEX_OFFSET + _ENTRY_BYTES * chunk)
-        except BaseException:
-            with self._lock:
-                del self._starting[chunk]
-            raise
+        self._write(data, offset)
+        body = _ENTRY.pack(offset, size, hash)
         with self._lock:
-            del self._starting[chunk]
-            self._hashes[chunk] = hash
+            if not self._is_held(chunk, hash):  # another thread may have been faster
+                self._write(body + self._check(chunk, body), _INDEX_OFFSET + _ENTRY_BYTES * chunk)
+                self._hashes[chunk] = hash
+
+    def _is_held(self, chunk: int, hash: bytes) -> bool:
+        with self._lock:
+            held = self._hashes.get(chunk)
+        if held is not None and held != hash:
+            raise DigestMismatch(f"{self.path.name}: two different payloads for chunk {chunk}")
+        return held is not None
 
     @property
     def complete(self) -> bool:
@@ -155,15 +177,13 @@ class PayloadFile:
         self._require_complete()
         if self.sealed:
             return
-        try:
+        with self._in_use() as descriptor:
             if fsync:
-                os.fdatasync(self._descriptor)
+                os.fdatasync(descriptor)
             self._write(_SEAL.pack(_SEALED, self._index_digest()), _SEAL_OFFSET)
             if fsync:
-                os.fdatasync(self._descriptor)
+                os.fdatasync(descriptor)
                 sync_folder(self.path.parent)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
         self.sealed = True
 
     def _require_complete(self) -> None:
@@ -175,12 +195,12 @@ class PayloadFile:
 
     def read(self, chunk: int) -> bytes:
         """The payload, checked against its hash. Raises StateError if it is not here or damaged."""
-        try:
-            body = self._read(_ENTRY_BYTES, _INDEX_OFFSET + _ENTRY_BYTES * chunk) if chunk in self._wanted else b""
-            offset, length, expected = self._parse(chunk, body)
+        if chunk not in self._wanted:
+            raise StateError(f"{self.path.name}: chunk {chunk} has no payload in this layout")
+        with self._in_use():
+            entry = self._read(_ENTRY_BYTES, _INDEX_OFFSET + _ENTRY_BYTES * chunk)
+            offset, length, expected = self._parse(chunk, entry)
             data = self._read(length, offset)
-        except OSError as error:
-            raise disk_error(error, self.path) from error
         if payload_hash(data) != expected:
             raise StateError(f"{self.path.name}: the payload of chunk {chunk} is damaged; fetch it again")
         return data
@@ -222,22 +242,22 @@ class PayloadFile:
         return Digest("atoll/payload-seal/v1").data(self._header()).data(index).finish()
 
     def _read(self, size: int, offset: int) -> bytes:
-        data = os.pread(self._descriptor, size, offset)
-        while len(data) < size:
-            more = os.pread(self._descriptor, size - len(data), offset + len(data))
-            if not more:
-                break
-            data += more
+        """`size` bytes, fewer at the end of the file."""
+        with self._in_use() as descriptor:
+            data = os.pread(descriptor, size, offset)
+            while len(data) < size:
+                more = os.pread(descriptor, size - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
         return data
 
     def _write(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         view = memoryview(data).cast("B")
-        try:
+        with self._in_use() as descriptor:
             while view:
-                done = os.pwrite(self._descriptor, view, offset)
+                done = os.pwrite(descriptor, view, offset)
                 view, offset = view[done:], offset + done
-        except OSError as error:
-            raise disk_error(error, self.path, view.nbytes) from error
 
 
 def check_payload(layout: Layout, chunk: int, data: bytes | bytearray | memoryview) -> None:
