@@ -200,6 +200,8 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     run.send(site, states.admitted(run, site, admitted_as))
     if admitted_as is AdmittedAs.MEMBER:
         states.take(run, site, hello.last_commit, hello.state_hash)
+        if not site.catching_up:  # else it asks for sources
+            states.send_pending(run, site)
 
 
 def _admit_again(run: Run, site: Site) -> None:

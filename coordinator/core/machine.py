@@ -58,8 +58,8 @@ class Core:
                 times.append(stream.waiting_since + limits.lease_s)
             else:
                 times.append(stream.site.heard_at + limits.lease_s)
-            if stream.unacked_since is not None:
-                times.append(stream.unacked_since + limits.lease_s)
+                if stream.unacked_since is not None:
+                    times.append(stream.unacked_since + limits.lease_s)
         times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
         sync = run.sync
         if sync is not None:

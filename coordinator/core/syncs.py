@@ -56,7 +56,8 @@ class Sync:
         self.attempt: Attempt | None = None
         self.last_attempt = 0
         self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
-        self.blame: Counter[int] = Counter()
+        self.blame: Counter[int] = Counter()  # failing pairs that a site is in
+        self.named: Counter[int] = Counter()  # those of them that its peer reported
         self.num_exchange_failures = 0
         self.num_digest_conflicts = 0
         self._issued: set[Signature] = set()
@@ -118,16 +119,17 @@ class Sync:
     # --- what went wrong
 
     def settle_failures(self, ids: Sequence[int], quorum: int) -> tuple[int, str] | None:
-        """Counts the failing pairs of this attempt. After a second attempt that failed, the site that most others
-        could not exchange with, and why it is to be a receiver; None if there are too few to spare one."""
+        """Counts the failing pairs of this attempt. After a second attempt that failed, the site in most failing pairs,
+        and why it is to be a receiver; None if there are too few to spare one."""
         assert self.attempt is not None
         self.num_exchange_failures += 1
         for reporter, peer in self.attempt.failing:
-            self.blame[peer] += 2
+            self.blame[peer] += 1
             self.blame[reporter] += 1
+            self.named[peer] += 1
         blamed = [i for i in ids if self.blame[i]]
         if self.num_exchange_failures < 2 or not blamed or len(ids) <= max(1, quorum):
             return None
-        worst = max(blamed, key=lambda i: (self.blame[i], i))
+        worst = max(blamed, key=lambda i: (self.blame[i], self.named[i], i))
         pairs = ", ".join(f"{a} with {b}" for a, b in sorted(self.attempt.failing))
         return worst, f"{self.num_exchange_failures} attempts could not be exchanged (sites {pairs})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.coordinator.core import events as e
@@ -52,7 +52,7 @@ class FakeSite:
     incarnation: int = 1
     stream: int | None = None
     site_id: int = 0
-    received: int = 0
+    received: dict[int, int] = field(default_factory=dict)  # messages by stream
     hears: bool = True
     heartbeats: bool = True
 
@@ -67,7 +67,7 @@ class Story:
         self.sites: dict[str, FakeSite] = {}
         self.log: list[str] = []
         self.sent: list[tuple[str, m.CoordinatorMessage]] = []
-        self.records: list[e.Record] = []
+        self.kept: set[tuple[str, int, int]] = set()
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
         self._parent_json = parent_json
@@ -107,13 +107,11 @@ class Story:
                 return
 
     def happens(self, event: e.Event) -> None:
-        kept: set[tuple[str, int]] = set()
         for output in self.core.handle(event, self.now):
             match output:
                 case e.Persist(records):
                     self.store.persist(self.term, records, self.now)
-                    self.records.extend(records)
-                    kept.update(_identity(r) for r in records)
+                    self.kept.update(_identity(r) for r in records)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
                     self._deliver(stream, message)
@@ -124,26 +122,340 @@ class Story:
                     self.log.append(f"closes a stream of {site.name if site else '?'}: {reason}")
                 case e.Report(_, text):
                     self.log.append(f"# {text}")
-        self._check(kept)
+        deadline = self.core.next_deadline()
+        assert deadline is None or deadline > self.now, f"a deadline that has passed is still waited for: {deadline}"
 
     def _deliver(self, stream: int, message: m.CoordinatorMessage) -> None:
         site = self._owners[stream]
         self.sent.append((site.name, message))
         if site.hears:
-            site.received += 1
+            site.received[stream] = site.received.get(stream, 0) + 1
         if isinstance(message, m.Admitted | m.Welcome) and message.site_id:
             site.site_id = message.site_id
+        self._check_kept(message)
         if not isinstance(message, m.Pulse):
             self.log.append(f"-> {site.name}: {self._in_words(message)}")
 
-    def _check(self, kept: set[tuple[str, int]]) -> None:
-        """Invariant 5: nothing was sent that the store does not have; and a restart would know what is known now."""
-        run = self.core.run
-        known = self.store.begin(self.settings, self._parent_json)
-        self.term = known.term = self.term if False else known.term  # type: ignore[misc]
-        raise NotImplementedError
+    def _check_kept(self, message: m.CoordinatorMessage) -> None:
+        """Invariant 5: a decision is in the store before it is sent. And a plan is one that sites can execute."""
+        match message:
+            case m.Plan():
+                assert ("plan", message.sync, message.attempt) in self.kept, message
+                reducers(message, len(self.core.run.sizes_bytes))
+            case m.Commit():
+                assert ("commit", message.commit, message.sync) in self.kept, message
+                assert message.final == (message.next is None)
+                if message.next is not None:
+                    assert ("open", message.next.sync, message.next.base_commit) in self.kept, message
+            case m.Open():
+                assert ("open", message.sync, message.base_commit) in self.kept, message
+            case m.Abandoned():
+                assert ("abandoned", message.sync, 0) in self.kept, message
+            case m.Finished():
+                assert ("finished", message.commit, 0) in self.kept, message
+            case m.Sources():
+                for attestation in message.attested:
+                    if attestation.commit > 0:
+                        assert ("attested", attestation.commit, 0) in self.kept, message
 
     # --- what sites do
 
-    def connect(self, name: str, **hello: Any) -> None:
-        raise NotImplementedError
+    def connect(
+        self,
+        name: str,
+        *,
+        incarnation: int = 0,
+        state: tuple[int, str] | None = None,
+        key: str = "",
+        run_id: str = "",
+        version: int = PROTOCOL_VERSION,
+        term: int = 0,
+        saved: bool = False,
+        again: bool = False,
+    ) -> None:
+        """Opens a stream (unless `again`, on the one there is) and says Hello."""
+        site = self.sites.setdefault(name, FakeSite(name))
+        if incarnation:
+            site.incarnation = incarnation
+        if not again:
+            self._num_streams += 1
+            site.stream = self._num_streams
+            self._owners[self._num_streams] = site
+            self.happens(e.StreamOpened(self._num_streams))
+        hello = m.Hello(
+            name=name,
+            key=a_hash(f"key {key or name}"),
+            address=f"{name}:1",
+            has_state=state is not None,
+            last_commit=state[0] if state else 0,
+            state_hash=a_hash(state[1]) if state else b"",
+            from_saved_model=saved,
+        )
+        header = m.Header(protocol_version=version, run_id=run_id or "run", term=term, incarnation=site.incarnation)
+        assert site.stream is not None
+        self.happens(e.Received(site.stream, header, hello, site.received.get(site.stream, 0)))
+
+    def offer(self, name: str, *, width: int = 6, data: str = "data", retain: int = 1 << 30, speed: int = 0) -> None:
+        message = m.Offer(
+            manifest=a_manifest(width),
+            data_fingerprint=a_hash(data),
+            max_retained_bytes=retain,
+            bandwidth_bytes_per_s=speed,
+        )
+        self.says(name, message)
+
+    def join(self, name: str, **hello: Any) -> None:
+        self.connect(name, **hello)
+        self.offer(name)
+
+    def says(self, name: str, message: m.SiteMessage) -> None:
+        site = self.sites[name]
+        assert site.stream is not None, f"{name} has no stream"
+        header = m.Header(
+            protocol_version=PROTOCOL_VERSION, run_id="run", site_id=site.site_id, incarnation=site.incarnation
+        )
+        self.happens(e.Received(site.stream, header, message, site.received.get(site.stream, 0)))
+
+    def applied(self, name: str, commit: int, state: str) -> None:
+        self.says(name, m.Applied(commit=commit, state_hash=a_hash(state)))
+
+    def ready(self, name: str, tokens: int = 100, loss: float = 2.0) -> None:
+        sync = self.core.run.sync
+        assert sync is not None
+        message = m.Ready(sync=sync.open.sync, tokens=tokens, num_steps=sync.open.num_steps, mean_loss=loss)
+        self.says(name, message)
+
+    def done(self, name: str, state: str, payloads: str = "p", plan: m.Plan | None = None) -> None:
+        plan = plan or self.plan()
+        self.says(
+            name,
+            m.Done(
+                sync=plan.sync,
+                attempt=plan.attempt,
+                term=plan.term,
+                payload_digest=a_hash(payloads),
+                last_commit=plan.base_commit,
+                state_hash=a_hash(state),
+            ),
+        )
+
+    def failed(self, name: str, peer: str = "", text: str = "no progress") -> None:
+        plan = self.plan()
+        self.says(
+            name,
+            m.ExchangeFailed(
+                sync=plan.sync,
+                attempt=plan.attempt,
+                term=plan.term,
+                peer_site_id=self.sites[peer].site_id if peer else 0,
+                direction=m.Direction.SENDING,
+                phase="upload",
+                text=text,
+            ),
+        )
+
+    def sources(self, name: str, after: int | None = None) -> None:
+        self.says(name, m.FindSources(has_state=after is not None, after_commit=after or 0))
+
+    def leave(self, name: str, reason: str = "asked to") -> None:
+        self.says(name, m.Leave(reason=reason))
+        self.drop(name)
+
+    def drop(self, name: str) -> None:
+        """Its stream breaks."""
+        site = self.sites[name]
+        if site.stream is not None:
+            stream, site.stream = site.stream, None
+            self._owners.pop(stream, None)
+            self.happens(e.StreamClosed(stream, "connection reset"))
+
+    def hang(self, name: str) -> None:
+        """Its stream stays, but nothing comes any more."""
+        self.sites[name].heartbeats = False
+        self.sites[name].hears = False
+
+    # --- shortcuts of tests
+
+    def start(self, *names: str) -> None:
+        """Sites join and hold commit 0, state s0."""
+        for name in names:
+            self.join(name)
+            self.applied(name, 0, "s0")
+
+    def commit_one(self, *names: str, state: str, following: str) -> None:
+        """One sync of these sites on `state`, which leads to `following`."""
+        for name in names:
+            self.ready(name)
+        for name in names:
+            self.done(name, state)
+        for name in names:
+            self.applied(name, self.core.run.log.last, following)
+
+    def plan(self) -> m.Plan:
+        sync = self.core.run.sync
+        assert sync is not None
+        assert sync.attempt is not None, "no plan"
+        return sync.attempt.plan
+
+    def last(self, name: str, kind: type[Any]) -> Any:
+        """The last message of this kind that the site was sent."""
+        return next(message for who, message in reversed(self.sent) if who == name and isinstance(message, kind))
+
+    def num(self, name: str, kind: type[Any]) -> int:
+        return sum(1 for who, message in self.sent if who == name and isinstance(message, kind))
+
+    @property
+    def view(self) -> RunView:
+        return self.core.view(self.now)
+
+    # --- words
+
+    def _name(self, site_id: int) -> str:
+        return next((s.name for s in self.sites.values() if s.site_id == site_id), str(site_id))
+
+    def _in_words(self, message: m.CoordinatorMessage) -> str:
+        match message:
+            case m.Welcome():
+                return f"Welcome, site {message.site_id or '?'}, the run is at commit {message.last_commit}"
+            case m.Admitted():
+                return f"Admitted as {message.admitted_as.name.lower()}"
+            case m.Refused():
+                return f"Refused ({message.kind.name.lower()})"
+            case m.Open():
+                return f"Open, {_open_in_words(message)}"
+            case m.Plan():
+                weights = " ".join(f"{self._name(c.site_id)}:{c.tokens}" for c in message.contributors)
+                receivers = " ".join(self._name(r.site_id) for r in message.receivers)
+                work = ", ".join(
+                    f"{self._name(message.contributors[t.parents.index(-1)].site_id)} reduces "
+                    f"{t.first_chunk}-{t.first_chunk + t.num_chunks - 1}"
+                    for t in message.trees
+                )
+                to = f", to {receivers}" if receivers else ""
+                return f"Plan {message.sync}.{message.attempt} of term {message.term}: {weights}{to}; {work}"
+            case m.Commit():
+                following = f"; then {_open_in_words(message.next)}" if message.next else "; the last"
+                return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{following}"
+            case m.Abandoned():
+                following = f"; then {_open_in_words(message.next)}" if message.next else ""
+                return f"Abandoned sync {message.sync}{following}"
+            case m.Sources():
+                attested = " ".join(str(a.commit) for a in message.attested) or "none"
+                donors = " ".join(f"{self._name(d.site_id)}@{d.commit}" for d in message.donors) or "none"
+                commits = " ".join(str(c.commit) for c in message.commits) or "none"
+                return f"Sources: attested {attested}; donors {donors}; commits {commits}"
+            case m.Evicted():
+                return "Evicted"
+            case m.Finished():
+                return f"Finished at commit {message.commit}"
+            case m.Pulse():
+                return "Pulse"
+
+
+def _open_in_words(message: m.Open) -> str:
+    return (
+        f"sync {message.sync} on commit {message.base_commit}, {message.num_steps} steps from step {message.run_step}"
+    )
+
+
+def _identity(record: e.Record) -> tuple[str, int, int]:
+    match record:
+        case e.PlanRecord(plan):
+            return "plan", plan.sync, plan.attempt
+        case e.CommitRecord():
+            return "commit", record.commit.commit, record.commit.sync
+        case e.OpenRecord():
+            return "open", record.open.sync, record.open.base_commit
+        case e.AbandonRecord(sync):
+            return "abandoned", sync, 0
+        case e.AttestationRecord(commit):
+            return "attested", commit, 0
+        case e.FinishedRecord(commit):
+            return "finished", commit, 0
+        case e.SiteRecord():
+            return "site", record.site_id, record.incarnation
+        case e.ManifestRecord():
+            return "manifest", 0, 0
+        case e.StopRecord():
+            return "stop", 0, 0
+
+
+def _record_in_words(record: e.Record) -> str:
+    kind, first, second = _identity(record)
+    match record:
+        case e.PlanRecord():
+            return f"plan {first}.{second}"
+        case e.OpenRecord():
+            return f"the opening of sync {first}, expecting {' '.join(map(str, record.expected)) or 'nobody'}"
+        case e.CommitRecord():
+            return f"commit {first}"
+        case e.AbandonRecord():
+            return f"that sync {first} is abandoned"
+        case e.AttestationRecord():
+            return f"the state hash of commit {first}"
+        case e.FinishedRecord():
+            return f"that the run is over at commit {first}"
+        case _:
+            return f"the {kind}"
+
+
+# --- stories as text
+
+
+def play(text: str) -> str:
+    """The story with what really happened below each command. The first command is `run key=value ...`."""
+    story: Story | None = None
+    out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("  "):
+            continue
+        out.append(line)
+        if not line or line.startswith("#"):
+            continue
+        words = shlex.split(line)
+        arguments = dict(w.split("=", 1) for w in words if "=" in w)
+        plain = [w for w in words if "=" not in w]
+        if story is None:
+            assert plain == ["run"], f"the first command must be `run`, not {line!r}"
+            story = Story(some_settings(**{k: _value(v) for k, v in arguments.items()}))
+            continue
+        _command(story, plain, arguments)
+        out += [f"  {entry}" for entry in story.log]
+        story.log.clear()
+    return "\n".join(out) + "\n"
+
+
+def _value(text: str) -> Any:
+    try:
+        return float(text) if "." in text else int(text)
+    except ValueError:
+        return text
+
+
+def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
+    values: dict[str, Any] = {k: _value(v) for k, v in arguments.items()}
+    if "state" in values and words[1] in ("joins", "connects"):
+        commit, _, name = str(values["state"]).partition(":")
+        values["state"] = (int(commit), name)
+    if words[0] == "wait":
+        story.wait(float(words[1]))
+    elif words[0] == "restart":
+        story.restart()
+    elif words[0] == "stop":
+        story.happens(e.StopAsked("atoll stop"))
+    else:
+        name, verb, *rest = words
+        verbs: dict[str, Callable[[], None]] = {
+            "joins": lambda: story.join(name, **values),
+            "connects": lambda: story.connect(name, **values),
+            "offers": lambda: story.offer(name, **values),
+            "applied": lambda: story.applied(name, int(rest[0]), rest[1]),
+            "ready": lambda: story.ready(name, **values),
+            "done": lambda: story.done(name, rest[0], **values),
+            "failed": lambda: story.failed(name, *rest),
+            "asks": lambda: story.sources(name, **values),
+            "leaves": lambda: story.leave(name),
+            "drops": lambda: story.drop(name),
+            "hangs": lambda: story.hang(name),
+        }
+        verbs[verb]()

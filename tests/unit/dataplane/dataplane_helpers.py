@@ -1,0 +1,111 @@
+"""A small model with every role, and what the tests of the data plane do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from atoll.node.dataplane import publish
+from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
+from atoll.protocol.messages import Commit, Member
+from atoll.protocol.settings import OuterSettings, SyncSettings
+
+RUN = "test"
+DTYPES = {"empty": "F32", "scale": "F32", "weight": "BF16"}
+OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
+
+
+def manifest() -> Manifest:
+    return Manifest.canonical(
+        [
+            TensorSpec(name="weight", shape=(30, 50), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="scale", shape=(), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="empty", shape=(0, 4), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="mean", shape=(33,), dtype="BF16", role=Role.BUFFER_MEAN),
+            TensorSpec(name="count", shape=(3,), dtype="I64", role=Role.BUFFER_LOWEST),
+            TensorSpec(name="mine", shape=(5,), dtype="F32", role=Role.BUFFER_LOCAL),
+            TensorSpec(name="frozen", shape=(7, 100), dtype="BF16", role=Role.FROZEN),
+        ],
+        [TiedName(alias="head", name="weight")],
+    )
+
+
+def layout(chunk_elements: int = 400) -> Layout:
+    return Layout(manifest(), chunk_elements)
+
+
+def filled(layout: Layout, seed: int = 0) -> memoryview:
+    """A buffer like SNAPSHOT, with ordinary values in every tensor."""
+    buffer = memoryview(bytearray(layout.buffer_bytes))
+    rng = np.random.default_rng(seed)
+    for spec, offset in zip(layout.manifest.tensors, layout.tensor_offsets_bytes, strict=True):
+        size = spec.num_elements * spec.carried_itemsize
+        target = np.frombuffer(buffer, np.uint8)[offset : offset + size]
+        if spec.carried_itemsize == 4:
+            target[:] = rng.standard_normal(spec.num_elements, dtype=np.float32).view(np.uint8)
+        else:
+            target[:] = rng.integers(0, 60, size, np.uint8)
+    return buffer
+
+
+def tensor(layout: Layout, buffer: memoryview, name: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    """A writable fp32 view of a tensor in a buffer."""
+    index = [t.name for t in layout.manifest.tensors].index(name)
+    spec, offset = layout.manifest.tensors[index], layout.tensor_offsets_bytes[index]
+    return np.frombuffer(buffer, np.float32, spec.num_elements, offset)
+
+
+def seeded(folder: Path, layout: Layout, *, seed: int = 0, slots: tuple[str, ...] = ("momentum",)) -> OuterState:
+    outer = OuterState.create(folder, layout, slots, RUN)
+    publish.seed_from_snapshot(outer, layout, filled(layout, seed))
+    return outer
+
+
+def sync_data(outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0) -> SyncData:
+    return SyncData(outer.layout, SyncSettings(codec=codec, zstd_level=zstd_level), outer, snapshot, DTYPES)
+
+
+def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int8") -> dict[int, bytes]:
+    """The payloads of a sync of as many sites as there are seeds."""
+    sites = [sync_data(outer, filled(outer.layout, seed), codec) for seed in seeds]
+    return {
+        chunk: sites[0].reduce(chunk, [(100 + i, site.contribution(chunk)) for i, site in enumerate(sites)])
+        for chunk in sites[0].chunks
+    }
+
+
+def apply_all(outer: OuterState, found: dict[int, bytes], version: int) -> None:
+    for chunk, data in found.items():
+        outer.apply(chunk, data, version, OPTIMIZER)
+
+
+def commit_record(number: int, sync: int | None = None, attempt: int = 0) -> Commit:
+    return Commit(
+        commit=number,
+        sync=number if sync is None else sync,
+        attempt=attempt,
+        term=1,
+        contributors=(Member(site_id=1, incarnation=1, address="a:1", tokens=100),),
+        payload_digest=b"",
+        run_step=20 * number,
+        run_tokens=100 * number,
+    )
+
+
+def logged(log: PayloadLog, outer: OuterState, number: int, found: dict[int, bytes]) -> Commit:
+    """Seals and commits payloads."""
+    record = commit_record(number)
+    writer = log.begin(record.sync, record.term, record.attempt)
+    data = sync_data(outer, filled(outer.layout))
+    for chunk, payload in found.items():
+        writer.put(chunk, payload, data.payload_hash(payload))
+    writer.seal(False)
+    record = replace(record, payload_digest=writer.digest(record))
+    log.commit(record)
+    return record
