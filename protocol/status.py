@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, NoReturn
 
 import grpc
@@ -67,6 +68,13 @@ def from_rpc_error(error: grpc.RpcError, where: str) -> AtollError:
     if isinstance(error, grpc.aio.AioRpcError):
         return error_of(error.code(), error.details() or "", where)
     return PeerError(f"{where}: {error}")
+
+
+def was_cancelled() -> bool:
+    """In a handler of CancelledError: whether the running task is to end. grpc.aio raises the same for a call that the
+    other side cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: AtollError) -> NoReturn:

@@ -17,7 +17,7 @@ from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Donor, Header
-from atoll.protocol.status import from_rpc_error
+from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
 
@@ -136,6 +136,10 @@ class DonorClient:
                 yield data
         except TimeoutError:
             raise PeerError(f"{self.where}: no byte for {self._stall_limit_s:.1f} s", self.donor.site_id) from None
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise PeerError(f"{self.where}: it cancelled the stream", self.donor.site_id) from None
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.where) from None
         finally:

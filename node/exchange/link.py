@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
+from atoll.node.exchange.ahead import Ahead
 from atoll.node.exchange.parts import FRAME_BYTES, Encoded, PartAssembler, pack_frames, parse
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Member
-from atoll.protocol.status import from_rpc_error
+from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import peer_pb2
 
 if TYPE_CHECKING:
@@ -118,6 +119,10 @@ class ReducerLink:
             raise
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             raise await _reason(call, error, f"site {self.member.site_id} at {self.member.address}") from None
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise PeerError("the peer cancelled the stream", self.member.site_id) from None
         finally:
             call.cancel()
             if sender is not None:
@@ -240,25 +245,19 @@ class ReducerLink:
     async def _receive(self, call: Stream) -> None:
         """Payloads, stored beside the reading; ends when all are there."""
         assembler = PartAssembler(self._expect_payload)
-        stores: deque[asyncio.Task[None]] = deque()
+        stores = Ahead(STORES_AHEAD)
         try:
             while True:
-                response = await self._read(call)
+                response = await stores.read(self._read(call))
                 if response is None:
                     break
                 if response.WhichOneof("body") != "payload":
                     raise self._invalid("a message that does not belong here")
-                while stores and stores[0].done():
-                    stores.popleft().result()
                 done = [item for part in response.payload.parts if (item := assembler.add(part)) is not None]
                 if done:
-                    if len(stores) == STORES_AHEAD:
-                        await stores.popleft()
-                    stores.append(asyncio.create_task(self._exchange.store(done)))
-            while stores:
-                await stores.popleft()
+                    await stores.begin(self._exchange.store(done))
         finally:
-            await asyncio.gather(*stores, return_exceptions=True)  # they are short, and a thread cannot be stopped
+            await stores.finish()
         if self._wanted():
             raise PeerError("the stream ended early", self.member.site_id)
 

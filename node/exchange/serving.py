@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 
 import grpc.aio
 
+from atoll.node.exchange.ahead import Ahead
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import EMPTY_FRAME, Encoded, PartAssembler, pack_frames, parse
 from atoll.protocol.errors import InvalidMessage, PeerError
@@ -65,27 +65,21 @@ class ServedStream:
     async def _read(self) -> None:
         exchange = self._exchange
         assembler = PartAssembler(self._expect)
-        jobs: deque[asyncio.Task[None]] = deque()
+        jobs = Ahead(VERIFIES_AHEAD)
         try:
             while True:
-                data = await self._context.read()
+                data = await jobs.read(self._context.read())
                 if not isinstance(data, bytes):
                     break
                 self._heard(len(data))
                 request = parse(peer_pb2.ExchangeRequest, data)
-                while jobs and jobs[0].done():
-                    jobs.popleft().result()
                 if request.WhichOneof("body") != "contribution":
                     raise InvalidMessage(f"site {self._member.site_id} sent a message that does not belong here")
                 done = [item for part in request.contribution.parts if (item := assembler.add(part)) is not None]
                 if done:
-                    if len(jobs) == VERIFIES_AHEAD:
-                        await jobs.popleft()
-                    jobs.append(asyncio.create_task(self._take(done)))
-            while jobs:
-                await jobs.popleft()
+                    await jobs.begin(self._take(done))
         finally:
-            await asyncio.gather(*jobs, return_exceptions=True)  # they are short, and keep what arrived
+            await jobs.finish()  # what arrived whole is kept
         if self._contributes and exchange.is_lacking(self._member.site_id):
             raise PeerError(f"site {self._member.site_id} ended its contributions early", self._member.site_id)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, So
 from atoll.protocol.settings import OuterSettings, SyncSettings
 
 RUN_ID = "sites"
+DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
 OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
 SETTINGS = SyncSettings(codec="int8", chunk_elements=1000)
 
@@ -42,7 +43,7 @@ def small_layout() -> Layout:
 
 def big_layout() -> Layout:
     """Chunks of 4 MiB: several parts each."""
-    manifest = Manifest.canonical([TensorSpec(name="w", shape=(5 << 20,), dtype="F32", role=Role.TRAINABLE)])
+    manifest = Manifest.canonical([TensorSpec(name="w", shape=(6 << 20,), dtype="F32", role=Role.TRAINABLE)])
     return Layout(manifest, 1 << 20)
 
 
@@ -110,7 +111,7 @@ class Site:
 
     @property
     def data(self) -> SyncData:
-        return SyncData(self.layout, SETTINGS, self.outer, self.snapshot, {"a": "F32", "b": "F32", "empty": "F32", "w": "F32"})
+        return SyncData(self.layout, SETTINGS, self.outer, self.snapshot, DTYPES)
 
     def member(self, tokens: int) -> Member:
         return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
@@ -177,6 +178,12 @@ def commit_of(plan: Plan, digest: bytes) -> Commit:
         run_step=10 * plan.sync,
         run_tokens=1000 * plan.sync,
     )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what has no event of its own; the test's time limit bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
 
 
 class Run:

@@ -23,6 +23,7 @@ from atoll.protocol.plans import plan_digest
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import common_pb2, peer_pb2
+from tests.harness.relay import Relay
 from tests.harness.sites import (
     SETTINGS,
     Run,
@@ -33,6 +34,7 @@ from tests.harness.sites import (
     run_all,
     small_layout,
     star_plan,
+    until,
 )
 
 
@@ -116,8 +118,7 @@ def test_a_site_that_begins_late_is_waited_for(tmp_path: Path) -> None:
                 site.train(1)
             plan = star_plan(run.layout, sites)
             early = [asyncio.create_task(site.begin(plan).run()) for site in sites[:2]]
-            while not sites[2].hub._num_early:  # both are held at its door
-                await asyncio.sleep(0)
+            await until(lambda: sites[2].hub._num_early == 2)  # both are held at its door
             last = await sites[2].begin(plan).run()
             assert {(await task).payload_digest for task in early} == {last.payload_digest}
 
@@ -130,23 +131,48 @@ def test_a_broken_stream_is_opened_again_and_goes_on(tmp_path: Path) -> None:
             sites = await run.add(2)
             for site in sites:
                 site.train(1)
+            relay = await Relay(sites[1].address).start()
+            sites[1].address = relay.address
             plan = star_plan(run.layout, sites)
             watched = WatchedData(sites[0])
-            to_second = {m.site_id: i for i, m in enumerate(plan.contributors)}[2]
-            theirs = [c for c in watched.chunks if c % 2 == to_second]
-            first = sites[0].begin(plan, watched)
-            second = sites[1].begin(plan)
-            tasks = [asyncio.create_task(e.run()) for e in (first, second)]
-            while second.held.num_bytes == 0:
-                await asyncio.sleep(0)
-            arrived = second.held.chunks_of(1, 1)
-            await sites[0].hub._channels.pop(sites[1].address).close()
-            results = await asyncio.gather(*tasks)
+            first, second = sites[0].begin(plan, watched), sites[1].begin(plan)
+            arrived: set[int] = set()
+
+            def cut_once(total: int) -> None:
+                if not arrived and second.held.num_bytes:
+                    arrived.update(second.held.chunks_of(1, 1))
+                    relay.cut()
+
+            relay.on_bytes = cut_once
+            results = await asyncio.gather(first.run(), second.run())
+            assert arrived  # the cut happened
+            assert relay.num_connections == 2
             assert results[0].payload_digest == results[1].payload_digest
             assert sites[0].hub.counters.reconnects > 0
             assert all(watched.encoded.count(chunk) == 1 for chunk in arrived)
-            assert set(theirs) <= set(watched.encoded)
-            assert sites[0].payloads(plan) == expected_payloads(plan, sites)
+            assert sites[0].payloads(plan) == sites[1].payloads(plan) == expected_payloads(plan, sites)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_a_link_that_hangs_is_found_out(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            relay = await Relay(sites[1].address).start()
+            sites[1].address = relay.address
+            plan = star_plan(run.layout, sites, stall_limit_s=1)
+            relay.on_bytes = lambda total: relay.hang() if total > 1 << 20 else None
+            other = asyncio.create_task(sites[1].begin(plan).run())
+            with pytest.raises(PeerError, match="site 2.*no byte for 1.0 s") as caught:
+                await sites[0].begin(plan).run()
+            assert caught.value.peer_site_id == 2
+            other.cancel()
+            await asyncio.gather(other, return_exceptions=True)
+            await relay.stop()
 
     asyncio.run(main())
 
@@ -154,16 +180,17 @@ def test_a_broken_stream_is_opened_again_and_goes_on(tmp_path: Path) -> None:
 def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
-            first, second, lost = await run.add(3)
+            first, second, _ = await run.add(3)
             for site in run.sites:
                 site.train(1)
             plan = star_plan(run.layout, run.sites, stall_limit_s=60)
             watched = WatchedData(first)
             exchange, other = first.begin(plan, watched), second.begin(plan)
-            tasks = [asyncio.create_task(e.run()) for e in (exchange, other)]  # `lost` never begins
+            tasks = [asyncio.create_task(e.run()) for e in (exchange, other)]  # the third never begins
             own = {c for c in watched.chunks if c % 3 == 1}
-            while other.held.chunks_of(1, 1) != own or exchange.held.chunks_of(2, 1) != set(exchange.own_chunks):
-                await asyncio.sleep(0.001)
+            await until(
+                lambda: other.held.chunks_of(1, 1) == own and exchange.held.chunks_of(2, 1) == set(exchange.own_chunks)
+            )
             exchange.cancel()
             other.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
@@ -343,7 +370,7 @@ def test_who_opens_a_stream_is_checked(tmp_path: Path, monkeypatch: pytest.Monke
             await answer(StaleError, "meant for incarnation 2", reducer_incarnation=2)
             hub.drop_sync(5)
             await answer(StaleError, "that sync is over here")
-            assert hub.refused_messages == 9
+            assert hub.refused_messages == 10
 
     asyncio.run(main())
 
