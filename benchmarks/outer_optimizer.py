@@ -17,7 +17,7 @@ from atoll.node.worker import baselines, data
 from atoll.protocol.settings import RunSettings
 
 
-def main() -> None:
+def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.outer_optimizer", description=__doc__)
     parser.add_argument(
         "--candidates", nargs="+", default=["1.0/0", "1.0/0.2", "1.0/0.5", "0.9/0.3", "0.7/0.5", "0.7/0.9"]
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sync-every", type=int, default=20)
     parser.add_argument("--data", nargs="*", default=[], metavar="PATH")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
     corpus = data.load(data.list_files(arguments.data))
 
@@ -63,7 +63,8 @@ def main() -> None:
     for name, found in results.items():
         cells = [f"{found[seed]:.3f}" if seed in found else "" for seed in arguments.seeds]
         print(f"| {name} | {' | '.join(cells)} | {statistics.fmean(found.values()):.3f} |")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -75,7 +75,7 @@ def facts(settings: RunSettings, config: NodeConfig, described: Described) -> li
 
 
 def memory_lines(settings: RunSettings, manifest: Manifest) -> list[str]:
-    """Bytes of this node beside the training process's own, by the formula of docs/memory.md."""
+    """The large parts of this node's memory and disk; the training process's own come on top."""
     layout = Layout(manifest, settings.sync.chunk_elements)
     num_slots = OUTER_SLOTS[settings.outer.optimizer]
     outer = sum(chunk.num_bytes * (1 + num_slots if chunk.role is Role.TRAINABLE else 1) for chunk in layout.chunks)
@@ -90,7 +90,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[str]:
     return [
         f"{byte_count(2 * layout.buffer_bytes)} shared with the workers (snapshot and published parameters)",
         f"{byte_count(outer)} outer state, a mapped file",
-        f"{byte_count(payload)} sent and as much received in a sync, at most, by each of many sites",
+        f"{byte_count(2 * payload)} sent in a sync at most, and as much received (nearly so with many sites)",
         f"{byte_count(payload * settings.sync.log_commits)} payload log on disk ({settings.sync.log_commits} commits)",
     ]
 

@@ -62,7 +62,10 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
     from atoll.cli.template import render
     from atoll.protocol.settings import MODELS
     from atoll.protocol.strict import nearest
+    from atoll.protocol.transport import parse_address
 
+    if args.listen is not None:
+        parse_address(args.listen)
     run: dict[str, Any] = {"run_id": new_run_id(args.name or path.resolve().parent.name)}
     given = {"data": args.data, "steps": args.steps, "min_sites": args.min_sites, "time_limits": args.time_limits}
     run.update((key, value) for key, value in given.items() if value is not None)

@@ -1,0 +1,198 @@
+"""run.toml, the environment and flags: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import init
+from atoll.cli.config import PARTS, environment_tables, load_run, read_tables, run_settings, sections, variable
+from atoll.cli.template import field_docs, render, toml_value
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import MODELS, RunSettings
+
+MINIMAL = '[run]\nrun_id = "r"\n'
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def load(path: Path, environment: dict[str, str] | None = None, **flags: str) -> object:
+    tables = {"coordinator": dict(flags)} if flags else {}
+    return load_run(path, environment=environment or {}, flags=tables, store_path=path.with_suffix(".db"))
+
+
+def test_a_minimal_file_gives_the_defaults(tmp_path: Path) -> None:
+    loaded = load_run(write(tmp_path, MINIMAL), environment={}, store_path=tmp_path / "s.db")
+    assert loaded.settings == RunSettings(run_id="r")
+    assert loaded.coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
+    assert loaded.from_environment == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (MINIMAL + "[sync]\nevry = 3\n", r'\[sync\]: unknown key "evry"; did you mean "every"\?'),
+        (MINIMAL + "codec = 'int8'\n", r'\[run\]: unknown key "codec"; it belongs into \[sync\]'),
+        (MINIMAL + "[synk]\n", r'unknown section "synk"; did you mean "sync"\?'),
+        ("steps = 3\n", 'unknown key outside of a section "steps"'),
+        ("run = 3\n", "run must be a section"),
+        (MINIMAL + "steps = '3'\n", r"\[run\]: steps must be an integer, not a string"),
+        (MINIMAL + "steps = true\n", r"\[run\]: steps must be an integer, not true or false"),
+        (MINIMAL + "[outer]\nmomentum = nan\n", "momentum must be a finite number"),
+        (MINIMAL + "tokens = 5\n", "run.steps = 300 and run.tokens = 5: set one of them"),
+        (MINIMAL + "quorum = 2\n", "run.quorum = 2 is more than run.min_sites = 1"),
+        (MINIMAL + "time_limits = 'wam'\n", "time_limits = 'wam': choose one of"),
+        (MINIMAL + "[sync]\nevery = 0\n", "sync.every = 0: must be at least 1"),
+        (MINIMAL + "[sync]\ncodec = 'int-8'\n", r'sync.codec = "int-8"; did you mean "int8"\?'),
+        (MINIMAL + "[outer]\noptimizer = 'nestrov'\n", r'did you mean "nesterov"\?'),
+        (MINIMAL + "[outer]\nmomentum = 1.0\n", "outer.momentum = 1.0: must be at least 0 and less than 1"),
+        (MINIMAL + "[model]\ndim = 100\nnum_heads = 3\n", "each head needs the same, even width"),
+        (MINIMAL + "[trainer]\nsequence = 129\n", "longer than model.max_sequence"),
+        ("[run]\nsteps = 3\n", "run_id is missing; `atoll init` writes a new one"),
+        ("[run]\nrun_id = '../x'\n", r'run.run_id = "../x": 1 to 64 letters'),
+        ("[run\n", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, message: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value).strip()
+
+
+def test_no_file_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file; `atoll init .*` writes one"):
+        load(tmp_path / "run.toml")
+
+
+def test_file_then_environment_then_flags(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "steps = 7\n[sync]\nevery = 3\n[coordinator]\nlisten = '127.0.0.1:1'\n")
+    environment = {
+        "ATOLL_SYNC_EVERY": "5",
+        "ATOLL_OUTER_LEARNING_RATE": "0.5",
+        "ATOLL_SYNC_FSYNC": "true",
+        "ATOLL_COORDINATOR_LISTEN": "127.0.0.1:2",
+        "HOME": "/",
+    }
+    loaded = load_run(
+        path, environment=environment, flags={"coordinator": {"listen": "127.0.0.1:3"}}, store_path=tmp_path / "s"
+    )
+    assert loaded.settings.steps == 7
+    assert loaded.settings.sync.every == 5
+    assert loaded.settings.sync.fsync is True
+    assert loaded.settings.outer.learning_rate == 0.5
+    assert loaded.coordinator.listen == "127.0.0.1:3"
+    # What a flag decided is not said to come from the environment.
+    assert loaded.from_environment == ("ATOLL_OUTER_LEARNING_RATE", "ATOLL_SYNC_EVERY", "ATOLL_SYNC_FSYNC")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ATOLL_SYNC_EVRY", "5", 'ATOLL_SYNC_EVRY is not a setting; did you mean "ATOLL_SYNC_EVERY"'),
+        ("ATOLL_SYNC_EVERY", "five", 'ATOLL_SYNC_EVERY must be an integer, not "five"'),
+        ("ATOLL_SYNC_FSYNC", "yes", "ATOLL_SYNC_FSYNC must be true or false"),
+        ("ATOLL_OUTER_MOMENTUM", "inf", "ATOLL_OUTER_MOMENTUM must be a finite number"),
+    ],
+)
+def test_a_wrong_variable_is_refused(name: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        environment_tables({name: value})
+
+
+def test_variables_of_workers_are_not_settings() -> None:
+    from atoll.node import local_protocol
+
+    assert environment_tables({local_protocol.ENV_SOCKET: "/x", local_protocol.ENV_GENERATION: "1"}) == {}
+
+
+def test_every_setting_has_a_variable_of_its_own() -> None:
+    names = [variable(section, key) for section, keys in sections().items() for key in keys]
+    assert len(names) == len(set(names))
+    kinds = {field.name for field in dataclasses.fields(RunSettings)}
+    assert kinds == set(sections()["run"]) | set(PARTS)
+
+
+def parse_init(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    init.add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_what_init_writes_are_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    assert init.run(parse_init(str(path), "--name", "books")) == 0
+    loaded = load_run(path, environment={}, store_path=tmp_path / "s.db")
+    assert loaded.settings == RunSettings(run_id=loaded.settings.run_id)
+    assert loaded.settings.run_id.startswith("books-")
+    assert loaded.coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
+    document = tomllib.loads(path.read_text())
+    assert {section: set(keys) for section, keys in sections().items()} == {k: set(v) for k, v in document.items()}
+
+
+def test_init_takes_flags_and_a_folder(tmp_path: Path) -> None:
+    words = ["--listen", "0.0.0.0:7700", "--data", "local", "--model", "small", "--tokens", "1000", "--sync-every", "9"]
+    assert init.run(parse_init(str(tmp_path), *words, "--codec", "bf16", "--min-sites", "2")) == 0
+    loaded = load_run(tmp_path / "run.toml", environment={}, store_path=tmp_path / "s.db")
+    assert loaded.coordinator.listen == "0.0.0.0:7700"
+    assert loaded.settings.model == MODELS["small"]
+    assert (loaded.settings.steps, loaded.settings.tokens) == (0, 1000)
+    assert (loaded.settings.sync.every, loaded.settings.sync.codec) == (9, "bf16")
+    assert (loaded.settings.data, loaded.settings.min_sites) == ("local", 2)
+
+
+def test_init_does_not_overwrite(tmp_path: Path) -> None:
+    path = write(tmp_path, "mine")
+    with pytest.raises(ConfigError, match="is there already; --force replaces it"):
+        init.run(parse_init(str(path)))
+    assert path.read_text() == "mine"
+    assert init.run(parse_init(str(path), "--force")) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", "tinny"], 'did you mean "tiny"'),
+        (["--codec", "int9"], 'did you mean "int8"'),
+        (["--steps", "0"], "set one of them"),
+        (["--listen", "7700"], "HOST:PORT"),
+    ],
+)
+def test_init_refuses_what_the_coordinator_would(tmp_path: Path, words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        init.run(parse_init(str(tmp_path), *words))
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_two_runs_of_one_folder_have_ids_of_their_own(tmp_path: Path) -> None:
+    ids = {init.new_run_id("päth with/odd$names") for _ in range(8)}
+    assert len(ids) == 8
+    for run_id in ids:
+        run_settings({"run": {"run_id": run_id}}, "here")
+
+
+@pytest.mark.parametrize("value", ["", 'a "quoted" \\ back', "tab\tnew\nline", "ü \U0001f30d", "\x7f\x01", 1e-8, 1e22])
+def test_values_survive_toml(value: str | float) -> None:
+    assert tomllib.loads(f"key = {toml_value(value)}")["key"] == value
+
+
+def test_comments_are_the_docstrings() -> None:
+    docs = field_docs(RunSettings)
+    assert docs["quorum"].startswith("A sync commits with at least")
+    assert f"# {docs['quorum']}\nquorum = 1\n" in render({"run": {"run_id": "r"}})
+
+
+def test_a_file_over_the_bound_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path, "#" * ((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="this is not a run.toml"):
+        read_tables(path)
