@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
@@ -17,7 +18,7 @@ from atoll.protocol.messages import Commit, Member
 from atoll.protocol.settings import OuterSettings, SyncSettings
 
 RUN = "test"
-DTYPES = {"empty": "F32", "scale": "F32", "weight": "BF16"}
+DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}
 OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
 
 
@@ -25,8 +26,8 @@ def manifest() -> Manifest:
     return Manifest.canonical(
         [
             TensorSpec(name="weight", shape=(30, 50), dtype="F32", role=Role.TRAINABLE),
-            TensorSpec(name="scale", shape=(), dtype="F32", role=Role.TRAINABLE),
-            TensorSpec(name="empty", shape=(0, 4), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="weight.scale", shape=(), dtype="F32", role=Role.TRAINABLE),
+            TensorSpec(name="zero", shape=(0, 4), dtype="F32", role=Role.TRAINABLE),
             TensorSpec(name="mean", shape=(33,), dtype="BF16", role=Role.BUFFER_MEAN),
             TensorSpec(name="count", shape=(3,), dtype="I64", role=Role.BUFFER_LOWEST),
             TensorSpec(name="mine", shape=(5,), dtype="F32", role=Role.BUFFER_LOCAL),

@@ -1,0 +1,189 @@
+"""Outer optimizers, the worker's cast and PUBLISH: formulas with every operation rounded by itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.dataplane import kernels, publish
+from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.vectors import OUTER_VECTORS
+from atoll.protocol.errors import ConfigError, SelfTestFailed
+from atoll.protocol.settings import OuterSettings
+from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor
+
+Floats = npt.NDArray[np.float32]
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+sizes = st.sampled_from([0, 1, 15, 16, 17, 1000])
+seeds = st.integers(0, 1 << 30)
+exponents = st.sampled_from([-149, -127, -60, 0, 60])
+
+
+def sample(seed: int, size: int, exponent: int) -> Floats:
+    values = np.random.default_rng(seed).standard_normal(size, dtype=np.float32)
+    return np.ldexp(values, exponent).astype(np.float32)
+
+
+@given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]), st.sampled_from([0.0, 0.5, 0.9]))
+def test_nesterov_rounds_every_operation(size: int, seed: int, exponent: int, rate: float, momentum: float) -> None:
+    optimizer = outer_optimizer(OuterSettings(optimizer="nesterov", learning_rate=rate, momentum=momentum))
+    assert optimizer.slots == ("momentum",)
+    x, m, d = (sample(seed + i, size, exponent) for i in range(3))
+    lr, mu = np.float32(rate), np.float32(momentum)
+    new_m = mu * m + d
+    new_x = x - lr * (d + mu * new_m)
+    out_x, out_m = np.empty_like(x), np.empty_like(m)
+    optimizer.apply(x, [m], d, out_x, [out_m])
+    assert out_m.tobytes() == new_m.tobytes()
+    assert out_x.tobytes() == new_x.tobytes()
+    optimizer.apply(x, [m], d, x, [m])  # in place
+    assert (x.tobytes(), m.tobytes()) == (new_x.tobytes(), new_m.tobytes())
+
+
+@given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]))
+def test_sgd_rounds_every_operation(size: int, seed: int, exponent: int, rate: float) -> None:
+    optimizer = outer_optimizer(OuterSettings(optimizer="sgd", learning_rate=rate))
+    assert optimizer.slots == ()
+    x, d = sample(seed, size, exponent), sample(seed + 1, size, exponent)
+    expected = x - np.float32(rate) * d
+    out = np.empty_like(x)
+    optimizer.apply(x, [], d, out, [])
+    assert out.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (OuterSettings(optimizer="adam"), "outer.optimizer = 'adam'"),
+        (OuterSettings(learning_rate=0.0), "outer.learning_rate"),
+        (OuterSettings(learning_rate=float("nan")), "outer.learning_rate"),
+        (OuterSettings(momentum=1.0), "outer.momentum"),
+        (OuterSettings(momentum=-0.1), "outer.momentum"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: OuterSettings, text: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        outer_optimizer(settings)
+
+
+def test_the_self_test_passes_here_and_notices_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.self_test()
+    vector = OUTER_VECTORS[0]
+    for field in ("sgd_x", "nesterov_m", "nesterov_x"):
+        flipped = bytearray.fromhex(getattr(vector, field))
+        flipped[8] ^= 1
+        values: dict[str, Any] = {k: getattr(vector, k) for k in vector.__dataclass_fields__}
+        monkeypatch.setattr(kernels, "OUTER_VECTORS", (type(vector)(**values | {field: flipped.hex()}),))
+        with pytest.raises(SelfTestFailed, match=field[:3]):
+            kernels.self_test()
+
+
+def test_the_vectors_would_notice_fused_or_double_arithmetic() -> None:
+    differ = 0
+    for vector in OUTER_VECTORS:
+        x, m, d, mu, lr, expected = (
+            np.frombuffer(bytes.fromhex(getattr(vector, k)), np.float32)
+            for k in ("x", "nesterov_m", "d", "momentum", "learning_rate", "nesterov_x")
+        )
+        double = x.astype(np.float64) - lr.astype(np.float64) * (d + mu.astype(np.float64) * m)
+        differ += int((double.astype(np.float32) != expected).sum())
+    assert differ > 3
+
+
+def test_the_vectors_of_the_page_are_what_the_optimizers_compute() -> None:
+    blocks = re.findall(r"```json outer-vector\n(.*?)```", PAGE.read_text(), re.S)
+    assert len(blocks) == len(OUTER_VECTORS)
+    for vector in map(json.loads, blocks):
+        x, m, d = (np.frombuffer(bytes.fromhex(vector[k]), np.float32) for k in ("x", "m", "d"))
+        lr, mu = (float(np.frombuffer(bytes.fromhex(vector[k]), np.float32)[0]) for k in ("learning_rate", "momentum"))
+        out_x, out_m = np.empty_like(x), np.empty_like(m)
+        outer_optimizer(OuterSettings(optimizer="sgd", learning_rate=lr)).apply(x, [], d, out_x, [])
+        assert out_x.tobytes().hex() == vector["sgd_x"]
+        settings = OuterSettings(optimizer="nesterov", learning_rate=lr, momentum=mu)
+        outer_optimizer(settings).apply(x, [m], d, out_x, [out_m])
+        assert out_x.tobytes().hex() == vector["nesterov_x"]
+        assert out_m.tobytes().hex() == vector["nesterov_m"]
+
+
+@given(sizes, seeds, exponents)
+def test_bases_round_to_nearest_even(size: int, seed: int, exponent: int) -> None:
+    values = sample(seed, size, exponent)
+    out = np.empty_like(values)
+    cast_base(values, "F32", out)
+    assert out.tobytes() == values.tobytes()
+    cast_base(values, "BF16", out)
+    low, high = values.view(np.uint32) & 0xFFFF0000, (values.view(np.uint32) & 0xFFFF0000) + 0x10000
+    below, above = low.view(np.float32).astype(np.float64), high.view(np.float32).astype(np.float64)
+    exact = values.astype(np.float64)
+    nearer = np.where(np.abs(exact - below) < np.abs(above - exact), below, above)
+    tie = np.abs(exact - below) == np.abs(above - exact)
+    even = np.where((low >> 16) & 1 == 0, below, above)
+    assert out.tobytes() == np.where(tie, even, nearer).astype(np.float32).tobytes()
+    cast_base(values, "F16", out)
+    with np.errstate(over="ignore"):
+        assert out.tobytes() == values.astype(np.float16).astype(np.float32).tobytes()
+
+
+def test_ties_and_limits_of_bf16() -> None:
+    bits = np.array([0x3F808000, 0x3F818000, 0x7F7F8000, 0x00008000, 0x00018000, 0x80000000], np.uint32)
+    out = np.empty(bits.size, np.float32)
+    cast_base(bits.view(np.float32), "BF16", out)
+    assert [hex(n) for n in out.view(np.uint32)] == [
+        "0x3f800000", "0x3f820000", "0x7f800000", "0x0", "0x20000", "0x80000000",
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match="I64"):
+        cast_base(out, "I64", out)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> None:
+    used = layout()
+    outer = seeded(tmp_path, used)
+    apply_all(outer, payloads(outer), 1)
+    buffer = memoryview(bytearray(used.buffer_bytes))
+    publish.publish_replace(outer, used, buffer, num_threads=num_threads)
+    for chunk in used.chunks:
+        part = bytes(buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
+        assert part == outer.read(chunk.index).data[: chunk.num_bytes]
+    before = bytes(buffer)
+    for part in (buffer[c.offset_bytes : c.offset_bytes + c.num_bytes] for c in used.chunks if c.role == 5):
+        part[:] = bytes(len(part))
+    publish.publish_replace(outer, used, buffer, frozen=False)
+    assert bytes(buffer) != before
+    publish.publish_replace(outer, used, buffer)
+    assert bytes(buffer) == before
+
+
+def test_shift_moves_local_and_base_by_the_same_amount(tmp_path: Path) -> None:
+    used = layout()
+    outer = seeded(tmp_path, used)
+    buffer = memoryview(bytearray(used.buffer_bytes))
+    publish.publish_replace(outer, used, buffer)
+    old = {name: tensor(used, buffer, name).copy() for name in ("weight", "weight.scale", "mean")}
+    apply_all(outer, payloads(outer), 1)
+    fresh = memoryview(bytearray(used.buffer_bytes))
+    publish.publish_replace(outer, used, fresh)
+    publish.publish_shift(outer, used, buffer, DTYPES, num_threads=2)
+    for name, dtype in (("weight", "BF16"), ("weight.scale", "F32")):
+        base_old, base_new = np.empty_like(old[name]), np.empty_like(old[name])
+        cast_base(old[name], dtype, base_old)
+        cast_base(tensor(used, fresh, name).copy(), dtype, base_new)
+        assert tensor(used, buffer, name).tobytes() == (base_new - base_old).tobytes()
+        assert np.abs(tensor(used, buffer, name)).max() > 0
+    assert tensor(used, buffer, "mean").tobytes() == old["mean"].tobytes(), "buffers are not shifted"
+
+
+def test_first_values_come_from_snapshot(tmp_path: Path) -> None:
+    used = layout()
+    outer = seeded(tmp_path, used, seed=4)
+    expected = filled(used, 4)
+    assert outer.values(0).tobytes() == bytes(expected[used.chunks[0].offset_bytes :][: used.chunks[0].num_bytes])
