@@ -71,7 +71,7 @@ def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, message: st
 
 
 def test_no_file_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such file; `atoll init .*` writes one"):
+    with pytest.raises(ConfigError, match=r"no such file; `atoll init .*` writes one"):
         load(tmp_path / "run.toml")
 
 
@@ -194,5 +194,5 @@ def test_comments_are_the_docstrings() -> None:
 
 def test_a_file_over_the_bound_is_not_read(tmp_path: Path) -> None:
     path = write(tmp_path, "#" * ((1 << 20) + 1))
-    with pytest.raises(ConfigError, match="this is not a run.toml"):
+    with pytest.raises(ConfigError, match=r"this is not a run\.toml"):
         read_tables(path)

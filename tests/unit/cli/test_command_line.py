@@ -1,0 +1,212 @@
+"""The command line as a process sees it: help, errors in one line, exit codes, what is imported."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.main import VERBS, main, split_command
+
+HEAVY = ("torch", "grpc", "numpy", "numba", "rich")
+
+
+def python(code: str, *, cwd: Path | None = None) -> str:
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=cwd)
+    return result.stdout.strip()
+
+
+def loaded_after(code: str, names: tuple[str, ...]) -> str:
+    return python(f"import sys\n{code}\nprint(sorted(set(sys.modules) & {set(names)!r}))").splitlines()[-1]
+
+
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_teaches(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*([verb] if verb else []), "--help"])
+    assert caught.value.code == 0
+    assert "example" in capsys.readouterr().out
+
+
+def test_help_of_all_verbs_imports_nothing_heavy() -> None:
+    code = f"""
+import contextlib, io
+from atoll.cli.main import main
+for verb in {list(VERBS)!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+        main([verb, "--help"])
+"""
+    assert loaded_after(code, HEAVY) == "[]"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "atoll",
+        "atoll.protocol.wire",
+        "atoll.protocol.settings",
+        "atoll.coordinator.core",
+        "atoll.coordinator.main",
+        "atoll.cli.coordinator",
+        "atoll.cli.config",
+        "atoll.cli.client",
+        "atoll.node.dataplane.saved_manifest",
+    ],
+)
+def test_a_coordinator_runs_where_torch_is_not_installed(module: str) -> None:
+    assert loaded_after(f"import {module}", ("torch", "numpy", "numba", "safetensors", "zstandard")) == "[]"
+
+
+def test_the_node_daemon_imports_no_torch() -> None:
+    assert loaded_after("import atoll.node.daemon.main, atoll.cli.demo_run", ("torch",)) == "[]"
+
+
+def test_public_names() -> None:
+    import atoll
+
+    assert sorted(atoll.__all__) == ["Site", "Step", "__version__", "join"]
+    code = "import atoll\nfor name in atoll.__all__: getattr(atoll, name)\nprint('all there')"
+    assert python(code).endswith("all there")
+    with pytest.raises(AttributeError, match="no attribute 'jion'"):
+        atoll.jion  # noqa: B018
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from atoll import __version__
+
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.strip() == f"atoll {__version__}"
+
+
+def test_what_stands_behind_two_dashes_is_the_users() -> None:
+    own = ["node", "--name", "a"]
+    assert split_command([*own, "--", "train.py", "--lr", "1", "--", "x"]) == (
+        own,
+        ["train.py", "--lr", "1", "--", "x"],
+    )
+    assert split_command(["--debug", *own, "--"]) == (["--debug", *own], [])
+    assert split_command(["sample", "dir", "--", "-x"]) == (["sample", "dir", "--", "-x"], [])
+
+
+def failure(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(words)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    return code, err
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_errors_are_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.toml")
+    code, line = failure(capsys, "coordinator", missing)
+    assert (code, line) == (2, f"atoll coordinator: {missing}: no such file; `atoll init {missing}` writes one\n")
+
+    code, line = failure(capsys, "status", "--coordinator", f"127.0.0.1:{free_port()}")
+    assert code == 5
+    assert line.startswith("atoll status: no coordinator answers at 127.0.0.1:")
+    assert "is `atoll coordinator` running there" in line
+
+    code, line = failure(capsys, "status", "--coordinator", "nowhere")
+    assert code == 2
+    assert "write HOST:PORT" in line
+
+    code, line = failure(capsys, "sample", str(tmp_path / "none"), "def ")
+    assert code == 2
+    assert "no such folder" in line
+
+    code, line = failure(capsys, "stop", "--store", str(tmp_path / "none.db"))
+    assert code != 0
+    assert "none" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--name", "a/b"], '--name "a/b": 1 to 64 letters'),
+        (["--name", "a", "--data", "/nowhere/at/all"], "--data /nowhere/at/all: no such file or folder"),
+        (["--name", "a", "--ranks", "0"], "--ranks 0: a site has at least one rank"),
+        (["--name", "a", "--listen", "x"], "write HOST:PORT"),
+        (["--name", "a", "--from", "/nowhere"], "--from /nowhere: no manifest.json in it"),
+        (["--name", "a", "--launcher", "slurm"], "--launcher slurm: choose one of torchrun, exec"),
+        (["--name", "a", "--", "no_such_script.py"], "no_such_script.py: no such script"),
+    ],
+)
+def test_a_node_refuses_wrong_flags_before_it_does_anything(
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    code, line = failure(capsys, "node", "--coordinator", "127.0.0.1:1", *words)
+    assert code == 2
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--sites", "0"], "--sites 0: choose 1 to 64"),
+        (["--model", "tinny"], 'did you mean "tiny"'),
+        (["--codec", "int9"], 'did you mean "int8"'),
+        (["--sync-every", "0"], "sync.every = 0"),
+        (["--steps", "0"], "set one of them"),
+        (["--data", "/nowhere"], "--data /nowhere: no such file or folder"),
+        (["--kill", "--sites", "1"], "--kill needs at least two sites"),
+        (["--kill", "--steps", "40"], "raise --steps or lower --sync-every"),
+    ],
+)
+def test_the_demo_refuses_wrong_flags_before_it_starts(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, line = failure(capsys, "demo", *words)
+    assert code == 2
+    assert message in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_traceback_only_with_debug(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["coordinator", str(tmp_path / "none.toml"), "--debug"]) == 2
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.splitlines()[-1].startswith("atoll coordinator: ")
+    assert main(["--debug", "coordinator", str(tmp_path / "none.toml")]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        HELP, EPILOG = "h", "example"
+
+        def add_arguments(self, parser: object) -> None:
+            del parser
+
+        def run(self, args: object) -> int:
+            del args
+            raise KeyboardInterrupt
+
+    monkeypatch.setitem(VERBS, "stop", Interrupted())
+    assert main(["stop"]) == 130
+
+
+def test_output_that_nobody_reads_is_no_error() -> None:
+    code = "import sys; from atoll.cli.main import main; sys.exit(main(['init', '/dev/stdout', '--force']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        err = process.stderr.read().decode()
+        process.wait()
+    assert "Traceback" not in err
