@@ -293,6 +293,11 @@ class Exchange:
     def _check_complete(self) -> None:
         if len(self._stored) == len(self.data.chunks) and not self._finished.done():
             self._finished.set_result(None)
+            # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
+            # to noting it; peers wait for that note.
+            for link in self.links:
+                link.all_sent = True
+            self.notify()
 
     # --- those who wait for payloads
 

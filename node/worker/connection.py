@@ -56,7 +56,11 @@ def connect() -> Connection | None:
         return None
     rank, world = rank_and_world()
     worker_settings = client.hello(world, int(os.environ.get("LOCAL_RANK", str(rank))))
-    settings = settings_from_json(worker_settings.settings_json)
+    try:
+        settings = settings_from_json(worker_settings.settings_json)
+    except RefusedError as error:
+        client.fatal("refused", str(error))  # another version of atoll: a restart would not cure it
+        raise
     _connection = Connection(client, worker_settings, settings, rank, world)
     show_errors_in_one_line()
     return _connection

@@ -9,30 +9,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest
 from atoll.node.worker.model import Transformer
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.settings import RunSettings, settings_from_json
-
-MAX_MANIFEST_BYTES = 1 << 28
-VALUES_NAME = "model.safetensors"
-MANIFEST_NAME = "manifest.json"
-
-
-def read_settings(folder: Path) -> RunSettings:
-    """Of the run that saved `folder`. Raises ConfigError if there is no complete saved model."""
-    path = folder / MANIFEST_NAME
-    try:
-        if path.stat().st_size > MAX_MANIFEST_BYTES:
-            raise ConfigError(f"{path} is larger than any manifest; is this a saved model?")
-        table = json.loads(path.read_text())
-        return settings_from_json(json.dumps(table["settings"]))
-    except OSError as error:
-        raise ConfigError(
-            f"no saved model in {folder}: {path.name} cannot be read ({error.strerror}); it is written last, "
-            "so an interrupted save has none"
-        ) from None
-    except (ValueError, KeyError, TypeError, InvalidMessage) as error:
-        raise ConfigError(f"{path} is not the manifest of a saved model: {error}") from None
+from atoll.protocol.settings import settings_from_json
 
 
 def load_model(folder: Path | str) -> Transformer:
@@ -41,11 +21,15 @@ def load_model(folder: Path | str) -> Transformer:
     Raises ConfigError if the folder holds no complete saved model, or that of a script of one's own.
     """
     folder = Path(folder)
-    settings = read_settings(folder)
+    table = load_manifest(folder / MANIFEST_NAME).info
     try:
-        values = load_file(folder / VALUES_NAME)
+        settings = settings_from_json(json.dumps(table.get("settings")))
+    except InvalidMessage as error:
+        raise ConfigError(f"{folder / MANIFEST_NAME}: {error}") from None
+    try:
+        values = load_file(folder / MODEL_NAME)
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{folder / VALUES_NAME} cannot be read: {error}") from None
+        raise ConfigError(f"{folder / MODEL_NAME} cannot be read: {error}") from None
     model = Transformer(settings.model, settings.seed)
     expected = {name: p.shape for name, p in model.named_parameters()}
     if {name: v.shape for name, v in values.items()} != expected:

@@ -167,7 +167,7 @@ def test_a_link_that_hangs_is_found_out(tmp_path: Path) -> None:
             plan = star_plan(run.layout, sites, stall_limit_s=1)
             relay.on_bytes = lambda total: relay.hang() if total > 1 << 20 else None
             other = asyncio.create_task(sites[1].begin(plan).run())
-            with pytest.raises(PeerError, match="site 2.*no byte for 1.0 s") as caught:
+            with pytest.raises(PeerError, match=r"site 2.*no byte for 1\.0 s") as caught:
                 await sites[0].begin(plan).run()
             assert caught.value.peer_site_id == 2
             other.cancel()

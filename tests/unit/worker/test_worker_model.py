@@ -11,11 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from atoll.node.dataplane.saved_manifest import SavedManifest, to_json
 from atoll.node.worker import baselines, data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
 from atoll.node.worker.sample import load_model, sample_text
+from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import (
     ModelSettings,
@@ -119,8 +121,20 @@ def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Cor
 
 
 def save(folder: Path, settings: RunSettings, model: torch.nn.Module) -> Path:
+    tensors = find_tensors([model], [torch.optim.SGD(model.parameters(), lr=0.1)])
     save_file({name: p.detach() for name, p in model.named_parameters()}, folder / "model.safetensors")
-    (folder / "manifest.json").write_text(json.dumps({"settings": json.loads(settings_to_json(settings))}))
+    saved = SavedManifest(
+        run_id="r",
+        commit=1,
+        run_step=2,
+        run_tokens=3,
+        state_hash=bytes(32),
+        chunk_elements=1,
+        slots=(),
+        manifest=tensors.manifest,
+        info={"settings": json.loads(settings_to_json(settings))},
+    )
+    (folder / "manifest.json").write_text(to_json(saved))
     return folder
 
 
@@ -138,11 +152,15 @@ def test_a_saved_model_writes(tmp_path: Path, tied: bool) -> None:
 
 
 def test_what_is_no_saved_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="written last"):
+    with pytest.raises(ConfigError, match="interrupted save"):
         load_model(tmp_path)
     save(tmp_path, SETTINGS, torch.nn.Linear(2, 2))
     with pytest.raises(ConfigError, match="another model"):
         load_model(tmp_path)
+    save(tmp_path, dataclasses.replace(SETTINGS, run_id="-"), Transformer(SMALL))
+    with pytest.raises(ConfigError, match=r"manifest\.json.*settings"):
+        load_model(tmp_path)
+    save(tmp_path, SETTINGS, Transformer(SMALL))
     (tmp_path / "model.safetensors").write_bytes(b"broken")
     with pytest.raises(ConfigError, match=r"model\.safetensors cannot be read"):
         load_model(tmp_path)

@@ -1,0 +1,350 @@
+"""Catching up from donors over real gRPC, with the real outer state and log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.exchange import catchup, donor
+from atoll.node.exchange.catchup import Fetched, fetch_state
+from atoll.node.exchange.donor_client import DonorClient
+from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
+from atoll.protocol.messages import Sources
+from tests.harness.relay import Relay
+from tests.harness.sites import OPTIMIZER, Run, Site, big_layout, small_layout
+
+
+def records(site: Site) -> list[tuple[bytes, bytes]]:
+    return [(r.hash, r.data) for c in site.layout.chunks for r in [site.outer.read(c.index)]]
+
+
+async def fetch(
+    run: Run,
+    site: Site,
+    donors: Sequence[Site],
+    *,
+    sources: Sources | None = None,
+    refresh: Callable[[], Awaitable[Sources]] | None = None,
+    stall_limit_s: float = 10.0,
+) -> Fetched:
+    async def again() -> Sources:
+        return run.sources(donors)
+
+    return await fetch_state(
+        site.hub,
+        site_id=site.site_id,
+        sources=sources or run.sources(donors),
+        refresh=refresh or again,
+        outer=site.outer,
+        log=site.log,
+        optimizer=OPTIMIZER,
+        stall_limit_s=stall_limit_s,
+    )
+
+
+def test_a_joiner_gets_the_newest_state_from_several_donors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 3)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            donors = await run.add(2)
+            await run.sync()
+            last = await run.sync()
+            (joiner,) = await run.add(seeded=False)
+            got = await fetch(run, joiner, donors)
+            assert got == Fetched(commit=2, state_hash=donors[0].outer.state_hash(), record=last)
+            # Slots and outer values, all of them: the next sync of the joiner starts from what the others have.
+            assert records(joiner) == records(donors[0])
+            assert all(site.hub.sent_bytes > 2 * 1000 for site in donors)
+            await run.sync()
+            assert len({site.outer.state_hash() for site in run.sites}) == 1
+
+    asyncio.run(main())
+
+
+def test_before_the_first_sync_the_seeders_state_is_fetched(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (seeder,) = await run.add()
+            (joiner,) = await run.add(seeded=False)
+            got = await fetch(run, joiner, [seeder])
+            assert got == Fetched(commit=0, state_hash=seeder.outer.state_hash(), record=None)
+
+    asyncio.run(main())
+
+
+def test_a_site_that_lacks_commits_fetches_payloads_only(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second, away = await run.add(3)
+            await run.sync()
+            away_before = away.outer.commit
+            for _ in range(2):
+                await run.sync([first, second])
+            received = away.hub.received_bytes
+            got = await fetch(run, away, [first, second], sources=run.sources([first, second], after=1))
+            assert (away_before, got.commit, got.state_hash) == (1, 3, first.outer.state_hash())
+            payload_bytes = 2 * sum(len(first.log.read(3, c)) for c in first.data.chunks)
+            assert payload_bytes < away.hub.received_bytes - received < 1.1 * payload_bytes
+            assert [c.commit for c in away.log.commits()] == [1, 2, 3]  # it is a donor of payloads too
+
+    asyncio.run(main())
+
+
+def test_a_log_that_is_too_short_means_fetching_chunks(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, away = await run.add(2)
+            first.log._keep = 2
+            for _ in range(5):
+                await run.sync([first])
+            got = await fetch(run, away, [first])
+            assert got.commit == 5
+            assert records(away) == records(first)
+
+    asyncio.run(main())
+
+
+def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            await run.sync()
+            await run.sync([first])
+            (joiner,) = await run.add(seeded=False)
+            got = await fetch(run, joiner, [first, second])
+            assert got.commit == 2
+            assert second.hub.sent_bytes > 3000  # it gave chunks of commit 1
+            assert records(joiner) == records(first)
+
+    asyncio.run(main())
+
+
+def test_a_donor_that_advances_meanwhile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(catchup, "REQUESTS_PER_DONOR", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (first,) = await run.add()
+            await run.sync()
+            (joiner,) = await run.add(seeded=False)
+            stale = run.sources([first])
+            put = joiner.outer.put
+            loop = asyncio.get_running_loop()
+            asked = 0
+
+            def put_and_advance(chunk: int, version: int, data: bytes) -> bytes:
+                value = put(chunk, version, data)
+                if len(run.commits) < 3:  # the donor goes on, two commits while chunks travel
+                    asyncio.run_coroutine_threadsafe(run.sync([first]), loop).result()
+                return value
+
+            joiner.outer.put = put_and_advance  # type: ignore[method-assign,assignment]
+
+            async def refresh() -> Sources:
+                nonlocal asked
+                asked += 1
+                if asked == 1:  # the newest commit is not attested yet
+                    return run.sources([first], attested=[0, 1])
+                return run.sources([first])
+
+            got = await fetch(run, joiner, [first], sources=stale, refresh=refresh)
+            assert asked >= 2
+            assert got.commit == 3
+            assert records(joiner) == records(first)
+
+    asyncio.run(main())
+
+
+def test_a_donor_that_dies_is_replaced_and_what_is_there_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "BATCH_BYTES", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second = await run.add(2)
+            await run.sync()
+            relay = await Relay(second.address).start()
+            second.address = relay.address
+
+            def die(total: int) -> None:
+                if total > 10 << 20:  # its first chunk is over, its second on the way
+                    relay.refusing = True
+                    relay.cut()
+
+            relay.on_bytes = die
+            (joiner,) = await run.add(seeded=False)
+            got = await fetch(run, joiner, [first, second])
+            assert relay.refusing
+            assert got.state_hash == first.outer.state_hash()
+            received = joiner.hub.received_bytes
+            assert received < 1.6 * sum(len(data) for _, data in records(first))
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(catchup, "REQUESTS_PER_DONOR", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (first,) = await run.add()
+            await run.sync()
+            (joiner,) = await run.add(seeded=False)
+            task = asyncio.create_task(fetch(run, joiner, [first]))
+            put = joiner.outer.put
+            loop = asyncio.get_running_loop()
+            count = 0
+
+            def put_some(chunk: int, version: int, data: bytes) -> bytes:
+                nonlocal count
+                count += 1
+                if count == 6:
+                    loop.call_soon_threadsafe(task.cancel)
+                return put(chunk, version, data)
+
+            joiner.outer.put = put_some  # type: ignore[method-assign,assignment]
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            missing = len(joiner.outer.missing)
+            assert 0 < missing < len(joiner.layout.chunks)
+
+            await joiner.stop()
+            joiner = run.sites[1] = await Site.start(2, tmp_path, run.layout, incarnation=2)
+            assert len(joiner.outer.missing) == missing
+            await fetch(run, joiner, [first])
+            assert records(joiner) == records(first)
+            all_bytes = sum(len(data) for _, data in records(first))
+            assert joiner.hub.received_bytes < 0.9 * all_bytes
+
+    asyncio.run(main())
+
+
+def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            good, bad = await run.add(2)
+            await run.sync()
+            bad.outer.put(3, 1, np.ones(bad.outer.read(3).data.__len__() // 4, np.float32).tobytes())
+            bad.outer.put(4, 1, np.ones(bad.outer.read(4).data.__len__() // 4, np.float32).tobytes())
+            (joiner,) = await run.add(seeded=False)
+            await fetch(run, joiner, [good, bad])
+            assert records(joiner) == records(good)
+            assert joiner.hub.counters.refused["corrupt"] > 0
+
+            # Only the liar is left: an error that names it, and nothing wrong is kept.
+            (other,) = await run.add(seeded=False)
+            with pytest.raises(PeerError, match="attested"):
+                await fetch(run, other, [bad], stall_limit_s=1)
+            assert other.outer.commit is None
+
+    asyncio.run(main())
+
+
+def test_wrong_payloads_of_a_donor_are_refused(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            good, bad, away = await run.add(3)
+            await run.sync([good, bad])
+            read = bad.log.read
+            bad.log.read = lambda commit, chunk: read(commit, 1 if chunk == 0 else chunk)  # type: ignore[method-assign]
+            got = await fetch(run, away, [bad, good])
+            assert got.state_hash == good.outer.state_hash()
+            assert away.hub.counters.refused["corrupt"] > 0
+
+    asyncio.run(main())
+
+
+def test_a_state_of_this_disk_that_is_not_the_attested_one_is_fetched_anew(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            good, wrong = await run.add(2)
+            await run.sync()
+            wrong.outer.put(2, 1, bytes(len(wrong.outer.read(2).data)))
+            assert wrong.outer.state_hash() != good.outer.state_hash()
+            await fetch(run, wrong, [good])
+            assert records(wrong) == records(good)
+
+    asyncio.run(main())
+
+
+def test_without_a_donor_the_wait_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (first,) = await run.add()
+            await run.sync()
+            gone = run.sources([first])
+            await first.server.stop(0)
+            (joiner,) = await run.add(seeded=False)
+            with pytest.raises(PeerError, match=f"nothing moved.*site 1 at {first.address}"):
+                await fetch(run, joiner, [first], sources=gone, stall_limit_s=0.5)
+
+    asyncio.run(main())
+
+
+def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor, "MAX_CHUNKS", 20)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            site, empty = await run.add(2)
+            await run.sync([site])
+            OuterState.discard(tmp_path / "nothing")
+
+            def client(to: Site, run_id: str = "sites") -> DonorClient:
+                header = to.hub.header(7, 0)
+                from dataclasses import replace
+
+                return DonorClient(
+                    site.donor() if to is site else empty.donor(),
+                    header=replace(header, run_id=run_id),
+                    credentials=None,
+                    counters=empty.hub.counters,
+                    stall_limit_s=5,
+                )
+
+            async def chunks(of: DonorClient, wanted: list[int]) -> int:
+                return len([c async for c in of.chunks(wanted, lambda c: len(site.outer.read(c).data))])
+
+            async def payloads(of: DonorClient, commit: int) -> int:
+                got = [i async for items in of.payloads(commit, site.data.chunks, lambda c: 5000) for i in items]
+                return len(got)
+
+            ask = client(site)
+            assert await chunks(ask, [0, 3, 16]) == 3
+            assert await payloads(ask, 1) == len(site.data.chunks)
+            with pytest.raises(InvalidMessage, match="at most 20"):
+                await chunks(ask, [0] * 21)
+            with pytest.raises(InvalidMessage, match="chunk 99"):
+                async for _ in ask.chunks([99], lambda c: 10):
+                    pass
+            with pytest.raises(StateError, match="commit 5"):
+                await payloads(ask, 5)
+            with pytest.raises(RefusedError, match="other"):
+                await chunks(foreign := client(site, "other"), [0])
+            assert await ask.hash_lists([0, 1, 9], len(run.layout.chunks)) == {
+                0: site.outer.chunk_hashes(0),
+                1: site.outer.chunk_hashes(1),
+            }
+            assert site.hub.refused_messages == 3
+            assert site.hub.donor is not None
+            site.hub.donor._num_requests = donor.MAX_REQUESTS
+            with pytest.raises(NotYetError, match="ask again"):
+                await chunks(ask, [0])
+            await ask.close()
+            await foreign.close()
+
+    asyncio.run(main())

@@ -1,0 +1,136 @@
+"""What only a file can get wrong."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator import sqlite_store
+from atoll.coordinator.core.events import AttestationRecord, StopRecord
+from atoll.coordinator.sqlite_store import SqliteStore, file_system_of
+from atoll.protocol.errors import ConfigError, HostError, StateError
+from tests.harness.coordinator_story import a_hash, some_settings
+
+SETTINGS = some_settings()
+
+
+def test_a_second_store_on_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "LOCK_WAIT_S", 0.0)
+    first = SqliteStore(tmp_path / "run.db")
+    with pytest.raises(HostError, match="another coordinator has it open"):
+        SqliteStore(tmp_path / "run.db")
+    first.close()
+    SqliteStore(tmp_path / "run.db").close()
+
+
+def test_the_lock_is_held_between_transactions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "LOCK_WAIT_S", 0.0)
+    first = SqliteStore(tmp_path / "run.db")
+    first.begin(SETTINGS)
+    first.persist(1, (StopRecord("x"),), 1.0)
+    with pytest.raises(HostError, match="another coordinator"):
+        SqliteStore(tmp_path / "run.db")
+    first.close()
+
+
+def test_a_transaction_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "run.db")
+    store.begin(SETTINGS)
+    broken = AttestationRecord(2, None)  # type: ignore[arg-type]
+    with pytest.raises(StateError):
+        store.persist(1, (AttestationRecord(1, a_hash("a")), broken), 1.0)
+    store.close()
+    store = SqliteStore(tmp_path / "run.db")
+    assert store.begin(SETTINGS).attestations == ()
+    store.close()
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    path.write_bytes(b"these are not the bytes of a database" * 100)
+    with pytest.raises(StateError, match="damaged or not a database"):
+        SqliteStore(path)
+
+
+def test_another_programs_database(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE songs (name TEXT)")
+    db.close()
+    with pytest.raises(StateError, match="another program"):
+        SqliteStore(path)
+
+
+def test_a_damaged_store(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    store = SqliteStore(path)
+    store.begin(SETTINGS)
+    store.close()
+    data = bytearray(path.read_bytes())
+    data[4096:] = os.urandom(len(data) - 4096)
+    path.write_bytes(data)
+    with pytest.raises(StateError, match="damaged"):
+        SqliteStore(path).begin(SETTINGS)
+
+
+def test_a_store_of_a_later_version(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    SqliteStore(path).close()
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StateError, match="format 99"):
+        SqliteStore(path)
+
+
+def test_no_folder_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no folder"):
+        SqliteStore(tmp_path / "missing" / "run.db")
+    with pytest.raises(ConfigError, match="is a folder"):
+        SqliteStore(tmp_path)
+
+
+def test_a_full_disk_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "run.db")
+    store.begin(SETTINGS)
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(HostError, match="the disk is full"):
+        store.persist(1, (StopRecord("x" * 1_000_000),), 1.0)
+    store.close()
+
+
+def test_the_store_is_for_its_owner_only(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "run.db").close()
+    assert (tmp_path / "run.db").stat().st_mode & 0o077 == 0
+
+
+MOUNTS = """\
+/dev/sda1 / ext4 rw 0 0
+server:/home /home nfs4 rw 0 0
+tmpfs /home/me/fast tmpfs rw 0 0
+server:/x /with\\040space cifs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/var/lib", "ext4"),
+        ("/home/me", "nfs4"),
+        ("/home/me/fast/run", "tmpfs"),
+        ("/homeless", "ext4"),
+        ("/with space", "cifs"),
+    ],
+)
+def test_the_file_system_of_a_path(path: str, kind: str) -> None:
+    assert file_system_of(Path(path), MOUNTS) == kind
+
+
+def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "file_system_of", lambda path, mounts: "nfs4")
+    with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
+        SqliteStore(tmp_path / "run.db")

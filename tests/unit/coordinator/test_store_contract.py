@@ -1,0 +1,200 @@
+"""One contract for every store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.store import MemoryStore, Store
+from atoll.protocol.errors import ConfigError, StaleError
+from atoll.protocol.messages import Commit, Member, Open, Plan, Tree
+from atoll.protocol.settings import settings_to_json
+from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
+
+SETTINGS = some_settings()
+Reopen = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
+    """Each call is the store as the next coordinator finds it."""
+    memory = MemoryStore()
+    last: list[SqliteStore] = []
+
+    def sqlite() -> Store:
+        for old in last:
+            old.close()
+        last[:] = [SqliteStore(tmp_path / "run.db")]
+        return last[0]
+
+    yield (lambda: memory) if request.param == "memory" else sqlite
+    for store in last:
+        store.close()
+
+
+def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
+    record = e.SiteRecord(
+        site_id=site_id,
+        name=f"s{site_id}",
+        key_digest=a_hash("key"),
+        incarnation=1,
+        address="h:1",
+        live=True,
+        evicted="",
+        epoch=site_id,
+        max_retained_bytes=1 << 30,
+        bandwidth_bytes_per_s=0,
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+def an_open(sync: int, base: int = 0) -> e.OpenRecord:
+    return e.OpenRecord(
+        open=Open(sync=sync, base_commit=base, run_step=10 * base, run_tokens=base, num_steps=10), expected=(1, 2)
+    )
+
+
+def a_plan(sync: int, attempt: int) -> e.PlanRecord:
+    member = Member(site_id=1, incarnation=1, address="h:1", tokens=5)
+    return e.PlanRecord(
+        Plan(
+            sync=sync,
+            attempt=attempt,
+            term=1,
+            base_commit=0,
+            contributors=(member,),
+            trees=(Tree(first_chunk=0, num_chunks=3, parents=(-1,)),),
+            stall_limit_s=6.0,
+            num_steps=10,
+        )
+    )
+
+
+def a_commit(number: int, loss: float | None = 1.5) -> e.CommitRecord:
+    return e.CommitRecord(
+        commit=Commit(
+            commit=number,
+            sync=number,
+            attempt=1,
+            term=1,
+            contributors=(Member(site_id=1, incarnation=1, address="h:1", tokens=5),),
+            payload_digest=a_hash("p"),
+            run_step=10 * number,
+            run_tokens=5 * number,
+            next=an_open(number + 1, number).open,
+        ),
+        mean_loss=loss,
+    )
+
+
+def test_a_new_store_has_the_run_and_nothing_else(reopen: Reopen) -> None:
+    persisted = reopen().begin(SETTINGS, '{"run_id": "parent"}')
+    assert persisted == e.Persisted(
+        run_id="run", settings_json=settings_to_json(SETTINGS), parent_json='{"run_id": "parent"}', term=1
+    )
+
+
+def test_every_start_raises_the_term(reopen: Reopen) -> None:
+    assert [reopen().begin(SETTINGS).term for _ in range(3)] == [1, 2, 3]
+
+
+def test_what_was_kept_comes_back(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
+    store.persist(1, (manifest, a_site(1), a_site(2)), 1.0)
+    store.persist(1, (a_site(2, live=False, evicted="silent", incarnation=4, epoch=3),), 2.0)
+    store.persist(1, (e.AttestationRecord(0, a_hash("s0")), an_open(1)), 3.0)
+    store.persist(1, (a_plan(1, 1),), 4.0)
+    store.persist(1, (a_commit(1), an_open(2, 1)), 5.0)
+    store.persist(1, (e.AttestationRecord(1, a_hash("first")),), 6.0)
+    store.persist(1, (e.AttestationRecord(1, a_hash("corrected")),), 6.0)
+    store.persist(1, (a_plan(2, 1),), 7.0)
+    store.persist(1, (a_plan(2, 2), e.StopRecord("enough")), 8.0)
+    found = reopen().begin(SETTINGS)
+    assert found == e.Persisted(
+        run_id="run",
+        settings_json=settings_to_json(SETTINGS),
+        term=2,
+        manifest=manifest,
+        sites=(a_site(1), a_site(2, live=False, evicted="silent", incarnation=4, epoch=3)),
+        open=an_open(2, 1),
+        plans=(a_plan(2, 1).plan, a_plan(2, 2).plan),
+        last_sync=2,
+        commits=(a_commit(1),),
+        losses=((1, 10, 5, 1.5),),
+        attestations=(e.AttestationRecord(0, a_hash("s0")), e.AttestationRecord(1, a_hash("corrected"))),
+        stop_reason="enough",
+    )
+
+
+def test_times_of_commits_are_kept_for_people(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1),), 1.0)
+    store.persist(1, (a_commit(1), an_open(2, 1)), 1234.5)
+    assert reopen().commit_times() == {1: 1234.5}
+
+
+def test_an_abandoned_sync_is_not_open_and_its_number_is_used(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1),), 1.0)
+    store.persist(1, (a_plan(1, 1),), 1.0)
+    store.persist(1, (e.AbandonRecord(1, "nobody agreed"), an_open(2)), 2.0)
+    found = reopen().begin(SETTINGS)
+    assert (found.open, found.plans, found.last_sync, found.num_abandoned) == (an_open(2), (), 2, 1)
+
+
+def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1),), 1.0)
+    store.persist(1, (a_commit(1), e.FinishedRecord(1, "the length is reached")), 2.0)
+    found = reopen().begin(SETTINGS)
+    assert (found.open, found.last_sync, found.finished) == (None, 1, e.FinishedRecord(1, "the length is reached"))
+
+
+def test_only_the_newest_commits_come_back_but_all_losses(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1),), 1.0)
+    for n in range(1, 13):
+        loss = None if n == 2 else float(n)
+        store.persist(1, (a_commit(n, loss), an_open(n + 1, n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
+    found = reopen().begin(SETTINGS)
+    kept = SETTINGS.sync.log_commits
+    assert [r.commit.commit for r in found.commits] == list(range(13 - kept, 13))
+    assert [r.commit for r in found.attestations] == list(range(13 - kept, 13))
+    assert [point[0] for point in found.losses] == [1, *range(3, 13)]
+
+
+def test_an_older_term_may_not_write(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store = reopen()
+    store.begin(SETTINGS)
+    with pytest.raises(StaleError, match="term 1 is over"):
+        store.persist(1, (an_open(1),), 1.0)
+    assert reopen().begin(SETTINGS).open is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "parent", "says"),
+    [
+        (some_settings(run_id="other"), "", "holds run 'run'.*run 'other'"),
+        (some_settings(steps=50), "", "steps was 40, now 50"),
+        (some_settings(every=11), "", "sync.every was 10, now 11"),
+        (SETTINGS, '{"run_id": "p"}', "begun afresh"),
+    ],
+)
+def test_another_run_is_refused_with_both_values(reopen: Reopen, settings, parent: str, says: str) -> None:  # type: ignore[no-untyped-def]
+    reopen().begin(SETTINGS)
+    with pytest.raises(ConfigError, match=says):
+        reopen().begin(settings, parent)
+    assert reopen().begin(SETTINGS).term == 2, "a refused start is no start"

@@ -1,0 +1,292 @@
+"""The payload log: what was sealed is found again, what was torn is found out, and old commits make room."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.protocol.errors import ConfigError, DigestMismatch, HostError, InvalidMessage, StateError
+from atoll.protocol.layout import Layout
+from atoll.protocol.plans import payload_digest
+from tests.harness.data_plane import RUN, commit_record, layout, logged, payloads, seeded
+
+
+@pytest.fixture(name="used")
+def _used() -> Layout:
+    return layout()
+
+
+@pytest.fixture(name="found")
+def _found(tmp_path: Path, used: Layout) -> dict[int, bytes]:
+    outer = seeded(tmp_path / "outer", used)
+    found = payloads(outer)
+    outer.close()
+    return found
+
+
+def put_all(writer: PayloadFile, found: dict[int, bytes]) -> None:
+    for chunk, data in reversed(found.items()):  # any order
+        writer.put(chunk, data, payload_hash(data))
+
+
+def reopened(folder: Path, used: Layout, keep: int = 3) -> PayloadLog:
+    return PayloadLog(folder, used, RUN, keep)
+
+
+def sealed_commit(log: PayloadLog, number: int, found: dict[int, bytes], attempt: int = 0, branch: int = 0) -> None:
+    record = replace(commit_record(number, attempt=attempt), branch=branch)
+    writer = log.begin(record.sync, record.term, record.attempt)
+    put_all(writer, found)
+    writer.seal(False)
+    log.commit(replace(record, payload_digest=writer.digest(record)))
+
+
+def test_payloads_of_a_commit_come_back(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    writer = log.begin(1, 1, 0)
+    assert writer.missing() == sorted(found)
+    with pytest.raises(StateError, match="missing"):
+        writer.seal(False)
+    with pytest.raises(StateError, match="missing"):
+        writer.digest(commit_record(1))
+    put_all(writer, found)
+    assert writer.complete
+    assert writer.missing() == []
+    assert writer is log.begin(1, 1, 0)
+    record = commit_record(1)
+    hashes = [payload_hash(found[c]) for c in sorted(found)]
+    assert writer.digest(record) == payload_digest(RUN, record, hashes)
+    assert writer.read(2) == found[2]
+    with pytest.raises(StateError, match="not in the log"):
+        log.commit(record)
+    writer.seal(True)
+    with pytest.raises(DigestMismatch):
+        log.commit(record)
+    assert not log.has(1)
+    record = replace(record, payload_digest=writer.digest(record))
+    log.commit(record)
+    log.commit(record)
+    assert log.has(1)
+    assert log.commits() == [record]
+    assert {c: log.read(1, c) for c in found} == found
+    with pytest.raises(StateError, match="commit 2 is not"):
+        log.read(2, 0)
+    with pytest.raises(StateError):
+        log.read(1, used.num_sync_chunks)
+
+
+def test_it_is_found_again_after_a_kill(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    put_all(log.begin(2, 1, 0), found)
+    log.begin(2, 1, 0).seal(False)
+    log.begin(2, 1, 1).put(0, found[0], payload_hash(found[0]))
+    again = reopened(tmp_path / "log", used)  # nothing was closed: as after kill -9
+    assert again.commits() == log.commits()
+    assert {c: again.read(1, c) for c in found} == found
+    writer = again.begin(2, 1, 0)
+    assert writer.sealed
+    record = replace(commit_record(2), payload_digest=writer.digest(commit_record(2)))
+    again.commit(record)
+    assert again.read(2, 3) == found[3]
+    assert again.begin(2, 1, 1).missing() == sorted(found), "an attempt that was not sealed starts anew"
+
+
+def test_payloads_that_do_not_fit_are_refused(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    writer = reopened(tmp_path / "log", used).begin(1, 1, 0)
+    last = max(found)
+    for chunk, data in (
+        (0, found[0][:-1]), (0, found[0] + b"x"), (0, found[last]), (last, found[0]), (0, b""), (0, bytes(1 << 20)),
+        (used.num_sync_chunks, found[0]), (len(used.chunks) + 5, found[0]), (-1, found[0]),
+    ):  # fmt: skip
+        with pytest.raises(InvalidMessage):
+            writer.put(chunk, data, payload_hash(data))
+    assert writer.missing() == sorted(found)
+    with pytest.raises(StateError):
+        writer.read(0)
+
+
+def test_a_payload_is_made_once(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    writer = reopened(tmp_path / "log", used).begin(1, 1, 0)
+    put_all(writer, found)
+    size = writer.path.stat().st_size
+    put_all(writer, found)
+    assert writer.path.stat().st_size == size
+    other = found[0][:-1] + bytes([found[0][-1] ^ 1])
+    with pytest.raises(DigestMismatch, match="two different payloads"):
+        writer.put(0, other, payload_hash(other))
+
+
+def test_only_the_last_commits_are_kept(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used, keep=3)
+    put_all(log.begin(4, 1, 7), found)
+    log.begin(9, 1, 0)
+    for number in range(1, 7):
+        sealed_commit(log, number, found)
+    for current in (log, reopened(tmp_path / "log", used)):
+        assert [c.commit for c in current.commits()] == [4, 5, 6]
+    names = sorted(p.name for p in (tmp_path / "log").iterdir())
+    assert names == sorted([f"commit-{n}.record" for n in (4, 5, 6)] + [f"attempt-{n}-1-0.payloads" for n in (4, 5, 6)])
+
+
+def test_dropping_a_sync_keeps_what_was_committed(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    writer = log.begin(2, 1, 0)
+    log.drop(1)
+    log.drop(2)
+    log.drop(77)
+    assert log.has(1)
+    assert not writer.path.exists()
+    with pytest.raises(StateError, match="dropped"):
+        writer.put(0, found[0], payload_hash(found[0]))
+    assert log.begin(2, 1, 0) is not writer
+
+
+def test_a_new_branch_voids_later_commits(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    for number in (1, 2, 3):
+        sealed_commit(log, number, found)
+    record = replace(commit_record(2, sync=8), branch=1)
+    writer = log.begin(8, 1, 0)
+    put_all(writer, found)
+    writer.seal(False)
+    log.commit(replace(record, payload_digest=writer.digest(record)))
+    assert [(c.commit, c.sync) for c in log.commits()] == [(1, 1), (2, 8)]
+
+
+def test_payloads_fetched_later_replace_wrong_ones(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    right = logged(reopened(tmp_path / "peer", used), seeded(tmp_path / "state", used), 1, found)
+    wrong = dict(found)
+    wrong[0] = found[0][:-1] + bytes([found[0][-1] ^ 1])
+    writer = log.begin(1, 1, 0)
+    put_all(writer, wrong)
+    writer.seal(False)
+    with pytest.raises(DigestMismatch):
+        log.commit(right)
+    fetched = log.open_commit(right)
+    assert fetched.missing() == sorted(found)
+    put_all(fetched, found)
+    assert log.open_commit(right) is fetched
+    fetched.seal(False)
+    log.commit(right)
+    assert log.read(1, 0) == found[0]
+
+
+def test_an_attempt_cut_off_at_any_byte_is_removed(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    file = log.begin(1, 1, 0)
+    whole = file.path.read_bytes()
+    for cut in [*range(0, 700, 7), *range(700, len(whole), 97), len(whole) - 1]:
+        copy = tmp_path / "cut"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(tmp_path / "log", copy)
+        (copy / file.path.name).write_bytes(whole[:cut])
+        again = reopened(copy, used)
+        assert again.commits() == []
+        assert list(copy.iterdir()) == []
+        again.close()
+
+
+def test_damage_anywhere_is_found_at_the_start_or_when_read(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    file = log.begin(1, 1, 0)
+    whole = file.path.read_bytes()
+    places = [*range(0, 60, 5), *range(64, 104, 3), *range(128, 128 + 64 * used.num_sync_chunks, 11)]
+    covered = 0
+    for place in [*places, *range(128 + 64 * used.num_sync_chunks, len(whole), 53)]:
+        copy = tmp_path / "damaged"
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(tmp_path / "log", copy)
+        data = bytearray(whole)
+        data[place] ^= 0x10
+        (copy / file.path.name).write_bytes(data)
+        again = reopened(copy, used)
+        if again.has(1):
+            with pytest.raises(StateError, match="damaged"):
+                for chunk in found:
+                    again.read(1, chunk)
+            covered += 1
+        again.close()
+    assert covered > 10
+
+
+def test_a_torn_record_is_removed(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    path = tmp_path / "log" / "commit-1.record"
+    whole = path.read_bytes()
+    for data in (whole[:-1], whole[:20], b"", whole[:40] + b"\xff" + whole[41:], bytes(1 << 20)):
+        path.write_bytes(data)
+        with caplog.at_level(logging.WARNING):
+            again = reopened(tmp_path / "log", used)
+        assert again.commits() == []
+        assert not path.exists()
+        assert "commit-1.record" in caplog.text
+        assert again.begin(1, 1, 0).sealed, "the attempt is still whole: the commit can be made again"
+        again.close()
+    os.rename(tmp_path / "log" / "attempt-1-1-0.payloads", tmp_path / "log" / "attempt-2-1-0.payloads")
+    assert reopened(tmp_path / "log", used).begin(2, 1, 0).missing() == sorted(found)
+
+
+def test_another_runs_log_is_not_taken(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    sealed_commit(reopened(tmp_path / "log", used), 1, found)
+    assert PayloadLog(tmp_path / "log", used, "other", 3).commits() == []
+    with pytest.raises(ConfigError, match="log_commits"):
+        PayloadLog(tmp_path / "log", used, RUN, 0)
+
+
+def test_a_full_disk_is_said_in_words(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = reopened(tmp_path / "log", used).begin(1, 1, 0)
+
+    def full(descriptor: int, data: memoryview, offset: int) -> int:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(HostError, match="are free; make room"):
+            writer.put(0, found[0], payload_hash(found[0]))
+    assert 0 in writer.missing()
+    put_all(writer, found)
+    assert writer.complete
+
+
+def test_threads_write_and_read_at_once(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    writer = log.begin(1, 1, 0)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for chunk, data in found.items():
+                writer.put(chunk, data, payload_hash(data))
+                assert writer.read(chunk) == data
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    writer.seal(False)
+    again = reopened(tmp_path / "log", used)
+    assert {c: again.begin(1, 1, 0).read(c) for c in found} == found

@@ -1,0 +1,201 @@
+"""A saved model: readable by safetensors, whole or not there, and a resumed run starts from it to the bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.safetensors_file import Reader
+from atoll.node.dataplane.saved_model import load_manifest, restore, save
+from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.layout import Layout, Role
+from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, manifest, payloads, seeded
+
+SLOTS = ("momentum",)
+INFO: dict[str, Any] = {"run_step": 40, "run_tokens": 2000, "settings": {"run_id": RUN, "seed": 3}}
+
+
+@pytest.fixture(name="used")
+def _used() -> Layout:
+    return layout()
+
+
+@pytest.fixture(name="outer")
+def _outer(tmp_path: Path, used: Layout) -> OuterState:
+    outer = seeded(tmp_path / "outer", used)
+    apply_all(outer, payloads(outer), 1)
+    apply_all(outer, payloads(outer, (5, 6)), 2)
+    return outer
+
+
+def fresh(tmp_path: Path, used: Layout, slots: tuple[str, ...] = SLOTS, name: str = "fresh") -> OuterState:
+    return OuterState.create(tmp_path / name, used, slots, "next")
+
+
+def test_it_comes_back_to_the_bit(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO)
+    assert sorted(p.name for p in folder.iterdir()) == ["manifest.json", "model.safetensors", "outer.safetensors"]
+    saved = load_manifest(folder / "manifest.json")
+    assert (saved.run_id, saved.commit, saved.run_step, saved.run_tokens) == (RUN, 2, 40, 2000)
+    assert saved.state_hash == outer.state_hash()
+    assert saved.manifest == manifest()
+    assert saved.slots == SLOTS
+    assert saved.info["settings"] == INFO["settings"]
+    assert load_manifest(folder) == saved
+    other = fresh(tmp_path, used)
+    restore(folder, other, used)
+    assert other.commit == 0
+    assert other.state_hash() == outer.state_hash(), "the hash covers no commit numbers"
+
+
+def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    save(tmp_path / "model", outer, used, SLOTS, INFO)
+    with safe_open(tmp_path / "model" / "model.safetensors", "np") as file:
+        assert set(file.keys()) == {t.name for t in used.manifest.tensors if t.role is not Role.BUFFER_LOCAL}
+        assert json.loads(file.metadata()["tied"]) == {"head": "weight"}
+        assert file.metadata()["format"] == "pt"
+        weight = file.get_tensor("weight")
+        assert weight.shape == (30, 50)
+        parts = [outer.values(c.index) for c in used.chunks if used.name_of(c.index) == "weight"]
+        assert weight.tobytes() == b"".join(p.tobytes() for p in parts)
+        assert file.get_tensor("weight.scale").shape == ()
+        assert file.get_tensor("zero").shape == (0, 4)
+        assert file.get_tensor("count").dtype == np.int64
+        for name, shape in (("mean", [33]), ("frozen", [7, 100])):
+            assert file.get_slice(name).get_dtype() == "BF16"
+            assert file.get_slice(name).get_shape() == shape
+    with safe_open(tmp_path / "model" / "outer.safetensors", "np") as file:
+        momentum = file.get_tensor("slot/momentum/weight")
+        assert np.abs(momentum).max() > 0
+        assert file.get_tensor("value/mean").dtype == np.float32
+
+
+def test_averaged_buffers_are_rounded_in_the_model_and_exact_beside_it(
+    tmp_path: Path, used: Layout, outer: OuterState
+) -> None:
+    save(tmp_path / "model", outer, used, SLOTS, INFO)
+    reader = Reader(tmp_path / "model" / "model.safetensors")
+    halves = np.frombuffer(reader.read("mean", 0, 66), np.uint16)
+    reader.close()
+    (mean,) = (c.index for c in used.chunks if c.role is Role.BUFFER_MEAN)
+    exact = outer.values(mean)
+    rounded = (halves.astype(np.uint32) << 16).view(np.float32)
+    assert (rounded != exact).any()
+    assert np.abs(rounded - exact).max() <= np.abs(exact).max() / 256
+
+
+def test_saving_again_replaces_the_whole_folder(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO)
+    (folder / "stray").write_text("x")
+    apply_all(outer, payloads(outer, (9,)), 3)
+    save(folder, outer, used, SLOTS, INFO | {"run_step": 60})
+    assert load_manifest(folder).commit == 3
+    assert not (folder / "stray").exists()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".model")] == []
+
+
+def test_an_interrupted_save_leaves_the_former_one(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO)
+    before = load_manifest(folder)
+    apply_all(outer, payloads(outer, (9,)), 3)
+
+    def interrupted(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("atoll.node.dataplane.saved_model.write_whole", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(folder, outer, used, SLOTS, INFO)
+    assert load_manifest(folder) == before
+    save(folder, outer, used, SLOTS, INFO)
+    assert load_manifest(folder).commit == 3
+
+
+def test_a_state_between_commits_is_not_saved(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    outer.apply(0, payloads(outer, (9,))[0], 3, OPTIMIZER)
+    with pytest.raises(StateError, match="not complete"):
+        save(tmp_path / "model", outer, used, SLOTS, INFO)
+    with pytest.raises(ConfigError, match="settings"):
+        save(tmp_path / "model", outer, used, SLOTS, {"run_step": 1, "run_tokens": 1})
+
+
+def test_another_model_chunk_size_or_optimizer_is_refused(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    save(tmp_path / "model", outer, used, SLOTS, INFO)
+    with pytest.raises(ConfigError, match="slots"):
+        restore(tmp_path / "model", fresh(tmp_path, used, ()), used)
+    other = layout(333)
+    with pytest.raises(ConfigError, match="chunk_elements"):
+        restore(tmp_path / "model", fresh(tmp_path, other, name="other"), other)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "outer.safetensors"])
+def test_damage_is_found_and_named(tmp_path: Path, used: Layout, outer: OuterState, name: str) -> None:
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO)
+    path = folder / name
+    whole = path.read_bytes()
+    data = bytearray(whole)
+    data[-1] ^= 1
+    for damaged in (bytes(data), whole[:-1], whole[:100], b"", b"\xff" * 8 + whole[8:], whole[:8] + b"[]" + whole[10:]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"damaged|truncated|not a \.safetensors|lies outside|size"):
+            restore(folder, fresh(tmp_path, used), used)
+    path.unlink()
+    with pytest.raises(ConfigError, match="not complete"):
+        restore(folder, fresh(tmp_path, used), used)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"format": "other"}, "format"),
+        ({"commit": -1}, "commit"),
+        ({"commit": True}, "commit"),
+        ({"run_step": "1"}, "run_step"),
+        ({"tensors": 3}, "tensors"),
+        ({"tensors": [{"name": "x"}]}, "shape"),
+        ({"tensors": []}, "digest"),
+        ({"state_hash": "00"}, "state_hash"),
+        ({"state_hash": "zz"}, "non-hexadecimal"),
+        ({"slots": [1]}, "slots"),
+        ({"tied": {"a": 1}}, "tied"),
+        ({"run_id": None}, "run_id"),
+    ],
+)
+def test_manifests_that_are_wrong_are_refused(
+    tmp_path: Path, used: Layout, outer: OuterState, change: dict[str, Any], text: str
+) -> None:
+    save(tmp_path / "model", outer, used, SLOTS, INFO)
+    path = tmp_path / "model" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=f"not the manifest of a saved model.*{text}"):
+        load_manifest(path)
+
+
+def test_files_that_are_no_manifest_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_manifest(tmp_path / "manifest.json")
+    with pytest.raises(ConfigError, match="interrupted save"):
+        load_manifest(tmp_path)
+    for text in ("", "[]", "{", "3", '{"format": 1}', "[" * 100_000):
+        (tmp_path / "manifest.json").write_text(text)
+        with pytest.raises(ConfigError, match="not the manifest"):
+            load_manifest(tmp_path)
+
+
+def test_the_manifest_is_read_without_numpy() -> None:
+    code = "import sys, atoll.node.dataplane.saved_manifest; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
