@@ -407,7 +407,8 @@ class _Fetch:
         """Raises an error of this host; else notes that the donor failed."""
         if isinstance(error, HostError):
             raise error
-        self._last_error = error
+        if isinstance(error, InvalidMessage) or not isinstance(self._last_error, InvalidMessage):
+            self._last_error = error  # wrong bytes say more than what follows from them
         key = _key(client.donor)
         log.info("%s", error)
         if isinstance(error, InvalidMessage):

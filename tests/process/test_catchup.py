@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.exchange import catchup, donor
 from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
@@ -238,8 +238,8 @@ def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypa
         async with Run(tmp_path, small_layout()) as run:
             good, bad = await run.add(2)
             await run.sync()
-            bad.outer.put(3, 1, np.ones(bad.outer.read(3).data.__len__() // 4, np.float32).tobytes())
-            bad.outer.put(4, 1, np.ones(bad.outer.read(4).data.__len__() // 4, np.float32).tobytes())
+            bad.outer.put(3, 1, np.ones(len(bad.outer.read(3).data) // 4, np.float32).tobytes())
+            bad.outer.put(4, 1, np.ones(len(bad.outer.read(4).data) // 4, np.float32).tobytes())
             (joiner,) = await run.add(seeded=False)
             await fetch(run, joiner, [good, bad])
             assert records(joiner) == records(good)
@@ -302,12 +302,9 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         async with Run(tmp_path, small_layout()) as run:
             site, empty = await run.add(2)
             await run.sync([site])
-            OuterState.discard(tmp_path / "nothing")
 
             def client(to: Site, run_id: str = "sites") -> DonorClient:
                 header = to.hub.header(7, 0)
-                from dataclasses import replace
-
                 return DonorClient(
                     site.donor() if to is site else empty.donor(),
                     header=replace(header, run_id=run_id),
