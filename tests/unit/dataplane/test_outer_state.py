@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane import disk, publish
+from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_index import ENTRY_BYTES, Entry, OuterIndex
 from atoll.node.dataplane.outer_state import OuterState, record_bytes
 from atoll.node.dataplane.slots import SPARES, SlotMap, place_bytes
@@ -82,9 +83,9 @@ def test_sync_chunks_advance_and_frozen_ones_stay(tmp_path: Path) -> None:
     assert outer.commit == 1
     assert outer.state_hash() != before
     versions = outer.versions
-    for chunk in used.chunks:
-        in_sync = chunk.index < used.num_sync_chunks and chunk.num_elements
-        assert versions[chunk.index] == (1 if in_sync else 0)
+    for spec in used.chunks:
+        in_sync = spec.index < used.num_sync_chunks and spec.num_elements
+        assert versions[spec.index] == (1 if in_sync else 0)
 
 
 def test_applying_again_changes_nothing_and_gaps_are_refused(tmp_path: Path) -> None:
@@ -177,13 +178,9 @@ def test_another_run_manifest_or_optimizer_is_refused(tmp_path: Path) -> None:
     assert not OuterState.exists(tmp_path)
     seeded(tmp_path, used).close()
     assert OuterState.exists(tmp_path)
-    for other in (
-        lambda: OuterState.open(tmp_path, used, SLOTS, "other"),
-        lambda: OuterState.open(tmp_path, used, (), RUN),
-        lambda: OuterState.open(tmp_path, layout(401), SLOTS, RUN),
-    ):
+    for other, slots, run_id in ((used, SLOTS, "other"), (used, (), RUN), (layout(401), SLOTS, RUN)):
         with pytest.raises(StateError, match="this run has"):
-            other()
+            OuterState.open(tmp_path, other, slots, run_id)
     (tmp_path / "outer.json").write_text("[]")
     with pytest.raises(StateError):
         reopened(tmp_path, used)
@@ -359,7 +356,7 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(descriptor: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk.os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(HostError, match=r"outer\.chunks: .* MiB are needed, .* MiB are free"):
         OuterState.create(tmp_path, layout(), SLOTS, RUN)
     assert not OuterState.exists(tmp_path)

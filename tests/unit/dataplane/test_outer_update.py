@@ -18,6 +18,7 @@ from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.vectors import OUTER_VECTORS
 from atoll.protocol.errors import ConfigError, SelfTestFailed
+from atoll.protocol.layout import Role
 from atoll.protocol.settings import OuterSettings
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor
 
@@ -155,8 +156,8 @@ def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> No
         part = bytes(buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
         assert part == outer.read(chunk.index).data[: chunk.num_bytes]
     before = bytes(buffer)
-    for part in (buffer[c.offset_bytes : c.offset_bytes + c.num_bytes] for c in used.chunks if c.role == 5):
-        part[:] = bytes(len(part))
+    for chunk in (c for c in used.chunks if c.role is Role.FROZEN):
+        buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = bytes(chunk.num_bytes)
     publish.publish_replace(outer, used, buffer, frozen=False)
     assert bytes(buffer) != before
     publish.publish_replace(outer, used, buffer)
