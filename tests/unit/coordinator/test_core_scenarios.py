@@ -1,0 +1,509 @@
+"""What the coordinator must never do, and what it must do in the less ordinary cases. The ordinary ones are stories
+in tests/golden. Numbers in names are those of the design's invariants."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.syncs import MAX_ATTEMPTS
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AdmittedAs, RefusedKind
+from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+
+LIMITS = time_limits("local")
+
+
+def a_story(**settings: object) -> Story:
+    return Story(some_settings(**settings))
+
+
+def planned(story: Story, *names: str) -> m.Plan:
+    for name in names:
+        story.ready(name)
+    return story.plan()
+
+
+# --- commits
+
+
+def test_2_a_commit_has_the_plans_contributors_and_weights() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.ready("a", tokens=300)
+    story.ready("b", tokens=100)
+    plan = story.plan()
+    story.done("a", "s0")
+    assert story.num("a", m.Commit) == 0, "one Done is not enough"
+    story.done("b", "s0")
+    commit = story.last("a", m.Commit)
+    assert commit.contributors == plan.contributors
+    assert [c.tokens for c in commit.contributors] == [300, 100]
+    assert (commit.run_step, commit.run_tokens) == (10, 400)
+    assert commit == story.last("b", m.Commit)
+
+
+def test_3_a_done_of_a_lower_attempt_counts_no_longer() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    first = planned(story, "a", "b", "c")
+    story.drop("c")
+    story.wait(1.1)
+    assert story.plan().attempt == 2
+    story.done("a", "s0", plan=first)
+    story.done("b", "s0", plan=first)
+    assert story.num("a", m.Commit) == 0
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert story.last("a", m.Commit).attempt == 2
+
+
+def test_plans_are_never_issued_twice_and_attempts_end() -> None:
+    story = a_story(min_sites=4, quorum=4)
+    story.start("a", "b", "c", "d")
+    planned(story, "a", "b", "c", "d")
+    plans = []
+    while story.num("a", m.Abandoned) == 0:
+        plans.append(story.plan())
+        story.failed("a", "b")
+        story.wait(LIMITS.reconnect_grace_s + 0.1)
+    assert 2 <= len(plans) <= MAX_ATTEMPTS
+    assert len({p.trees for p in plans}) == len(plans)
+    abandoned = story.last("a", m.Abandoned)
+    assert abandoned.next.base_commit == 0
+    assert abandoned.next.sync == abandoned.sync + 1
+    assert abandoned.next.num_steps == 10, "the contributions carry over"
+
+
+def test_abandoning_again_and_again_is_paced() -> None:
+    story = a_story()
+    story.start("a", "b")
+    for _ in range(20):
+        story.ready("a", tokens=0)
+        story.ready("b", tokens=0)
+        story.wait(1.0)
+    assert 1 < story.num("a", m.Abandoned) < 8
+    story.wait(2 * LIMITS.sync_wait_s)
+    story.ready("a", tokens=5)
+    story.ready("b", tokens=0)
+    story.wait(LIMITS.sync_wait_s)
+    plan = story.plan()
+    assert [c.site_id for c in plan.contributors] == [1], "weight 0 receives"
+    assert [r.site_id for r in plan.receivers] == [2]
+
+
+def test_a_state_that_differs_at_done_spoils_the_attempt() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    story.done("c", "other")
+    assert story.num("a", m.Commit) == 0
+    assert story.num("c", m.Evicted) == 1
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert story.last("a", m.Commit).attempt == 2
+
+
+def test_a_leave_after_done_does_not_cost_an_attempt() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.done("c", "s0")
+    story.leave("c")
+    assert story.plan().attempt == 1
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2, 3]
+
+
+def test_a_leave_before_done_costs_one() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.leave("c")
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+
+
+# --- waiting
+
+
+def test_6_the_deadline_goes_on_with_a_quorum() -> None:
+    story = a_story(min_sites=3, quorum=2)
+    story.start("a", "b", "c")
+    story.ready("a")
+    story.wait(LIMITS.sync_wait_s / 2)
+    story.ready("b")
+    story.wait(LIMITS.sync_wait_s / 2 + 0.1)
+    plan = story.plan()
+    assert [c.site_id for c in plan.contributors] == [1, 2]
+    assert [r.site_id for r in plan.receivers] == [3]
+
+
+def test_7_a_contributor_that_beats_but_does_nothing_is_spared() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    story.wait(2 * LIMITS.stall_s + 2 * LIMITS.heartbeat_s)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert "no progress" in "\n".join(story.log)
+
+
+def test_a_contributor_whose_bytes_move_is_not() -> None:
+    story = a_story()
+    story.start("a", "b")
+    planned(story, "a", "b")
+    for i in range(40):
+        for name in "ab":
+            story.says(name, m.Heartbeat(phase="exchanging", sent_bytes=i))
+        story.wait(1.0)
+    assert story.plan().attempt == 1
+
+
+def test_a_site_that_sends_but_does_not_hear_is_lost() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.sites["b"].hears = False
+    story.wait(LIMITS.lease_s + LIMITS.heartbeat_s + 0.1)
+    assert story.num("b", m.Evicted) == 1
+    assert story.sites["b"].stream is None
+    assert "has heard nothing" in "\n".join(story.log)
+    assert story.sites["a"].stream is not None
+
+
+def test_a_stream_without_hello_is_closed() -> None:
+    story = a_story()
+    story.happens(e.StreamOpened(77))
+    story.now += LIMITS.lease_s
+    outputs = story.core.handle(e.Tick(), story.now)
+    assert [o for o in outputs if isinstance(o, e.CloseStream)]
+
+
+# --- who is who
+
+
+def test_a_reconnect_within_the_grace_costs_nothing() -> None:
+    story = a_story()
+    story.start("a", "b")
+    plan = planned(story, "a", "b")
+    story.drop("b")
+    story.wait(0.5)
+    story.connect("b", state=(0, "s0"))
+    assert story.last("b", m.Plan) == plan
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.MEMBER
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert story.last("b", m.Commit).attempt == 1
+
+
+def test_a_new_stream_of_the_same_start_replaces_the_old_one_without_a_word_on_it() -> None:
+    story = a_story()
+    story.start("a", "b")
+    old = story.sites["b"].stream
+    story.connect("b", state=(0, "s0"))
+    assert story.num("b", m.Refused) == 0, "Refused on the old stream would end the node"
+    assert story.sites["b"].stream != old
+    story.wait(5)
+    assert story.num("b", m.Evicted) == 0
+
+
+def test_a_new_start_supersedes_at_once() -> None:
+    story = a_story()
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.done("b", "s0")
+    story.connect("b", incarnation=2, state=(0, "s0"))
+    assert story.last("b", m.Refused).kind is RefusedKind.SUPERSEDED
+    assert story.last("b", m.Welcome).site_id == 2, "the id stays"
+    assert [c.site_id for c in story.plan().contributors] == [1]
+    assert story.plan().attempt == 2, "its Done is void"
+
+
+def test_an_evicted_site_hears_it_when_it_comes_back_on_another_stream() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.drop("b")
+    story.wait(1.5)
+    story.connect("b", state=(0, "s0"))
+    assert story.num("b", m.Evicted) == 1
+    story.offer("b")
+    assert story.num("b", m.Admitted) == 1, "not before it has said Hello again"
+    story.connect("b", state=(0, "s0"), again=True)
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.MEMBER
+    assert isinstance(story.last("b", m.Open), m.Open)
+
+
+def test_eviction_outlives_a_restart() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.drop("b")
+    story.wait(1.5)
+    story.restart()
+    story.connect("b", state=(0, "s0"))
+    assert story.num("b", m.Evicted) == 1
+
+
+def test_6_ids_are_never_used_again() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.leave("b")
+    story.join("c")
+    story.restart()
+    story.join("d")
+    assert [story.sites[n].site_id for n in "abcd"] == [1, 2, 3, 4]
+
+
+def test_a_site_that_never_offers_leaves_no_trace() -> None:
+    story = a_story()
+    story.connect("a")
+    story.drop("a")
+    assert story.core.run.members.sites == {}
+    story.connect("a", key="another")
+    assert story.num("a", m.Refused) == 0
+
+
+@pytest.mark.parametrize("kind", ["run", "incarnation", "site", "term", "version"])
+def test_4_a_foreign_header_ends_the_stream_with_both_values(kind: str) -> None:
+    story = a_story()
+    story.start("a", "b")
+    header = m.Header(
+        protocol_version=PROTOCOL_VERSION + (kind == "version"),
+        run_id="other" if kind == "run" else "run",
+        site_id=2 if kind == "site" else 1,
+        incarnation=9 if kind == "incarnation" else 1,
+        term=9 if kind == "term" else 1,
+    )
+    stream = story.sites["a"].stream
+    assert stream is not None
+    story.happens(e.Received(stream, header, m.Heartbeat(phase="x")))
+    refused = story.last("a", m.Refused)
+    assert refused.kind is RefusedKind.INVALID
+    assert refused.theirs != refused.ours
+    assert story.sites["b"].stream is not None
+
+
+def test_a_message_before_hello_is_refused() -> None:
+    story = a_story()
+    outputs = [*story.core.handle(e.StreamOpened(5), 100.0)]
+    header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", incarnation=1)
+    outputs = story.core.handle(e.Received(5, header, m.Leave(reason="x")), 100.0)
+    assert [type(o) for o in outputs if not isinstance(o, e.Report)] == [e.Send, e.CloseStream]
+
+
+def test_malformed_bytes_cost_one_stream() -> None:
+    story = a_story()
+    story.start("a", "b")
+    stream = story.sites["a"].stream
+    assert stream is not None
+    story.happens(e.Malformed(stream, "truncated"))
+    assert story.last("a", m.Refused).kind is RefusedKind.INVALID
+    assert story.sites["b"].stream is not None
+    assert story.view.num_malformed == 1
+    story.connect("a", state=(0, "s0"))
+    assert story.num("a", m.Evicted) == 0, "it may come back within the grace"
+
+
+# --- states and sources
+
+
+def test_one_holder_attests_where_one_site_is_enough() -> None:
+    story = a_story(min_sites=1)
+    story.start("a")
+    assert story.core.run.log.attested[0] == a_hash("s0")
+    assert story.num("a", m.Open) == 1
+
+
+def test_a_claim_of_another_commit_0_loses() -> None:
+    story = a_story()
+    story.join("a")
+    story.join("b")
+    story.applied("a", 0, "s0")
+    story.applied("b", 0, "different")
+    assert story.num("b", m.Evicted) == 1
+    assert 0 not in story.core.run.log.attested
+
+
+def test_only_a_saved_model_seeds_a_resumed_run() -> None:
+    parent = json.dumps({"run_id": "p", "commit": 3, "run_step": 20, "run_tokens": 7})
+    story = Story(some_settings(steps=40), parent)
+    story.join("a")
+    assert story.last("a", m.Admitted).admitted_as is AdmittedAs.JOINER
+    assert story.view.state == "waiting for state"
+    story.join("b", saved=True)
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.SEEDER
+    story.applied("b", 0, "s0")
+    story.applied("a", 0, "s0")
+    opened = story.last("a", m.Open)
+    assert (opened.run_step, opened.run_tokens) == (20, 7)
+    assert story.last("a", m.Welcome).parent_json == parent
+
+
+def test_a_resumed_run_that_is_at_its_end_says_so() -> None:
+    parent = json.dumps({"run_id": "p", "commit": 3, "run_step": 40, "run_tokens": 7})
+    story = Story(some_settings(steps=40, min_sites=1), parent)
+    story.join("a", saved=True)
+    story.applied("a", 0, "s0")
+    assert story.view.finished
+    assert "already at step 40" in story.view.state
+
+
+def test_a_state_beyond_the_log_is_kept_out() -> None:
+    story = a_story(min_sites=1)
+    story.start("a")
+    story.connect("b", state=(5, "s5"))
+    assert story.last("b", m.Refused).kind is RefusedKind.STATE
+    story.applied("a", 3, "s3")
+    assert story.last("a", m.Refused).kind is RefusedKind.STATE
+
+
+def test_a_state_older_than_the_log_is_fetched_anew() -> None:
+    story = a_story(min_sites=1, steps=1000)
+    story.start("a")
+    for n in range(12):
+        story.commit_one("a", state=f"s{n}", following=f"s{n + 1}")
+    story.join("b", state=(2, "s2"))
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
+    story.join("c", state=(9, "s9"))
+    assert story.last("c", m.Admitted).admitted_as is AdmittedAs.MEMBER
+    story.sources("c", after=9)
+    sources = story.last("c", m.Sources)
+    assert [c.commit for c in sources.commits] == [10, 11, 12]
+    assert [(d.site_id, d.commit) for d in sources.donors] == [(1, 12)]
+    assert sources.attested[-1] == m.Attestation(commit=12, state_hash=a_hash("s12"))
+
+
+def test_a_long_run_restarts_without_naming_a_seeder() -> None:
+    story = a_story(min_sites=1, steps=1000)
+    story.start("a")
+    for n in range(12):
+        story.commit_one("a", state=f"s{n}", following=f"s{n + 1}")
+    story.restart()
+    story.join("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
+    story.connect("a", state=(12, "s12"))
+    story.offer("a")
+    assert story.last("a", m.Admitted).admitted_as is AdmittedAs.MEMBER
+    story.commit_one("a", state="s12", following="s13")
+    assert story.core.run.log.last == 13
+
+
+def test_commits_reach_the_store_once() -> None:
+    story = a_story(min_sites=1, steps=50)
+    story.start("a")
+    for n in range(5):
+        story.commit_one("a", state=f"s{n}", following=f"s{n + 1}")
+    assert story.view.finished
+    assert [point[:2] for point in story.view.losses] == [(n, 10 * n) for n in range(1, 6)]
+
+
+# --- length and end
+
+
+def test_44_the_last_sync_is_shortened_to_the_length() -> None:
+    story = a_story(min_sites=1, steps=25)
+    story.start("a")
+    for n in range(3):
+        story.commit_one("a", state=f"s{n}", following=f"s{n + 1}")
+    commits = [c for who, c in story.sent if who == "a" and isinstance(c, m.Commit)]
+    assert [c.run_step for c in commits] == [10, 20, 25]
+    assert commits[-1].final
+    assert commits[-1].next is None
+
+
+def test_44_a_length_in_tokens_is_estimated_from_the_last_commit() -> None:
+    story = a_story(min_sites=1, steps=0, tokens=250)
+    story.start("a")
+    assert story.last("a", m.Open).num_steps == 10
+    story.commit_one("a", state="s0", following="s1")  # 100 tokens
+    story.commit_one("a", state="s1", following="s2")
+    assert story.last("a", m.Commit).next.num_steps == 5
+    story.commit_one("a", state="s2", following="s3")
+    assert story.view.finished
+
+
+def test_stopping_without_sites_ends_at_once() -> None:
+    story = a_story()
+    story.happens(e.StopAsked("enough"))
+    assert story.view.state == "finished: enough"
+    story.restart()
+    assert story.view.finished
+
+
+def test_a_stop_outlives_a_restart() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.happens(e.StopAsked("enough"))
+    story.restart()
+    for name in "ab":
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+    planned(story, "a", "b")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert story.last("a", m.Commit).final
+
+
+def test_a_joiner_at_the_end_is_told_that_the_run_is_over() -> None:
+    story = a_story(min_sites=1, steps=10)
+    story.start("a")
+    story.join("b")
+    story.ready("a")
+    story.done("a", "s0")
+    assert story.num("b", m.Commit) == 0
+    assert story.last("b", m.Finished).commit == 1
+    story.sources("b")
+    assert story.num("b", m.Sources) == 1, "a still holds the state"
+
+
+def test_when_all_are_gone_the_run_pauses_and_goes_on() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.leave("a")
+    story.leave("b")
+    assert story.view.state == "paused: no site is here"
+    story.join("a", incarnation=2, state=(0, "s0"))
+    assert story.view.state == "training"
+    assert story.last("a", m.Open).sync == 1
+
+
+def test_contributions_that_fit_nowhere_pause_with_the_reason() -> None:
+    story = a_story(min_sites=1)
+    story.connect("a")
+    story.offer("a", retain=10)
+    story.applied("a", 0, "s0")
+    story.ready("a")
+    assert story.view.state.startswith("paused: the reducers may retain 10 bytes")
+    story.wait(5)
+    story.happens(e.StopAsked("enough"))
+    assert story.view.state.startswith("paused")
+
+
+# --- the view
+
+
+def test_the_view_is_json_and_says_what_people_ask() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.says("a", m.Heartbeat(phase="training", inner_step=7, steps_per_s=2.5, train_s=9.0, wait_s=1.0))
+    story.commit_one("a", "b", state="s0", following="s1")
+    document = json.loads(json.dumps(asdict(story.view)))
+    assert document["state"] == "training"
+    (a, b) = document["sites"]
+    assert (a["name"], a["state"], a["inner_step"], a["last_commit"]) == ("a", "member", 7, 1)
+    assert a["utilization"] == 0.9
+    assert b["utilization"] is None
+    assert document["commits"][0]["contributors"] == ["a", "b"]
+    assert document["commits"][0]["state_hash"] == a_hash("s1").hex()
+    assert document["losses"] == [[1, 10, 200, 2.0]]
+    assert document["sync"]["waiting_for"] == ["a", "b"]
