@@ -1,0 +1,44 @@
+"""Contributions that a reducer holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.parts import Encoded
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, RefusedError, StaleError
+
+
+def encoded(chunk: int, data: bytes) -> Encoded:
+    return Encoded(chunk, data, data[:1] * 32)
+
+
+def test_the_first_contribution_of_a_key_stays() -> None:
+    held = HeldContributions()
+    assert held.add(1, 1, encoded(5, b"abc"))
+    assert not held.add(1, 1, encoded(5, b"abc"))
+    with pytest.raises(InvalidMessage, match="site 1 sent chunk 5 again with other bytes"):
+        held.add(1, 1, encoded(5, b"xyz"))
+    assert held.add(1, 2, encoded(5, b"xyz"))  # another incarnation is another contributor
+    assert held.get(1, 1, 5) == encoded(5, b"abc")
+    assert held.get(2, 1, 5) is None
+    assert held.num_bytes == 6
+
+
+def test_what_is_held_of_whom() -> None:
+    held = HeldContributions()
+    for site, chunk in ((1, 0), (1, 3), (2, 3)):
+        held.add(site, 1, encoded(chunk, b"1234"))
+    assert held.chunks_of(1, 1) == {0, 3}
+    assert held.chunks_of(1, 2) == set()
+    held.keep(lambda key: key[2] == 3)
+    assert held.chunks_of(1, 1) == {3}
+    assert held.num_bytes == 8
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    counters = Counters()
+    for error in (DigestMismatch(""), InvalidMessage(""), StaleError(""), RefusedError(""), InvalidMessage("")):
+        counters.refuse(error)
+    assert counters.refused == {"corrupt": 1, "invalid": 2, "stale": 1, "refused": 1}

@@ -1,0 +1,59 @@
+"""What is known while a site catches up."""
+
+from __future__ import annotations
+
+from atoll.node.exchange.sources import Known
+from atoll.protocol.layout import Manifest, state_hash
+from atoll.protocol.messages import Attestation, Commit, Sources
+
+MANIFEST = Manifest(tensors=())
+OLD, NEW = [b"a" * 32, b"b" * 32], [b"c" * 32, b"b" * 32]
+
+
+def commit(number: int) -> Commit:
+    return Commit(
+        commit=number, sync=number, attempt=1, term=1, contributors=(), payload_digest=b"", run_step=0, run_tokens=0
+    )
+
+
+def known() -> Known:
+    found = Known(MANIFEST, ("m",))
+    attested = [(3, OLD), (5, NEW)]
+    found.learn(
+        Sources(
+            attested=tuple(Attestation(commit=c, state_hash=state_hash(MANIFEST, ("m",), h)) for c, h in attested),
+            commits=tuple(commit(n) for n in (5, 6)),
+        )
+    )
+    return found
+
+
+def test_only_an_attested_list_counts() -> None:
+    found = known()
+    assert found.add_list(3, OLD)
+    assert not found.add_list(5, OLD)  # of another commit
+    assert not found.add_list(4, OLD)  # not attested
+    assert set(found.lists) == {3}
+
+
+def test_a_chunk_is_checked_against_the_list_of_its_version() -> None:
+    found = known()
+    assert not found.is_valid(0, 3, OLD[0], frozen=False)
+    found.add_list(3, OLD)
+    found.add_list(5, NEW)
+    assert found.is_valid(0, 3, OLD[0], frozen=False)
+    assert not found.is_valid(0, 5, OLD[0], frozen=False)
+    assert found.is_valid(0, 5, NEW[0], frozen=False)
+    assert found.is_valid(1, 0, OLD[1], frozen=True)
+    assert not found.is_valid(1, 3, OLD[1], frozen=True)  # a frozen chunk has version 0
+
+
+def test_the_way_from_a_version_to_the_newest_commit() -> None:
+    found = known()
+    assert found.newest == 6
+    assert [v for v in range(9) if found.can_replay(v)] == [4, 5, 6]
+    found.unavailable.add(5)
+    assert [v for v in range(9) if found.can_replay(v)] == [5, 6]
+    found.learn(Sources(commits=(commit(7),)))
+    assert [v for v in range(9) if found.can_replay(v)] == [5, 6, 7]
+    assert Known(MANIFEST, ()).newest == -1

@@ -1,0 +1,144 @@
+"""Addresses, ports, channels; and the errors that calls end with."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from atoll.protocol import errors, status, transport
+from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:7700", ("::1", 7700)), ("host.example:0", ("host.example", 0))],
+)
+def test_an_address_and_back(address: str, expected: tuple[str, int]) -> None:
+    assert transport.parse_address(address) == expected
+    assert transport.join_address(*expected) == address
+
+
+@pytest.mark.parametrize(
+    "address", ["", "host", "host:", ":80", "host:x", "host:65536", "::1:80", "host:-1", "host:８"]
+)
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(ConfigError, match="address"):
+        transport.parse_address(address)
+
+
+def test_loopback() -> None:
+    for address in ("127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/run/x"):
+        assert transport.is_loopback(address)
+    for address in ("0.0.0.0:1", "10.0.0.1:1", "host:1", "[::]:1"):
+        assert not transport.is_loopback(address)
+
+
+class Echo:
+    """Answers with its request, or ends with an error."""
+
+    def __init__(self, error: AtollError | None = None) -> None:
+        self.error = error
+
+    async def call(self, data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        if self.error is not None:
+            await status.abort(context, self.error)
+        return data
+
+
+async def echo(data: bytes, error: AtollError | None = None, limit: int = 1 << 16, address: str = "") -> bytes:
+    server = transport.create_server(max_message_bytes=limit)
+    handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+        "Call": grpc.unary_unary_rpc_method_handler(Echo(error).call)
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+    port = transport.bind(server, address or "127.0.0.1:0", None)
+    await server.start()
+    target = address or f"127.0.0.1:{port}"
+    channel = transport.open_channel(target, credentials=None, max_message_bytes=1 << 20)
+    try:
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Call")
+        try:
+            return await method(data)
+        except grpc.RpcError as failure:
+            raise status.from_rpc_error(failure, f"echo at {target}") from None
+    finally:
+        await channel.close()
+        await server.stop(0)
+
+
+def test_a_call_goes_through(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    assert asyncio.run(echo(b"x" * 1000)) == b"x" * 1000
+    assert asyncio.run(echo(b"y", address=f"unix:{tmp_path}/socket")) == b"y"
+
+
+def test_a_message_over_the_bound_is_an_invalid_one() -> None:
+    with pytest.raises(errors.InvalidMessage):
+        asyncio.run(echo(b"x" * (1 << 17)))
+
+
+def test_a_taken_port_says_what_to_do() -> None:
+    async def main() -> None:
+        first = transport.create_server(max_message_bytes=1000)
+        address = f"127.0.0.1:{transport.bind(first, '127.0.0.1:0', None)}"
+        with pytest.raises(HostError, match=f"{address}.*choose another"):
+            transport.bind(transport.create_server(max_message_bytes=1000), address, None)
+        await first.stop(0)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (errors.StaleError, errors.StaleError),
+        (errors.RefusedError, errors.RefusedError),
+        (errors.InvalidMessage, errors.InvalidMessage),
+        (errors.DigestMismatch, errors.DigestMismatch),
+        (errors.NotYetError, errors.NotYetError),
+        (errors.StateError, errors.StateError),
+        (errors.PeerError, errors.PeerError),
+        (errors.HostError, errors.PeerError),  # it is not this host
+        (errors.SelfTestFailed, errors.PeerError),
+        (errors.ConfigError, errors.PeerError),
+    ],
+)
+def test_an_error_comes_back_as_its_kind(raised: type[AtollError], expected: type[AtollError]) -> None:
+    with pytest.raises(expected, match=r"echo at 127.*: sync 7 is over") as caught:
+        asyncio.run(echo(b"", raised("sync 7 is over")))
+    assert type(caught.value) is expected
+
+
+def test_details_are_bounded() -> None:
+    with pytest.raises(errors.StaleError) as caught:
+        asyncio.run(echo(b"", errors.StaleError("x" * 100_000)))
+    assert len(str(caught.value)) < 1200
+
+
+def test_a_server_that_is_not_there_is_a_peer_error() -> None:
+    async def main() -> None:
+        channel = transport.open_channel("127.0.0.1:1", credentials=None, max_message_bytes=1000)
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Call")
+        try:
+            await method(b"")
+        except grpc.RpcError as failure:
+            error = status.from_rpc_error(failure, "echo")
+            assert type(error) is PeerError
+            assert "unavailable" in str(error)
+        else:
+            raise AssertionError("nobody listens there")
+        await channel.close()
+
+    asyncio.run(main())
+
+
+def test_every_error_has_a_code_and_unknown_codes_are_the_peers_failure() -> None:
+    for cls in vars(errors).values():
+        if isinstance(cls, type) and issubclass(cls, AtollError):
+            assert isinstance(status.code_of(cls("x")), grpc.StatusCode)
+    for code in grpc.StatusCode:
+        assert isinstance(status.error_of(code, "", "peer"), AtollError)
