@@ -105,6 +105,8 @@ def _pick(cls: type[T], table: object, where: str) -> T:
             raise ConfigError(f"{where}: {key} is missing")
         value, place = table[key], f"{where}.{key}"
         if key in _LISTS:
+            if not isinstance(value, list):
+                raise ConfigError(f"{place} must be a list")
             values[key] = tuple(_pick(_LISTS[key], item, place) for item in value)
         elif key == "sync" and cls is RunStatus:
             values[key] = None if value is None else _pick(SyncStatus, value, place)

@@ -1,0 +1,178 @@
+"""The demo's processes, with small scripts in the place of coordinator and nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from atoll.cli import demo_run, demo_setup
+from atoll.cli.config import load_run
+from atoll.cli.demo_processes import Processes
+from atoll.cli.demo_run import Demo, wait_until_listening
+from atoll.cli.demo_setup import DemoOptions
+from atoll.protocol.errors import ConfigError, WorkerError
+
+STUBBORN = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True: time.sleep(1)
+"""
+POLITE = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *a: sys.exit(0))
+print("ready", flush=True)
+while True: time.sleep(1)
+"""
+LIMIT_S = 30.0
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def wait_for_line(path: Path, text: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while text not in (path.read_text() if path.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_nothing_is_left_running(tmp_path: Path) -> None:
+    with Processes(tmp_path, os.environ, grace_s=0.2) as processes:
+        polite = processes.start("polite", script(POLITE))
+        stubborn = processes.start("stubborn", script(STUBBORN))
+        for child in (polite, stubborn):
+            wait_for_line(child.log_path, "ready")
+    assert polite.exit_code == 0
+    assert stubborn.exit_code == -signal.SIGKILL
+
+
+def test_they_end_with_a_demo_that_is_killed(tmp_path: Path) -> None:
+    code = f"""
+import os, pathlib, time
+from atoll.cli.demo_processes import Processes
+processes = Processes(pathlib.Path({str(tmp_path)!r}), os.environ)
+child = processes.start("polite", {script(POLITE)!r})
+print(child.process.pid, flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen(script(code), stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        pid = int(demo.stdout.readline())
+        wait_for_line(tmp_path / "polite.log", "ready")
+        demo.kill()
+    deadline = time.monotonic() + LIMIT_S
+    while is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
+    with Processes(tmp_path, os.environ) as processes:
+        first = processes.start("a", script(POLITE))
+        wait_for_line(first.log_path, "ready")
+        first.kill()
+        assert (first.exit_code, first.killed) == (-signal.SIGKILL, True)
+        second = processes.start("a", script("print('again')"))
+        assert second.process.wait(LIMIT_S) == 0
+        assert not second.killed
+        assert second.tail() == ["ready", "again"]  # one log for both
+
+
+def test_the_port_is_found_in_what_the_coordinator_prints(tmp_path: Path) -> None:
+    line = "run x: listening on 127.0.0.1:4711 (status page http://127.0.0.1:4712/)"
+    with Processes(tmp_path, os.environ) as processes:
+        child = processes.start("coordinator", script(f"import time; print({line!r}, flush=True); time.sleep(60)"))
+        assert wait_until_listening(child) == (4711, "http://127.0.0.1:4712/")
+
+
+def test_a_coordinator_that_ends_at_once_is_an_error(tmp_path: Path) -> None:
+    with Processes(tmp_path, os.environ) as processes:
+        child = processes.start("coordinator", script("import sys; sys.exit('no good')"))
+        with pytest.raises(WorkerError, match="exit code 1 before it listened"):
+            wait_until_listening(child)
+
+
+def test_the_last_lines_of_the_guilty_one_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "listening on 127.0.0.1:1"
+    coordinator = script(f"import time; print({line!r}, flush=True); time.sleep(60)")
+    node = script("import sys; sys.exit('the disk is on fire')")
+    monkeypatch.setattr(demo_setup, "coordinator_command", lambda folder: coordinator)
+    monkeypatch.setattr(demo_setup, "node_command", lambda *args: node)
+    status = {
+        "run_id": "r", "state": "waiting", "started": False, "finished": False, "last_commit": 0, "run_step": 0,
+        "run_tokens": 0, "steps": 300, "tokens": 0, "codec": "int8", "num_parameters": 0, "state_hash": "",
+        "attested_commit": None, "errors": [], "sync": None, "sites": [], "commits": [],
+    }  # fmt: skip
+    folder = tmp_path / "demo"
+    with pytest.raises(WorkerError, match="site amsterdam ended with exit code 1"):
+        Demo(DemoOptions(num_sites=1, folder=folder), fetch=lambda address: status).run()
+    assert "the disk is on fire" in capsys.readouterr().err
+    assert (folder / "logs" / "amsterdam.log").exists()
+
+
+def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:
+    settings = demo_setup.demo_settings(DemoOptions(num_sites=2, model="small", codec="bf16", seed=9))
+    path = tmp_path / "run.toml"
+    demo_setup.write_run_file(settings, path)
+    loaded = load_run(path, environment={}, store_path=tmp_path / "run.db")
+    assert asdict(loaded.settings) == asdict(settings)
+    assert loaded.coordinator.listen == "127.0.0.1:0"
+    assert (settings.min_sites, settings.time_limits) == (2, "local")
+
+
+def test_a_folder_of_somebody_else_is_not_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "atoll-demo"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds something else than a demo"):
+        demo_setup.prepare_folder(None)
+    with pytest.raises(ConfigError, match="is not empty"):
+        demo_setup.prepare_folder(folder)
+    assert (folder / "thesis.txt").exists()
+
+
+def test_the_last_demo_is_replaced_unless_it_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = demo_setup.prepare_folder(None)
+    (folder / "old").touch()
+    assert demo_setup.prepare_folder(None) == folder
+    assert not (folder / "old").exists()
+    waits = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)", "demo"]
+    with subprocess.Popen(waits, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        (folder / demo_setup.MARKER).write_text(json.dumps({"pid": other.pid}))
+        with pytest.raises(ConfigError, match="is using"):
+            demo_setup.prepare_folder(None)
+        other.kill()
+
+
+def test_settings_in_the_environment_do_not_reach_the_demo() -> None:
+    environment = demo_setup.child_environment({"ATOLL_SYNC_EVERY": "3", "HOME": "/h"})
+    assert environment == {"HOME": "/h", "PYTHONUNBUFFERED": "1"}
+
+
+def test_names_are_distinct() -> None:
+    names = demo_setup.site_names(64)
+    assert len(set(names)) == 64
+    assert demo_run.LISTENING.search("listening on [::1]:7700 (status page http://[::1]:1/)")

@@ -1,0 +1,158 @@
+"""The demo's figures, its verdict, and the recorded baselines beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
+from atoll.cli.recorded import Recorded, add_entry, default_file, find_recorded, read_entries
+from atoll.cli.words import byte_count, count, duration, share
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import MODELS, RunSettings, SyncSettings
+
+HASH = "ab" * 32
+
+
+def site(name: str) -> SiteReport:
+    return SiteReport(
+        name=name, state_hash=HASH, commit=15, sent_bytes=20 << 20, received_bytes=21 << 20, utilization=0.91
+    )
+
+
+GOOD = Report(
+    run_id="demo-1",
+    num_parameters=1_000_000,
+    steps=300,
+    sync_every=20,
+    codec="int8",
+    expected_commits=15,
+    commits=15,
+    bits_per_byte_before=8.7,
+    bits_per_byte_after=2.4,
+    baselines=Baselines(alone=2.66, data_parallel=2.12, source="recorded: Python 3.11.9, some machine"),
+    sites=(site("amsterdam"), site("berlin"), site("cairo")),
+    saved_hash=HASH,
+    model_folder="atoll-demo/model",
+    elapsed_s=83.0,
+)
+
+
+def test_a_good_run_has_no_failures() -> None:
+    assert failures(GOOD) == []
+    assert as_document(GOOD)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"commits": 14}, "14 commits happened, 15 were expected"),
+        ({"sites": (site("a"), replace(site("b"), commit=14))}, "b ended at commit 14, the run at commit 15"),
+        ({"sites": (site("a"), replace(site("b"), commit=None, state_hash=""))}, "b ended at no state"),
+        ({"sites": (site("a"), replace(site("b"), state_hash="cd" * 32))}, "different states"),
+        ({"saved_hash": ""}, "the model was not saved"),
+        ({"saved_hash": "cd" * 32}, "the saved model is not the state"),
+        ({"bits_per_byte_after": None}, "could not be loaded"),
+        ({"bits_per_byte_after": 8.7}, "did not fall: 8.700 before, 8.700 after"),
+        ({"bits_per_byte_after": float("nan")}, "did not fall"),
+        ({"returned": False, "killed": "killed at commit 5"}, "was not back before the end"),
+    ],
+)
+def test_each_broken_promise_fails_with_its_reason(changes: dict[str, object], reason: str) -> None:
+    report = replace(GOOD, **changes)  # type: ignore[arg-type]
+    assert any(reason in text for text in failures(report))
+    assert "FAILED:" in as_text(report)
+    assert reason in as_text(report)
+    assert as_document(report)["ok"] is False
+
+
+def test_what_data_parallel_would_have_sent() -> None:
+    # A ring all-reduce of n sites sends 2 (n - 1) / n of the gradients, at each step.
+    assert data_parallel_bytes(3, 900, 10, 4) == 2 * 2 * 300 * 4 * 10
+    assert data_parallel_bytes(1, 900, 10, 4) == 0
+
+
+def test_the_text_says_everything_that_was_promised() -> None:
+    text = as_text(GOOD)
+    for part in ("8.700", "2.400", "2.660", "2.120", "recorded: Python 3.11.9", "15 of 15", "91 %", "20.0 MiB"):
+        assert part in text
+    assert text.count(HASH) == 3
+    assert "1.5 GiB in fp32, 76 times as much" in text
+    assert "762.9 MiB in bf16, 38 times as much" in text
+    assert 'atoll sample atoll-demo/model "def "' in text
+
+
+def test_without_baselines_the_text_says_how_to_get_them() -> None:
+    assert "--compare trains them here" in as_text(replace(GOOD, baselines=None))
+
+
+def test_one_site_exchanges_nothing() -> None:
+    assert "exchanges nothing" in as_text(replace(GOOD, sites=(site("amsterdam"),)))
+
+
+def test_the_document_is_json() -> None:
+    document = json.loads(json.dumps(as_document(GOOD)))
+    assert document["data_parallel_sent_bytes"] == {"fp32": 1_600_000_000, "bf16": 800_000_000}
+    assert [s["state_hash"] for s in document["sites"]] == [HASH] * 3
+
+
+SETTINGS = RunSettings(run_id="demo-1")
+FIGURES = Recorded(alone=2.6, data_parallel=2.1, machine="m", python="3.11.9")
+
+
+def test_recorded_figures_are_for_equal_settings_only(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    assert find_recorded(SETTINGS, 3, path) is None
+    add_entry(path, SETTINGS, 3, FIGURES)
+    assert find_recorded(replace(SETTINGS, run_id="demo-2"), 3, path) == FIGURES
+    # How the sites meet does not change what the baselines reach.
+    assert find_recorded(replace(SETTINGS, sync=SyncSettings(every=50, codec="fp32")), 3, path) == FIGURES
+    for other in (
+        replace(SETTINGS, steps=301),
+        replace(SETTINGS, seed=2),
+        replace(SETTINGS, data="demo"),
+        replace(SETTINGS, model=MODELS["nano"]),
+    ):
+        assert find_recorded(other, 3, path) is None
+    assert find_recorded(SETTINGS, 2, path) is None
+
+
+def test_recording_again_replaces(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    add_entry(path, SETTINGS, 3, FIGURES)
+    add_entry(path, SETTINGS, 2, FIGURES)
+    add_entry(path, SETTINGS, 3, replace(FIGURES, alone=1.0))
+    found = find_recorded(SETTINGS, 3, path)
+    assert found is not None
+    assert found.alone == 1.0
+    assert len(read_entries(path)) == 2
+
+
+def test_damaged_records_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.json"
+    path.write_text('{"baselines": [{"figures": {"alone": 1}}]}')
+    with pytest.raises(ConfigError, match="is damaged"):
+        find_recorded(SETTINGS, 3, path)
+
+
+def test_what_is_recorded_in_the_repository_can_be_read() -> None:
+    if default_file().exists():
+        assert read_entries(default_file())
+
+
+def test_words() -> None:
+    assert [byte_count(n) for n in (0, 1023, 1024, 3 << 20, 5 << 40)] == [
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "3.0 MiB",
+        "5.0 TiB",
+    ]
+    assert (duration(9.6), duration(200)) == ("10 s", "3 min 20 s")
+    assert (count(999), count(951_424), count(1_050_000), count(2_000_000_000)) == (
+        "999", "951424", "1.05 million", "2.00 billion",
+    )  # fmt: skip
+    assert (share(None), share(0.987)) == ("-", "99 %")

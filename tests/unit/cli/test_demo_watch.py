@@ -1,0 +1,180 @@
+"""From the coordinator's document to lines, tables, totals, and the moment to kill."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from atoll.cli.demo_view import LiveView, PlainView, make_view, picture, sync_in_words
+from atoll.cli.demo_watch import Act, KillPlan, Watch
+from atoll.cli.run_status import parse_status
+from atoll.cli.status import COLUMNS, table, text_lines
+from atoll.protocol.errors import InvalidMessage
+
+
+def site(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "site_id": 1, "name": name, "address": "127.0.0.1:1", "state": "member", "connected": True, "phase": "training",
+        "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
+        "wait_s": 1.0, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
+    } | changes  # fmt: skip
+
+
+def commit(number: int, contributors: Sequence[str] = ("a", "b"), **changes: Any) -> dict[str, Any]:
+    return {
+        "commit": number, "sync": number, "attempt": 1, "run_step": 20 * number, "contributors": list(contributors),
+        "mean_loss": 2.5, "state_hash": "", "final": False, "tokens": 5,
+    } | changes  # fmt: skip
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    commits = changes.get("commits", [])
+    return {
+        "run_id": "r", "state": "training", "started": True, "finished": False,
+        "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
+        "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
+        "sync": None, "sites": [site("a"), site("b")], "commits": [], "something_new": 1,
+    } | changes  # fmt: skip
+
+
+SYNC = {"sync": 2, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": []}
+
+
+def test_the_coordinators_own_document_is_understood() -> None:
+    from dataclasses import asdict
+
+    from atoll.coordinator.core.events import Persisted
+    from atoll.coordinator.core.run import Run
+    from atoll.coordinator.core.view import view_of
+    from atoll.protocol.settings import RunSettings, settings_to_json
+
+    settings = RunSettings(run_id="r", steps=40)
+    run = Run(settings, Persisted(run_id="r", term=1, settings_json=settings_to_json(settings)), 0.0)
+    status = parse_status(json.loads(json.dumps(asdict(view_of(run, 1.0)))))
+    assert (status.run_id, status.steps, status.sites) == ("r", 40, ())
+    assert status.state == "waiting for sites 0 of 1"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sites": 3}, {"run_id": 3}, {"sites": [3]}, {"sites": [{}]}, {"sync": {}}, {"last_commit": None}]
+)
+def test_another_document_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidMessage, match="another version"):
+        parse_status(document(**changes))
+
+
+def test_names_of_others_cannot_steer_the_terminal() -> None:
+    status = parse_status(document(sites=[site("a\x1b[2J\n", state="gone: [red]x\x07")], errors=["\x1b]0;x"]))
+    text = text_lines(status)
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    console = Console(file=io.StringIO(), record=True, width=200)
+    console.print(table(status))
+    assert "[red]x" in console.export_text()
+
+
+def test_the_table_says_what_the_status_says() -> None:
+    status = parse_status(document(sites=[site("a"), site("b", last_commit=None, state_hash="", state="starting")]))
+    lines = text_lines(status).splitlines()
+    assert lines[0] == "run r: training, step 20 of 300, commit 0"
+    assert [name for name in COLUMNS if name not in lines[1]] == []
+    assert "90 %" in lines[2]
+    assert "abababababab" in lines[2]
+    assert "starting" in lines[3]
+
+
+def test_one_line_for_each_commit_and_change() -> None:
+    watch = Watch()
+    assert watch.observe(
+        parse_status(document(state="waiting for sites 1 of 2", sites=[site("a", state="starting")]))
+    ) == [
+        "run: waiting for sites 1 of 2",
+        "a: starting",
+    ]
+    assert watch.observe(parse_status(document())) == ["run: training", "a: member", "b: member"]
+    assert watch.observe(parse_status(document(state="syncing"))) == []
+    two = [commit(1), commit(2, ["a"], attempt=2, mean_loss=None)]
+    assert watch.observe(parse_status(document(commits=two))) == [
+        "commit 1: step 20, a, b, training loss 2.500",
+        "commit 2: step 40, a, attempt 2",
+    ]
+    assert watch.observe(parse_status(document(commits=two))) == []
+    gone = [site("a"), site("b", state="gone: lost")]
+    assert watch.observe(parse_status(document(commits=two, sites=gone))) == ["b: gone: lost"]
+    assert watch.hashes == {"a": (1, "ab" * 32), "b": (1, "ab" * 32)}
+
+
+def test_counters_go_on_when_a_node_starts_again() -> None:
+    watch = Watch()
+    for sent, train_s, wait_s in ((100, 4.0, 1.0), (150, 6.0, 1.0), (10, 1.0, 0.0), (20, 2.0, 1.0)):
+        watch.observe(parse_status(document(sites=[site("a", sent_bytes=sent, train_s=train_s, wait_s=wait_s)])))
+    totals = watch.totals["a"]
+    assert totals.sent_bytes == 170
+    assert (totals.train_s, totals.wait_s) == (8.0, 2.0)
+    assert totals.utilization == 0.8
+
+
+def test_the_kill_comes_after_a_third_and_the_return_two_commits_later() -> None:
+    plan = KillPlan("b", expected_commits=9)
+    acts = []
+    history: list[dict[str, Any]] = []
+    for number in range(1, 10):
+        history.append(commit(number, ["a", "b"] if number <= 3 or number >= 7 else ["a"]))
+        acts.append(plan.next_act(parse_status(document(commits=history))))
+    assert acts == [None, None, Act.KILL, None, Act.RESTART, None, Act.BACK, None, None]
+    assert plan.in_words() == "killed at commit 3, restarted at 5, back in commit 7"
+
+
+def test_a_site_that_is_not_back_is_said_to_be_recovering() -> None:
+    plan = KillPlan("b", expected_commits=3)
+    history = [commit(1), commit(2, ["a"]), commit(3, ["a"])]
+    for count in (1, 3, 3, 3):
+        plan.next_act(parse_status(document(commits=history[:count])))
+    assert plan.in_words() == "killed at commit 1, restarted at 3, recovering"
+
+
+def test_plain_lines_go_to_a_pipe() -> None:
+    out = io.StringIO()
+    with PlainView(out) as view:
+        view.say("commit 1")
+        view.show(parse_status(document()), Watch(), {})
+    assert out.getvalue() == "commit 1\n"
+
+
+def test_a_pipe_gets_no_live_view(capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(make_view(as_json=False), PlainView)
+    with make_view(as_json=True) as view:
+        view.say("x")
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "x\n")
+
+
+def test_the_live_view_shows_sites_sync_traffic_and_notes() -> None:
+    watch = Watch()
+    status = parse_status(document(sync=SYNC))
+    watch.observe(status)
+    console = Console(file=io.StringIO(), record=True, width=160)
+    console.print(picture(status, watch, {"b": "killed at commit 3, recovering"}, ("commit 1: step 20",)))
+    text = console.export_text()
+    for part in ("sync 2: sites are training towards it, ready: a", "b: killed at commit 3", "commit 1: step 20"):
+        assert part in text
+    assert "all sites: 2.0 KiB sent, 90 % of the time spent training" in text
+
+
+def test_the_live_view_starts_and_stops() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=160)
+    with LiveView(console) as view:
+        view.say("hello")
+        view.show(parse_status(document()), Watch(), {})
+    assert "hello" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_sync_in_words() -> None:
+    exchanging = SYNC | {"attempt": 1, "contributors": ["a", "b"], "done": ["a"]}
+    assert sync_in_words(parse_status(document(sync=exchanging))) == "sync 2: exchanging, done 1 of 2"
+    assert sync_in_words(parse_status(document())) == "no sync yet"
