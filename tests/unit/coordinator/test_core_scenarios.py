@@ -80,6 +80,15 @@ def test_plans_are_never_issued_twice_and_attempts_end() -> None:
     assert abandoned.next.num_steps == 10, "the contributions carry over"
 
 
+def plan_after_pause(story: Story) -> None:
+    story.ready("a", tokens=5)
+    story.ready("b", tokens=0)
+    for _ in range(int(LIMITS.sync_wait_s) + 1):
+        if story.num("a", m.Plan):
+            return
+        story.wait(1.0)
+
+
 def test_abandoning_again_and_again_is_paced() -> None:
     story = a_story()
     story.start("a", "b")
@@ -89,9 +98,7 @@ def test_abandoning_again_and_again_is_paced() -> None:
         story.wait(1.0)
     assert 1 < story.num("a", m.Abandoned) < 8
     story.wait(2 * LIMITS.sync_wait_s)
-    story.ready("a", tokens=5)
-    story.ready("b", tokens=0)
-    story.wait(LIMITS.sync_wait_s)
+    plan_after_pause(story)
     plan = story.plan()
     assert [c.site_id for c in plan.contributors] == [1], "weight 0 receives"
     assert [r.site_id for r in plan.receivers] == [2]
@@ -152,10 +159,21 @@ def test_7_a_contributor_that_beats_but_does_nothing_is_spared() -> None:
     story.start("a", "b", "c")
     planned(story, "a", "b", "c")
     story.done("a", "s0")
+    for i in range(15):
+        story.says("b", m.Heartbeat(phase="exchanging", sent_bytes=i))
+        story.wait(1.0)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert "made no progress" in "\n".join(story.log)
+
+
+def test_7_if_all_others_are_done_it_is_not_even_an_attempt() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.done("a", "s0")
     story.done("b", "s0")
     story.wait(2 * LIMITS.stall_s + 2 * LIMITS.heartbeat_s)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
-    assert "no progress" in "\n".join(story.log)
+    assert story.last("a", m.Commit).attempt == 1
 
 
 def test_a_contributor_whose_bytes_move_is_not() -> None:

@@ -1,0 +1,387 @@
+"""The coordinator's sessions over real gRPC on loopback, in this process; and as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from atoll.coordinator import admin, service
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.main import serve
+from atoll.coordinator.service import SERVICE, CoordinatorServer
+from atoll.coordinator.store import MemoryStore
+from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
+
+SETTINGS = some_settings(run_id="run", min_sites=2, steps=10)
+LIMIT_S = 20.0
+
+
+class Client:
+    """One session, spoken by hand."""
+
+    def __init__(self, address: str, name: str, incarnation: int = 1) -> None:
+        self.channel = transport.open_channel(
+            address, credentials=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+        )
+        self.name = name
+        self.incarnation = incarnation
+        self.site_id = 0
+        self.seq = self.ack = 0
+        self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
+        # Bytes out, so that a test can send anything.
+        self.call = self.channel.stream_stream(
+            f"/{SERVICE}/Session", response_deserializer=session_pb2.SessionResponse.FromString
+        )(self._requests())
+
+    async def _requests(self) -> AsyncIterator[bytes]:
+        while (data := await self._outgoing.get()) is not None:
+            yield data
+
+    def raw(self, data: bytes) -> None:
+        self._outgoing.put_nowait(data)
+
+    def say(self, message: m.SiteMessage) -> None:
+        self.seq += 1
+        header = m.Header(
+            protocol_version=PROTOCOL_VERSION, run_id="run", site_id=self.site_id, incarnation=self.incarnation
+        )
+        self.raw(wire.request(message, header, self.seq, self.ack).SerializeToString())
+
+    async def hear(self, kind: type[Any]) -> Any:
+        """The next message of this kind; others are passed over."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                envelope = await self.call.read()
+                assert envelope is not grpc.aio.EOF, f"the stream ended before a {kind.__name__}"
+                self.ack = envelope.seq
+                header, message = wire.unpack(envelope)
+                assert header.run_id == "run"
+                if isinstance(message, m.Admitted):
+                    self.site_id = message.site_id
+                if isinstance(message, kind):
+                    return message
+
+    async def ended(self) -> bool:
+        async with asyncio.timeout(LIMIT_S):
+            try:
+                while await self.call.read() is not grpc.aio.EOF:
+                    pass
+            except grpc.aio.AioRpcError:
+                pass
+        return True
+
+    def hello(self, state: tuple[int, bytes] | None = None) -> None:
+        self.say(
+            m.Hello(
+                name=self.name,
+                key=a_hash(self.name),
+                address="127.0.0.1:1",
+                has_state=state is not None,
+                last_commit=state[0] if state else 0,
+                state_hash=state[1] if state else b"",
+            )
+        )
+
+    async def join(self) -> m.Admitted:
+        self.hello()
+        await self.hear(m.Welcome)
+        self.say(m.Offer(manifest=a_manifest(), data_fingerprint=a_hash("data"), max_retained_bytes=1 << 30))
+        admitted = await self.hear(m.Admitted)
+        assert isinstance(admitted, m.Admitted)
+        return admitted
+
+    async def close(self) -> None:
+        self._outgoing.put_nowait(None)
+        await self.channel.close()
+
+
+def serving(test: Callable[[CoordinatorServer], Awaitable[None]], tmp_path: Path) -> None:
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
+        server = CoordinatorServer(config, SETTINGS, MemoryStore())
+        await server.start()
+        running = asyncio.create_task(server.run())
+        try:
+            await test(server)
+        finally:
+            await server.stop()
+            await running
+
+    asyncio.run(main())
+
+
+async def both_at_commit_0(server: CoordinatorServer) -> tuple[Client, Client]:
+    a, b = Client(server.address, "a"), Client(server.address, "b")
+    assert (await a.join()).admitted_as is m.AdmittedAs.SEEDER
+    assert (await b.join()).admitted_as is m.AdmittedAs.JOINER
+    return a, b
+
+
+def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
+    async def test(server: CoordinatorServer) -> None:
+        a, b = Client(server.address, "a"), Client(server.address, "b")
+        await a.join()
+        await b.join()
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        b.say(m.FindSources(has_state=False, after_commit=0))
+        sources = await b.hear(m.Sources)
+        while not sources.donors:
+            sources = await b.hear(m.Sources)
+        assert [d.site_id for d in sources.donors] == [a.site_id]
+        b.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        await a.hear(m.Open)
+        await b.hear(m.Open)
+        for client in (a, b):
+            client.say(m.Ready(sync=1, tokens=10, num_steps=10, mean_loss=3.0))
+        for client in (a, b):
+            plan = await client.hear(m.Plan)
+            assert [c.site_id for c in plan.contributors] == [1, 2]
+            client.say(
+                m.Done(
+                    sync=1,
+                    attempt=1,
+                    term=plan.term,
+                    payload_digest=a_hash("p"),
+                    last_commit=0,
+                    state_hash=a_hash("s0"),
+                )
+            )
+        for client in (a, b):
+            assert (await client.hear(m.Commit)).final
+            client.say(m.Applied(commit=1, state_hash=a_hash("s1")))
+            await client.hear(m.Finished)
+        document = server.document()
+        assert document["finished"]
+        assert document["state_hash"] == a_hash("s1").hex()
+        assert document["commits"][0]["time"] > 0
+        stub = session_pb2_grpc.CoordinatorServiceStub(a.channel)
+        reply = await stub.Status(session_pb2.StatusRequest())
+        assert json.loads(reply.json)["settings"]["run_id"] == "run"
+        checked = await health_pb2_grpc.HealthStub(a.channel).Check(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert checked.status == health_pb2.HealthCheckResponse.SERVING
+        await a.close()
+        await b.close()
+
+    serving(test, tmp_path)
+
+
+TRUNCATED = wire.request(
+    m.Leave(reason="a long reason"), m.Header(protocol_version=1, run_id="run"), 1, 0
+).SerializeToString()[:-4]
+TOO_LARGE = wire.request(
+    m.Heartbeat(phase="x" * (2 << 20)), m.Header(protocol_version=1, run_id="run"), 1, 0
+).SerializeToString()
+OVER_A_BOUND = wire.request(
+    m.Heartbeat(phase="x" * 65), m.Header(protocol_version=1, run_id="run"), 1, 0
+).SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xff" * 100, "no session message"),
+        (TRUNCATED, "no session message"),
+        (TOO_LARGE, "at most 1048576 are allowed"),
+        (OVER_A_BOUND, "Heartbeat.phase"),
+        (b"", "without a known body"),
+    ],
+    ids=["noise", "truncated", "too large", "over a bound", "empty"],
+)
+def test_malformed_messages_cost_one_stream_and_are_counted(data: bytes, says: str, tmp_path: Path) -> None:
+    async def test(server: CoordinatorServer) -> None:
+        a, b = await both_at_commit_0(server)
+        bad = Client(server.address, "bad")
+        bad.raw(data)
+        refused = await bad.hear(m.Refused)
+        assert refused.kind is m.RefusedKind.INVALID
+        assert says in refused.text
+        assert await bad.ended()
+        assert server.document()["num_malformed"] == 1
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        b.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        await a.hear(m.Open)
+        await b.hear(m.Open)
+        for client in (a, b, bad):
+            await client.close()
+
+    serving(test, tmp_path)
+
+
+def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Path) -> None:
+    async def test(server: CoordinatorServer) -> None:
+        a = Client(server.address, "a")
+        await a.join()
+        channel = grpc.aio.insecure_channel(server.address)
+        call = channel.stream_stream(f"/{SERVICE}/Session")()
+        await call.write(b"\0" * (transport.MAX_SESSION_MESSAGE_BYTES + 1))
+        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await channel.close()
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        await a.hear(m.Pulse)
+        await a.close()
+
+    serving(test, tmp_path)
+
+
+def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MAX_QUEUED_SENDS", 8)
+
+    async def test(server: CoordinatorServer) -> None:
+        a = Client(server.address, "a")
+        await a.join()
+        deaf = Client(server.address, "deaf")
+        await deaf.join()
+        # Large answers that nobody takes: the transport's windows fill up, then the queue.
+        sent = 0
+        while server.document()["sites"][1]["connected"]:
+            deaf.say(m.FindSources(has_state=False, after_commit=0))
+            sent += 1
+            await asyncio.sleep(0)
+            assert sent < 2_000_000
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        await a.hear(m.Pulse)
+        await a.close()
+        await deaf.close()
+
+    serving(test, tmp_path)
+
+
+def test_streams_end_cleanly_when_the_coordinator_stops(tmp_path: Path) -> None:
+    clients: list[Client] = []
+
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
+        server = CoordinatorServer(config, SETTINGS, MemoryStore())
+        await server.start()
+        running = asyncio.create_task(server.run())
+        client = Client(server.address, "a")
+        clients.append(client)
+        await client.join()
+        await server.stop()
+        await running
+        assert await client.ended()
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_taken_port_is_an_error_that_says_so(tmp_path: Path) -> None:
+    async def test(server: CoordinatorServer) -> None:
+        config = replace(server.config, listen=server.address)
+        with pytest.raises(HostError, match="another process has that port"):
+            await CoordinatorServer(config, SETTINGS, MemoryStore()).start()
+
+    serving(test, tmp_path)
+
+
+def test_an_open_address_without_credentials_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="0.0.0.0:0")
+        server = CoordinatorServer(config, SETTINGS, MemoryStore())
+        await server.start()
+        await server.stop()
+
+    asyncio.run(main())
+    assert "no credentials" in caplog.text
+
+
+# --- the process
+
+COORDINATOR = """
+import asyncio, sys
+from pathlib import Path
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.main import serve
+from atoll.protocol.errors import AtollError
+from atoll.protocol.settings import RunSettings
+config = CoordinatorConfig(store_path=Path(sys.argv[1]), listen="127.0.0.1:0", http_listen="127.0.0.1:0")
+try:
+    asyncio.run(serve(config, RunSettings(run_id="run", min_sites=2)))
+except AtollError as error:
+    print(f"{type(error).__name__}: {error}")
+    raise SystemExit(error.exit_code)
+assert "torch" not in sys.modules and "numpy" not in sys.modules
+"""
+
+
+def a_coordinator(store: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", COORDINATOR, str(store)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def end(process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
+    process.send_signal(how)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("folder", ["short", "x" * 100], ids=["short path", "path too long for a socket"])
+def test_a_coordinator_process_from_start_to_stop(tmp_path: Path, folder: str) -> None:
+    store = tmp_path / folder / "run.db"
+    store.parent.mkdir()
+    process = a_coordinator(store)
+    try:
+        line = first_line(process)
+        assert line.startswith("run run: listening on 127.0.0.1:")
+        assert "status page http://127.0.0.1:" in line
+        assert admin.socket_path(store).stat().st_mode & 0o777 == 0o600
+        assert admin.request_status(store)["state"] == "waiting for sites 0 of 2"
+        second = a_coordinator(store)
+        output, errors = second.communicate(timeout=LIMIT_S)
+        assert second.returncode == HostError.exit_code, errors
+        assert "another coordinator has it open" in output
+        admin.request_stop(store)
+        assert admin.request_status(store)["state"] == "finished: atoll stop"
+        code, errors = end(process)
+        assert (code, errors) == (0, "")
+        assert not admin.socket_path(store).exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_after_kill_9_the_store_is_free_and_the_term_is_higher(tmp_path: Path) -> None:
+    store = tmp_path / "run.db"
+    for term in (1, 2):
+        process = a_coordinator(store)
+        try:
+            first_line(process)
+            assert admin.request_status(store)["term"] == term
+        finally:
+            end(process, signal.SIGKILL)
+
+
+def test_stopping_where_nothing_runs_says_so(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="is it running on this machine, with this store"):
+        admin.request_stop(tmp_path / "run.db")
+
+
+def test_serving_another_run_from_the_store_is_refused(tmp_path: Path) -> None:
+    store = tmp_path / "run.db"
+    process = a_coordinator(store)
+    first_line(process)
+    end(process)
+    config = CoordinatorConfig(store_path=store, listen="127.0.0.1:0", http_listen="")
+    with pytest.raises(ConfigError, match="holds run 'run', the settings name run 'other'"):
+        asyncio.run(serve(config, some_settings(run_id="other")))

@@ -1,0 +1,105 @@
+"""The status page, its JSON and its metrics, over real HTTP on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from atoll.coordinator.web import StatusPage, load_page, metrics
+from atoll.protocol import messages as m
+from atoll.protocol.errors import HostError
+from tests.harness.coordinator_story import Story, some_settings
+
+
+def a_document() -> dict[str, Any]:
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.says("a", m.Heartbeat(phase="training", inner_step=7, steps_per_s=2.5, sent_bytes=1000, train_s=9.0))
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.drop("b")
+    return asdict(story.view) | {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
+
+
+def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
+    """Runs `check(base url)` on a thread while the page is served."""
+
+    async def main() -> None:
+        page = StatusPage("127.0.0.1:0", lambda: document, asyncio.get_running_loop())
+        try:
+            await asyncio.to_thread(check, f"http://{page.address}")
+        finally:
+            await page.close()
+
+    asyncio.run(main())
+
+
+def get(url: str) -> tuple[int, dict[str, str], bytes]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.status, dict(answer.headers), answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, dict(error.headers), error.read()
+
+
+def test_the_pages() -> None:
+    document = a_document()
+
+    def check(base: str) -> None:
+        code, headers, body = get(base + "/")
+        assert code == 200
+        assert headers["Content-Type"] == "text/html; charset=utf-8"
+        assert b"<title>atoll</title>" in body
+        assert json.loads(get(base + "/status.json")[2]) == json.loads(json.dumps(document))
+        assert get(base + "/healthz")[2] == b"ok\n"
+        code, headers, body = get(base + "/metrics")
+        assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+        assert b"atoll_commit 1.0" in body
+        assert get(base + "/../secret")[0] == 404
+
+    served(check, document)
+
+
+def test_nothing_of_a_run_can_become_markup() -> None:
+    page, policy = load_page()
+    text = page.decode()
+    assert "innerHTML" not in text
+    assert "insertAdjacentHTML" not in text
+    assert "document.write" not in text
+    assert not re.search(r'(?:src|href)="(?!data:,|/)', text), "no outside assets"
+    assert "default-src 'none'" in policy
+    assert policy.count("sha256-") == 2
+    assert "unsafe" not in policy
+
+
+def test_metrics_are_well_formed() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(metrics(a_document()).decode())}
+    assert all(name.startswith("atoll_") for name in families)
+    assert families["atoll_site_sent_bytes"].type == "counter"
+    sent = {s.labels["site"]: s.value for s in families["atoll_site_sent_bytes"].samples}
+    assert sent == {"a": 1000.0, "b": 0.0}
+    assert {s.labels["state"]: s.value for s in families["atoll_sites"].samples} == {"away": 1.0, "member": 1.0}
+    state = {s.labels["state"]: s.value for s in families["atoll_run_state"].samples}
+    assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
+    for family in families.values():
+        for sample in family.samples:
+            assert set(sample.labels) <= {"site", "state", "run_id", "codec", "state_hash", "version"}
+
+
+def test_a_taken_port_is_named() -> None:
+    def check(base: str) -> None:
+        loop = asyncio.new_event_loop()
+        with pytest.raises(HostError, match="--http-listen"):
+            StatusPage(base.removeprefix("http://"), dict, loop)
+        loop.close()
+
+    served(check, a_document())
