@@ -44,9 +44,9 @@ class Client:
         self.seq = self.ack = 0
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         # Bytes out, so that a test can send anything.
-        self.call = self.channel.stream_stream(
+        self.call: Any = self.channel.stream_stream(
             f"/{SERVICE}/Session", response_deserializer=session_pb2.SessionResponse.FromString
-        )(self._requests())
+        )(self._requests())  # type: ignore[arg-type]
 
     async def _requests(self) -> AsyncIterator[bytes]:
         while (data := await self._outgoing.get()) is not None:
@@ -227,7 +227,7 @@ def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Pa
         a = Client(server.address, "a")
         await a.join()
         channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream(f"/{SERVICE}/Session")()
+        call: Any = channel.stream_stream(f"/{SERVICE}/Session")()
         await call.write(b"\0" * (transport.MAX_SESSION_MESSAGE_BYTES + 1))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await channel.close()

@@ -1,0 +1,210 @@
+"""Seeded random schedules against the core: sites that follow the protocol, and streams, nodes and the coordinator
+that break at any moment. Whatever happens, commits are one history, and once nothing breaks any more the run ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from atoll.protocol import messages as m
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+
+STEPS = 60
+NUM_EVENTS = 250
+
+
+class Player:
+    """A site that does what it is told, sooner or later. Its state after commit n is called s<n>."""
+
+    def __init__(self, story: Story, name: str) -> None:
+        self.story = story
+        self.name = name
+        self.held: int | None = None
+        self.open: m.Open | None = None
+        self.said_ready = 0  # sync
+        self.plan: m.Plan | None = None
+        self.inbox: list[m.CoordinatorMessage] = []
+        self.commits: dict[int, m.Commit] = {}
+        self.seeding = False
+        self.finished = False
+
+    @property
+    def connected(self) -> bool:
+        site = self.story.sites.get(self.name)
+        return site is not None and site.stream is not None
+
+    def connect(self, *, restart: bool) -> None:
+        incarnation = self.story.sites[self.name].incarnation if self.name in self.story.sites else 1
+        if restart:
+            self.forget_work()
+        state = (self.held, f"s{self.held}") if self.held is not None else None
+        self.inbox.clear()
+        self.story.connect(self.name, incarnation=incarnation + restart, state=state)
+
+    def forget_work(self) -> None:
+        self.said_ready, self.plan, self.open, self.seeding = 0, None, None, False
+        self.commits.clear()
+
+    def read(self) -> None:
+        """Handles the oldest message."""
+        message = self.inbox.pop(0)
+        story, name = self.story, self.name
+        match message:
+            case m.Welcome():
+                story.offer(name)
+            case m.Admitted():
+                self.seeding = message.admitted_as is m.AdmittedAs.SEEDER and self.held is None
+                if message.admitted_as is m.AdmittedAs.JOINER:
+                    self.held = None
+                if self.held is None and not self.seeding:
+                    story.sources(name)
+                elif self.held is not None:
+                    story.applied(name, self.held, f"s{self.held}")
+            case m.Sources():
+                known = [a.commit for a in message.attested]
+                if message.donors and known and (self.held is None or known[-1] > self.held):
+                    self.held, self.plan = known[-1], None
+                    story.applied(name, self.held, f"s{self.held}")
+                self.commits.update((c.commit, c) for c in message.commits)  # the payloads are in the sites' logs
+            case m.Open():
+                self.open = message
+            case m.Abandoned():
+                self.open, self.plan = message.next, None
+            case m.Plan():
+                self.plan = message
+            case m.Commit():
+                self.commits[message.commit] = message
+            case m.Evicted():
+                self.forget_work()
+                state = (self.held, f"s{self.held}") if self.held is not None else None
+                story.connect(name, state=state, again=True)
+            case m.Finished() | m.Refused():
+                self.finished = isinstance(message, m.Finished)
+
+    def act(self, generator: random.Random) -> None:
+        """Something that is due."""
+        story, name, site = self.story, self.name, self.story.sites[self.name]
+        if self.seeding:
+            self.seeding, self.held = False, 0
+            story.applied(name, 0, "s0")
+            return
+        if self.held is None or not site.site_id:
+            return
+        following = self.commits.pop(self.held + 1, None)
+        if following is not None:
+            self.held += 1
+            self.open, self.plan = following.next, None
+            story.applied(name, self.held, f"s{self.held}")
+        elif self.plan is not None and self.plan.base_commit == self.held:
+            mine = [c for c in self.plan.contributors if (c.site_id, c.incarnation) == (site.site_id, site.incarnation)]
+            if mine and generator.random() < 0.1:
+                others = [c.site_id for c in self.plan.contributors if c is not mine[0]] or [0]
+                story.says(
+                    name,
+                    m.ExchangeFailed(
+                        sync=self.plan.sync,
+                        attempt=self.plan.attempt,
+                        term=self.plan.term,
+                        peer_site_id=generator.choice([0, *others]),
+                        direction=m.Direction.SENDING,
+                        phase="upload",
+                        text="cut",
+                    ),
+                )
+            elif mine:
+                story.done(name, f"s{self.held}", plan=self.plan)
+            self.plan = None
+        elif self.open is not None and self.open.base_commit == self.held and self.said_ready < self.open.sync:
+            self.said_ready = self.open.sync
+            message = m.Ready(sync=self.open.sync, tokens=generator.randrange(0, 50), num_steps=self.open.num_steps)
+            story.says(name, message)
+        elif self.held < story.core.run.log.last:
+            story.sources(name, after=self.held)
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.generator = random.Random(seed)
+        self.story = Story(
+            some_settings(steps=STEPS, min_sites=self.generator.randrange(1, 4), quorum=1),
+        )
+        self.players = [Player(self.story, name) for name in "abcd"]
+        self._seen = 0
+
+    def deliver(self) -> None:
+        for name, message in self.story.sent[self._seen :]:
+            player = next(p for p in self.players if p.name == name)
+            if not isinstance(message, m.Pulse):
+                player.inbox.append(message)
+        self._seen = len(self.story.sent)
+
+    def work(self) -> None:
+        """One player does one thing."""
+        self.deliver()
+        player = self.generator.choice(self.players)
+        if not player.connected:
+            return
+        if player.inbox:
+            player.read()
+        else:
+            player.act(self.generator)
+
+    def fault(self) -> None:
+        player = self.generator.choice(self.players)
+        choice = self.generator.random()
+        if choice < 0.35:
+            if not player.connected:
+                player.connect(restart=self.generator.random() < 0.5)
+        elif choice < 0.5:
+            if player.connected:
+                self.story.drop(player.name)
+        elif choice < 0.55:
+            self.story.restart()
+            for other in self.players:
+                other.inbox.clear()
+        elif choice < 0.6:
+            if player.connected:
+                self.story.leave(player.name)
+        else:
+            self.story.wait(self.generator.choice([0.1, 0.5, 2.0]))
+        self.deliver()
+
+    def settle(self) -> None:
+        """Nothing breaks any more: everybody comes back and the run ends."""
+        for _ in range(4000):
+            if self.story.view.finished:
+                return
+            for player in self.players:
+                if not player.connected:
+                    player.connect(restart=True)
+            for _ in range(10):
+                self.work()
+            self.story.wait(0.2)
+        raise AssertionError(self.story.view.state + "\n" + "\n".join(self.story.log[-60:]))
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
+    world = World(seed)
+    for _ in range(NUM_EVENTS):
+        if world.generator.random() < 0.2:
+            world.fault()
+        else:
+            world.work()
+    world.settle()
+    story = world.story
+    history: dict[int, m.Commit] = {}
+    for _, message in story.sent:
+        if isinstance(message, m.Commit):
+            assert history.setdefault(message.commit, message) == message, "one commit, two contents"
+    run = story.core.run
+    assert run.log.run_step == STEPS
+    for number, state_hash in run.log.attested.items():
+        assert state_hash == a_hash(f"s{number}")
+    plans = {(p.sync, p.attempt): p for _, p in story.sent if isinstance(p, m.Plan)}
+    for commit in history.values():
+        plan = plans[commit.sync, commit.attempt]
+        assert commit.contributors == plan.contributors
+        assert sum(c.tokens for c in commit.contributors) > 0
+    assert not [text for text in story.log if "payloads differ" in text or "its state of commit" in text]
