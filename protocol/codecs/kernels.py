@@ -240,12 +240,22 @@ _PLANES = {"fp32": 4, "bf16": 2}  # bytes of the same significance compress bett
 
 def _split(codec: str, body: Bytes) -> Bytes:
     planes = _PLANES.get(codec, 1)
-    return body if planes == 1 else np.ascontiguousarray(body.reshape(-1, planes).T).reshape(-1)
+    if planes == 1:
+        return body
+    out = scratch.array("planes", body.size).reshape(planes, -1)
+    for plane in range(planes):
+        out[plane] = body[plane::planes]
+    return out.reshape(-1)
 
 
 def _joined(codec: str, body: Bytes) -> Bytes:
     planes = _PLANES.get(codec, 1)
-    return body if planes == 1 else np.ascontiguousarray(body.reshape(planes, -1).T).reshape(-1)
+    if planes == 1:
+        return body
+    out = scratch.array("joined", body.size)
+    for plane, part in enumerate(body.reshape(planes, -1)):
+        out[plane::planes] = part
+    return out
 
 
 # --- decoding
