@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE_S = 8.0  # after each signal on the way down; less than a person's patience
+GRACE_S = 5.0  # after each signal on the way down; less than a person's patience
 TAIL_LINES = 15
 TAIL_BYTES = 1 << 16
 
@@ -48,7 +48,7 @@ class Child:
 
 
 class Processes:
-    """Use as a context manager: leaving it ends every process that is still there."""
+    """Use as a context manager: leaving it ends every process that is still there, the first one last."""
 
     def __init__(self, log_folder: Path, environment: Mapping[str, str], grace_s: float = GRACE_S) -> None:
         self._log_folder = log_folder
@@ -75,9 +75,9 @@ class Processes:
         self.children[name] = child
         return child
 
-    def stop(self, names: Sequence[str] | None = None) -> None:
+    def stop(self, names: Sequence[str]) -> None:
         """SIGTERM (leave properly), SIGTERM again (at once), SIGKILL."""
-        children = [self.children[name] for name in (names if names is not None else list(self.children))]
+        children = [self.children[name] for name in names]
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             running = [child for child in children if child.exit_code is None]
             for child in running:
@@ -95,4 +95,6 @@ class Processes:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.stop()
+        names = list(self.children)
+        self.stop(names[1:])
+        self.stop(names[:1])

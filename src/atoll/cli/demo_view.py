@@ -67,20 +67,29 @@ class LiveView(AbstractContextManager["LiveView"]):
         self._refresh()
 
     def _refresh(self) -> None:
-        self._live.update(picture(self._status, self._watch, self._notes, tuple(self._lines)))
+        width = self._live.console.width
+        self._live.update(picture(self._status, self._watch, self._notes, tuple(self._lines), width))
 
 
-def picture(status: RunStatus | None, watch: Watch | None, notes: dict[str, str], lines: tuple[str, ...]) -> Group:
+def picture(
+    status: RunStatus | None, watch: Watch | None, notes: dict[str, str], lines: tuple[str, ...], width: int
+) -> Group:
     """The run's bar, the table of sites, the sync in progress, and the last lines."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     parts: list[object] = []
     if status is not None:
+        bar = Table.grid(padding=(0, 2))
+        bar.add_row(
+            ProgressBar(total=max(1, status.steps), completed=status.run_step, width=50), f"step {status.run_step}"
+        )
         parts += [
-            table(status),
-            ProgressBar(total=max(1, status.steps), completed=status.run_step, width=60),
+            table(status, width),
+            Text(),
+            bar,
             Text(sync_in_words(status)),
             *(Text(f"{name}: {note}", style="yellow") for name, note in notes.items() if note),
         ]

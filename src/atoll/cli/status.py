@@ -23,7 +23,9 @@ examples:
   atoll status --format json | python -m json.tool
 """
 WATCH_EVERY_S = 1.0
-COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "utilization", "state hash")
+NARROW_LEAVES_OUT = ("received",)
+WIDE_FROM_COLUMNS = 100
+COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "busy", "state hash")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +58,7 @@ def _watch_live(look: Any) -> int:
     with Live(refresh_per_second=4) as live:
         while True:
             _, status = look()
-            live.update(table(status))
+            live.update(table(status, live.console.width))
             if status.finished:
                 return 0
             time.sleep(WATCH_EVERY_S)
@@ -80,7 +82,7 @@ def rows(status: RunStatus) -> list[tuple[str, ...]]:
             byte_count(site.sent_bytes),
             byte_count(site.received_bytes),
             share(site.utilization),
-            site.state_hash[:12] or "-",
+            site.state_hash[:10] or "-",
         )
         for site in status.sites
     ]
@@ -99,16 +101,18 @@ def text_lines(status: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def table(status: RunStatus) -> Table:
-    """The same for a terminal."""
+def table(status: RunStatus, width: int = WIDE_FROM_COLUMNS) -> Table:
+    """The same for a terminal of `width` characters; a narrow one does without some columns."""
     from rich.table import Table
     from rich.text import Text
 
-    result = Table(title=Text(headline(status)), title_justify="left", expand=False)
-    for i, name in enumerate(COLUMNS):
-        result.add_column(name, justify="left" if i in (0, 1, 9) else "right", no_wrap=i != 1)
+    result = Table(title=Text(headline(status)), title_justify="left", box=None, padding=(0, 2, 0, 0))
+    shown = [i for i, name in enumerate(COLUMNS) if width >= WIDE_FROM_COLUMNS or name not in NARROW_LEAVES_OUT]
+    for i in shown:
+        is_text = COLUMNS[i] in ("site", "state", "state hash")
+        result.add_column(COLUMNS[i], justify="left" if is_text else "right", no_wrap=COLUMNS[i] != "state")
     for row in rows(status):
-        result.add_row(*(Text(cell) for cell in row))
+        result.add_row(*(Text(row[i]) for i in shown))
     if status.errors:
         result.caption = Text("\n".join(f"a site left for good: {text}" for text in status.errors))
     return result
