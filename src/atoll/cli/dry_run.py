@@ -17,6 +17,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 DESCRIBE_LIMIT_S = 120.0
+NODE_CONSTANT_BYTES = 150 << 20  # Python, gRPC, numpy, compiled kernels
 OUTER_SLOTS = {"sgd": 0, "nesterov": 1}
 
 
@@ -64,7 +65,7 @@ def facts(settings: RunSettings, config: NodeConfig, described: Described) -> li
             ("model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"),
             ("manifest", manifest.digest.hex()),
         ]
-        lines += [("memory", line) for line in memory_lines(settings, manifest)]
+        lines += memory_lines(settings, manifest)
     data = ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
     lines += [
         ("data", data),
@@ -74,12 +75,12 @@ def facts(settings: RunSettings, config: NodeConfig, described: Described) -> li
     return lines
 
 
-def memory_lines(settings: RunSettings, manifest: Manifest) -> list[str]:
-    """The large parts of this node's memory and disk; the training process's own come on top."""
+def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, str]]:
+    """Of the node, by the formula of docs/memory.md; the training processes' own comes on top."""
     layout = Layout(manifest, settings.sync.chunk_elements)
     num_slots = OUTER_SLOTS[settings.outer.optimizer]
     outer = sum(chunk.num_bytes * (1 + num_slots if chunk.role is Role.TRAINABLE else 1) for chunk in layout.chunks)
-    payload = sum(
+    encoded = sum(
         encoded_bytes(
             codec_of(chunk.role, settings.sync.codec),
             chunk.num_elements,
@@ -87,11 +88,17 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[str]:
         )
         for chunk in layout.chunks[: layout.num_sync_chunks]
     )
+    shared = 2 * layout.buffer_bytes
+    total = NODE_CONSTANT_BYTES + outer + shared + encoded
+    log = encoded * settings.sync.log_commits
     return [
-        f"{byte_count(2 * layout.buffer_bytes)} shared with the workers (snapshot and published parameters)",
-        f"{byte_count(outer)} outer state, a mapped file",
-        f"{byte_count(2 * payload)} sent in a sync at most, and as much received (nearly so with many sites)",
-        f"{byte_count(payload * settings.sync.log_commits)} payload log on disk ({settings.sync.log_commits} commits)",
+        (
+            "memory",
+            f"{byte_count(total)} for the node: {byte_count(shared)} shared with the workers, "
+            f"{byte_count(outer)} outer state (mapped), {byte_count(encoded)} held as a reducer, {byte_count(NODE_CONSTANT_BYTES)} of its own",
+        ),
+        ("disk", f"{byte_count(outer + log)}: outer state, payloads of {settings.sync.log_commits} commits"),
+        ("traffic", f"less than {byte_count(2 * encoded)} each way in a sync"),
     ]
 
 
