@@ -3,6 +3,8 @@
     python -m benchmarks.exchange_speed --params 16777216 --sites 3
 
 From the word "go" to the last site's digest; the smallest, the median and all rounds. Each round is a sync of its own.
+With `--mbit` (root) each site is in a network namespace whose link is limited to so much in each direction, and the
+ratio to the link's limit is printed: the time that the busier direction of the busiest site's chunks need alone.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.settings import SyncSettings
+from benchmarks import netns
 
 RUN_ID = "exchange-speed"
 
@@ -112,13 +115,29 @@ async def _site(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    command = [sys.executable, "-m", "benchmarks.exchange_speed", *sys.argv[1:]]
-    sites = [
-        subprocess.Popen(
-            [*command, "--site", str(i + 1)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        for i in range(args.sites)
-    ]
+    if not args.mbit:
+        _measure(args, [[] for _ in range(args.sites)], [args.host] * args.sites)
+        return
+    if why := netns.available():
+        sys.exit(f"--mbit {why}")
+    with netns.Hosts(args.sites, args.mbit * 1_000_000) as hosts:
+        sites = range(args.sites)
+        _measure(args, [hosts.prefix(i) for i in sites], [hosts.address(i) for i in sites])
+
+
+def _limit_s(args: argparse.Namespace, sent: list[float]) -> float:
+    """What the busiest uplink needs for the chunks it sends."""
+    return max(sent) * 2**20 * 8 / (args.mbit * 1e6)
+
+
+def _measure(args: argparse.Namespace, prefixes: list[list[str]], hosts: list[str]) -> None:
+    sites = []
+    for i, (prefix, host) in enumerate(zip(prefixes, hosts, strict=True)):
+        command = [*prefix, sys.executable, "/tmp/var_main.py", "--site", str(i + 1), "--host", host]
+        for option in ("params", "chunk_elements", "codec", "threads", "folder"):
+            if (value := getattr(args, option)) is not None:
+                command += ["--" + option.replace("_", "-"), str(value)]
+        sites.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1))
 
     def tell(line: str) -> None:
         for site in sites:
@@ -134,7 +153,7 @@ def _run(args: argparse.Namespace) -> None:
 
     try:
         ports = [int(line) for line in hear()]
-        tell(json.dumps([f"{args.host}:{port}" for port in ports]))
+        tell(json.dumps([f"{host}:{port}" for host, port in zip(hosts, ports, strict=True)]))
         times = []
         reports = []
         for sync in range(1, args.rounds + 1):
@@ -152,6 +171,11 @@ def _run(args: argparse.Namespace) -> None:
         cpu = ", ".join(format(r["cpu_s"], ".3f") for r in reports)
         print(f"CPU of each site in the last round, s: {cpu}")
         rounds = ", ".join(f"{t:.3f}" for t in times)
+        if args.mbit:
+            limit_s = _limit_s(args, sent)
+            print(
+                f"limit of {args.mbit} Mbit/s: {limit_s:.3f} s; median {statistics.median(times) / limit_s:.3f} of it"
+            )
         print(f"exchange, s: smallest {min(times):.3f}, median {statistics.median(times):.3f} ({rounds})")
     finally:
         for site in sites:
@@ -169,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", type=int, default=None, help="of each site's pool")
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--mbit", type=int, default=0, help="limit of each site's link, Mbit/s (root)")
     parser.add_argument("--folder", default=None, help="for the sites' files (default: the temporary folder)")
     parser.add_argument("--site", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

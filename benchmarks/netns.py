@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 from types import TracebackType
@@ -52,6 +53,8 @@ class Hosts:
             return int(file.read())
 
     def __enter__(self) -> Self:
+        self._lock = os.open("/run/atoll-netns.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # the names and addresses are there once on a machine
         self._remove()
         _ip("link", "add", self.bridge, "type", "bridge")
         _ip("addr", "add", f"{self.bridge_address}/24", "dev", self.bridge)
@@ -76,6 +79,7 @@ class Hosts:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._remove()
+        os.close(self._lock)
 
     def _remove(self) -> None:
         for host in range(self.num_hosts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import plan_digest, reducers
 
 T = TypeVar("T")
+PATIENCE = 1.25
+"""With contributions of unequal size, or an uplink that is shared unevenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +94,7 @@ class Exchange:
         self.heard_at = {m.site_id: 0.0 for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self._stored: set[int] = set()
-        self._num_reducing = 0
+        self._started_at = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
@@ -136,8 +139,8 @@ class Exchange:
         try:
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
-            for site_id in self.heard_at:
-                self.heard_at[site_id] = self._loop.time()
+            self._started_at = self._loop.time()
+            self.heard_at = dict.fromkeys(self.heard_at, self._started_at)
             for link in self.links:
                 self._spawn(link.run())
             self._spawn(self._watch())
@@ -242,7 +245,6 @@ class Exchange:
                 self._begin_reduce(item.chunk)
 
     def _begin_reduce(self, chunk: int) -> None:
-        self._num_reducing += 1
         self._spawn(self._reduce(chunk))
 
     async def _reduce(self, chunk: int) -> None:
@@ -263,7 +265,6 @@ class Exchange:
             return encoded
 
         encoded = await self.in_pool(work)
-        self._num_reducing -= 1
         self.payloads.append(encoded)
         self._note_stored([chunk])
         self.notify()
@@ -314,15 +315,21 @@ class Exchange:
             return False
         return True
 
-    def may_push_to(self, site_id: int) -> bool:
-        """Contributions go before payloads: what the peer reduces before what it waits for, and receivers last.
+    def push_delay_s(self, site_id: int) -> float:
+        """How long payloads for that site wait for the contributions of this one; infinite: for a change.
 
-        An uplink that sent payloads first would starve the reducers, and idle while the last chunks are reduced.
+        Contributions go first: reducers starve without them, and the uplink would idle while the last are reduced. But
+        a slow peer must not hold up the others: those that have theirs wait only as long as the rest would take if
+        this site's uplink were the limit. Receivers come last.
         """
+        unsent = [link for link in self.links if not link.all_sent]
+        if not unsent:
+            return 0.0
         for link in self.links:
-            if link.member.site_id == site_id:
-                return link.all_sent
-        return all(link.all_sent for link in self.links)
+            if link.member.site_id == site_id and link.all_sent:
+                wait_s = PATIENCE * len(self.links) * (link.sent_at - self._started_at)
+                return max(0.0, self._started_at + wait_s - self._loop.time())
+        return math.inf
 
     @property
     def waits_for_others(self) -> bool:

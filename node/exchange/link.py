@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -42,6 +43,7 @@ class ReducerLink:
         self.member = member
         self.chunks = chunks
         self.all_sent = not exchange.contributes
+        self.sent_at = math.inf
         self._exchange = exchange
         self._expected = set(chunks)
         self._phase = "connecting"
@@ -201,6 +203,7 @@ class ReducerLink:
         if exchange.contributes:
             self._phase = "waiting for payloads"
             self.all_sent = True
+            self.sent_at = asyncio.get_running_loop().time()
             exchange.notify()
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:

@@ -109,12 +109,15 @@ class ServedStream:
         while True:
             if exchange.closed is not None:
                 raise exchange.closed
-            if num_seen < len(exchange.payloads) and exchange.may_push_to(self._member.site_id):
+            delay_s = exchange.push_delay_s(self._member.site_id)
+            if num_seen < len(exchange.payloads) and delay_s == 0:
                 fresh = exchange.payloads[num_seen:]
                 num_seen += len(fresh)
                 for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
                     await self._send(frame)
             elif num_seen == len(exchange.own_chunks):
                 return
+            elif num_seen < len(exchange.payloads) and delay_s < sign_of_life_s:
+                await exchange.wait_for_change(delay_s)
             elif not await exchange.wait_for_change(sign_of_life_s) and exchange.waits_for_others:
                 await self._send(EMPTY_FRAME)
