@@ -133,7 +133,7 @@ def _limit_s(args: argparse.Namespace, sent: list[float]) -> float:
 def _measure(args: argparse.Namespace, prefixes: list[list[str]], hosts: list[str]) -> None:
     sites = []
     for i, (prefix, host) in enumerate(zip(prefixes, hosts, strict=True)):
-        command = [*prefix, sys.executable, "/tmp/var_main.py", "--site", str(i + 1), "--host", host]
+        command = [*prefix, sys.executable, "-m", "benchmarks.exchange_speed", "--site", str(i + 1), "--host", host]
         for option in ("params", "chunk_elements", "codec", "threads", "folder"):
             if (value := getattr(args, option)) is not None:
                 command += ["--" + option.replace("_", "-"), str(value)]
