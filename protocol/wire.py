@@ -9,7 +9,6 @@ import dataclasses
 import math
 import types
 from enum import IntEnum
-from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
@@ -29,6 +28,11 @@ def _proto_class(cls: type) -> type[Message]:
     return found
 
 
+def _check_length(where: str, length: int, limit: int) -> None:
+    if length > limit:
+        raise InvalidMessage(f"{where}: {length} items, at most {limit} are allowed")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
     name: str
@@ -39,8 +43,17 @@ class _Field:
     limit: int
 
 
-@cache
 def _fields(cls: type) -> tuple[_Field, ...]:
+    found = _FIELDS.get(cls)
+    if found is None:
+        found = _FIELDS[cls] = _read_fields(cls)
+    return found
+
+
+_FIELDS: dict[type, tuple[_Field, ...]] = {}
+
+
+def _read_fields(cls: Any) -> tuple[_Field, ...]:
     hints = get_type_hints(cls)
     result = []
     for item in dataclasses.fields(cls):
@@ -87,8 +100,7 @@ def from_proto(cls: type[T], message: Message) -> T:
         raw = getattr(message, item.name)
         where = f"{cls.__name__}.{item.name}"
         if item.many or (item.kind == "scalar" and item.cls in (str, bytes)):
-            if len(raw) > item.limit:
-                raise InvalidMessage(f"{where}: {len(raw)} items, at most {item.limit} are allowed")
+            _check_length(where, len(raw), item.limit)
         if item.kind == "message":
             if item.many:
                 values[item.name] = tuple(from_proto(item.cls, m) for m in raw)
@@ -110,10 +122,13 @@ def from_proto(cls: type[T], message: Message) -> T:
     return cls(**values)
 
 
-_BODIES: dict[type, str] = {
-    **{getattr(messages, d.message_type.name): d.name for d in session_pb2.SessionRequest.DESCRIPTOR.oneofs[0].fields},
-    **{getattr(messages, d.message_type.name): d.name for d in session_pb2.SessionResponse.DESCRIPTOR.oneofs[0].fields},
-}
+def _bodies(envelope: type[Message]) -> dict[type, str]:
+    """Dataclass of each alternative of `body` -> the alternative's name."""
+    fields = envelope.DESCRIPTOR.oneofs_by_name["body"].fields
+    return {getattr(messages, item.message_type.name): item.name for item in fields if item.message_type is not None}
+
+
+_BODIES = _bodies(session_pb2.SessionRequest) | _bodies(session_pb2.SessionResponse)
 _CLASSES = {name: cls for cls, name in _BODIES.items()}
 
 _Envelope = TypeVar("_Envelope", session_pb2.SessionRequest, session_pb2.SessionResponse)

@@ -29,7 +29,7 @@ Decision = Answer | Hold | Publish
 def merge_mode(site: SiteState, step: int) -> MergeMode:
     """How the local copy takes the newest commit."""
     workers, snapshot = site.workers, site.snapshot
-    if workers.version is None or workers.discard_local:
+    if workers.version is None or workers.discard_local or site.final:
         return MergeMode.REPLACE
     if workers.contributed:
         return MergeMode.REPLACE if step == snapshot.step else MergeMode.MERGE

@@ -14,7 +14,7 @@ from atoll.node.daemon.discover import Run, discover, local_address_towards
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import MetricsServer
-from atoll.node.daemon.node import Node
+from atoll.node.daemon.node import Node, num_kernel_threads
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
@@ -45,14 +45,14 @@ async def run_node(config: NodeConfig) -> int:
 
 async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack: AsyncExitStack) -> int:
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
-    plane = await asyncio.to_thread(DataPlane.load, home, run.settings)
+    plane = await asyncio.to_thread(DataPlane.load, home, run.settings, num_kernel_threads(config))
     hub = Hub(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
         credentials=None,
         max_retained_bytes=config.max_retained_bytes,
         fsync=run.settings.sync.fsync,
-        num_threads=config.num_threads or None,
+        num_threads=num_kernel_threads(config),
     )
     server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
     hub.attach(server)

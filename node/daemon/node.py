@@ -129,9 +129,11 @@ class Node:
 
     def _launch_config(self) -> LaunchConfig:
         config = self.config
-        threads = config.num_threads or max(1, len(os.sched_getaffinity(0)) // config.num_ranks)
         return LaunchConfig(
-            launcher=config.launcher, command=config.command, num_ranks=config.num_ranks, num_threads=threads
+            launcher=config.launcher,
+            command=config.command,
+            num_ranks=config.num_ranks,
+            num_threads=config.num_threads or max(1, num_cores() // config.num_ranks),
         )
 
     def leave_now(self, reason: str) -> None:
@@ -387,7 +389,7 @@ class Node:
             pieces = self.local_server.pieces
             assert pieces is not None
             if self.plane is None:
-                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest)
+                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest, num_kernel_threads(self.config))
             plane = self.plane
             if plane.layout.manifest.digest != pieces.manifest.digest:
                 raise InvalidMessage(
@@ -524,6 +526,16 @@ class Node:
     def close(self) -> None:
         if self.plane is not None:
             self.plane.close()
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def num_kernel_threads(config: NodeConfig) -> int:
+    """Of the node's own kernels, which run while the workers wait."""
+    return config.num_threads or num_cores()
 
 
 def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from atoll.protocol.settings import RunSettings
 class DataPlane:
     """Outer state, payload log and the two shared buffers of one site. `dtypes`: the workers' own, by tensor."""
 
-    def __init__(self, home: Home, settings: RunSettings, manifest: Manifest) -> None:
+    def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
+        self._num_threads = num_threads
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply")
+        self._published_frozen = False
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements)
@@ -42,11 +46,11 @@ class DataPlane:
         """Around everything that changes or copies the whole outer state."""
 
     @staticmethod
-    def load(home: Home, settings: RunSettings) -> DataPlane | None:
+    def load(home: Home, settings: RunSettings, num_threads: int) -> DataPlane | None:
         """What an earlier start of this node left on disk, if it holds a whole state."""
         if not home.manifest_file.exists():
             return None
-        return DataPlane(home, settings, wire.decode(Manifest, home.manifest_file.read_bytes()))
+        return DataPlane(home, settings, wire.decode(Manifest, home.manifest_file.read_bytes()), num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
         """Allocate the shared buffers (once) and note what the workers receive."""
@@ -74,6 +78,7 @@ class DataPlane:
         if self.outer is not None:
             self.outer.close()
             self.outer = None
+        self._published_frozen = False
         OuterState.discard(self.home.state_folder)
 
     def _finish_torn_commit(self) -> None:
@@ -120,8 +125,8 @@ class DataPlane:
 
         def work() -> bytes:
             self.log.commit(commit)
-            for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
-                self._apply_chunk(outer, chunk, commit.commit)
+            chunks = self.layout.chunks[: self.layout.num_sync_chunks]
+            list(self._pool.map(lambda chunk: self._apply_chunk(outer, chunk, commit.commit), chunks))
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()
@@ -137,9 +142,16 @@ class DataPlane:
 
         def work() -> None:
             if mode is MergeMode.SHIFT:
-                publish.publish_shift(outer, self.layout, buffer.view, self.dtypes)
+                publish.publish_shift(outer, self.layout, buffer.view, self.dtypes, num_threads=self._num_threads)
             else:
-                publish.publish_replace(outer, self.layout, buffer.view)
+                publish.publish_replace(
+                    outer,
+                    self.layout,
+                    buffer.view,
+                    frozen=not self._published_frozen,
+                    num_threads=self._num_threads,
+                )
+                self._published_frozen = True
 
         async with self.lock:
             await asyncio.to_thread(work)
@@ -152,6 +164,7 @@ class DataPlane:
             await asyncio.to_thread(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info)
 
     def close(self) -> None:
+        self._pool.shutdown()
         if self.outer is not None:
             self.outer.close()
         self.log.close()

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,8 +34,8 @@ LIMIT_S = 60.0
 pytestmark = pytest.mark.timeout(150)
 
 
-def committed(count: int):  # type: ignore[no-untyped-def]
-    return lambda status: status["last_commit"] >= count
+def committed(count: int) -> Callable[[Status], bool]:
+    return lambda status: bool(status["last_commit"] >= count)
 
 
 def finished(status: Status) -> bool:
@@ -175,7 +176,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> N
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
-        bad = run.start_node("c", [*SLOW, "--nan-at", "15"])
+        bad = run.start_node("c", [*SLOW, "--nan-at", "20"])
         codes = run.wait_all(LIMIT_S)
         assert (codes["a"], codes["b"]) == (0, 0)
         assert codes["c"] != 0

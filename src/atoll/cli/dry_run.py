@@ -95,7 +95,8 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
         (
             "memory",
             f"{byte_count(total)} for the node: {byte_count(shared)} shared with the workers, "
-            f"{byte_count(outer)} outer state (mapped), {byte_count(encoded)} held as a reducer, {byte_count(NODE_CONSTANT_BYTES)} of its own",
+            f"{byte_count(outer)} outer state (mapped), {byte_count(encoded)} held as a reducer, "
+            f"{byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),
         ("disk", f"{byte_count(outer + log)}: outer state, payloads of {settings.sync.log_commits} commits"),
         ("traffic", f"less than {byte_count(2 * encoded)} each way in a sync"),

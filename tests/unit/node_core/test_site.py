@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.node.core import events as e
+from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.site import SiteCore, SiteIdentity
+from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -88,7 +89,13 @@ def opened(sync: int, base: int, num_steps: int = 10) -> m.Open:
     return m.Open(sync=sync, base_commit=base, run_step=base * 10, run_tokens=base * 300, num_steps=num_steps)
 
 
-def plan(sync: int, attempt: int = 1, base: int = 0, contributors: tuple[int, ...] = (1, 2), receivers=()) -> m.Plan:  # type: ignore[no-untyped-def]
+def plan(
+    sync: int,
+    attempt: int = 1,
+    base: int = 0,
+    contributors: tuple[int, ...] = (1, 2),
+    receivers: tuple[int, ...] = (),
+) -> m.Plan:
     return m.Plan(
         sync=sync,
         attempt=attempt,
@@ -102,7 +109,9 @@ def plan(sync: int, attempt: int = 1, base: int = 0, contributors: tuple[int, ..
     )
 
 
-def commit(number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2), attempt: int = 1, final: bool = False):  # type: ignore[no-untyped-def]
+def commit(
+    number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2), attempt: int = 1, final: bool = False
+) -> m.Commit:
     return m.Commit(
         commit=number,
         sync=sync,

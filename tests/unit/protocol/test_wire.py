@@ -25,7 +25,7 @@ HEADER = messages.Header(protocol_version=1, run_id="run", term=3, site_id=2, in
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
 def test_fields_are_those_of_the_proto_message(cls: type) -> None:
     proto = getattr(common_pb2, cls.__name__, None) or getattr(session_pb2, cls.__name__)
-    assert [f.name for f in dataclasses.fields(cls)] == [f.name for f in proto.DESCRIPTOR.fields]  # type: ignore[arg-type]
+    assert [f.name for f in dataclasses.fields(cls)] == [f.name for f in proto.DESCRIPTOR.fields]
 
 
 @pytest.mark.parametrize("cls", [c for c in CLASSES if issubclass(c, tuple) is False], ids=lambda c: c.__name__)
@@ -33,7 +33,7 @@ def test_strings_and_repeated_fields_have_a_stated_bound(cls: type) -> None:
     hints = typing.get_type_hints(cls)
     unbounded = [
         f.name
-        for f in dataclasses.fields(cls)  # type: ignore[arg-type]
+        for f in dataclasses.fields(cls)
         if (hints[f.name] in (str, bytes) or typing.get_origin(hints[f.name]) is tuple) and "max" not in f.metadata
     ]
     assert not unbounded or cls.__module__ == layout.__name__, "the manifest checks itself"
@@ -42,6 +42,7 @@ def test_strings_and_repeated_fields_have_a_stated_bound(cls: type) -> None:
 def test_every_body_of_a_session_has_a_class() -> None:
     for proto in (session_pb2.SessionRequest, session_pb2.SessionResponse):
         for field in proto.DESCRIPTOR.oneofs_by_name["body"].fields:
+            assert field.message_type is not None
             assert dataclasses.is_dataclass(getattr(messages, field.message_type.name))
 
 
