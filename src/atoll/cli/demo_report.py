@@ -170,7 +170,10 @@ def _traffic_lines(report: Report) -> list[str]:
     if num_sites < 2:
         return ["one site alone exchanges nothing"]
     mean = sum(site.sent_bytes for site in report.sites) / num_sites
-    lines = [f"a site sent {byte_count(mean)} on average; averaging gradients at every step would have sent"]
+    lines = [
+        f"a site sent {byte_count(mean)} on average, states for those who joined included; "
+        "averaging gradients at every step would have sent"
+    ]
     for name, size in (("fp32", FP32_BYTES), ("bf16", BF16_BYTES)):
         other = data_parallel_bytes(num_sites, report.num_parameters, report.steps, size)
         times = f", {other / mean:.0f} times as much" if mean > 0 else ""

@@ -88,6 +88,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(own)
     args.debug = getattr(args, "debug", False)
     args.command = command
+    if not args.debug:
+        # gRPC's C library writes lines of its own to stderr; what matters arrives as an error here.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return VERBS[args.verb].run(args)
     except AtollError as error:

@@ -1,0 +1,84 @@
+"""`atoll demo` as a user runs it: real processes, real text, the report in a pipe, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "atoll.cli.main", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
+LIMIT_S = 100.0
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Command lines of running processes that name `folder`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            continue  # it ended meanwhile
+        if any(str(folder) in word for word in words):
+            found.append(" ".join(words))
+    return found
+
+
+def test_two_sites_train_and_the_report_is_json(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    result = subprocess.run(
+        [*COMMAND, "--steps", "35", "--json", "--keep", str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["ok"] is True
+    assert report["commits"] == report["expected_commits"] == 4  # the last sync is shortened to the run's length
+    assert len({site["state_hash"] for site in report["sites"]}) == 1
+    assert report["saved_hash"] == report["sites"][0]["state_hash"]
+    assert report["bits_per_byte_after"] < report["bits_per_byte_before"]
+    assert all(site["sent_bytes"] > 0 for site in report["sites"])
+    for line in ("commit 1: step 10", "commit 4: step 35", "evaluating on held-out text"):
+        assert line in result.stderr
+    assert json.loads((folder / "report.json").read_text()) == report
+    assert {path.name for path in (folder / "logs").iterdir()} == {"coordinator.log", "amsterdam.log", "berlin.log"}
+    assert left_behind(folder) == []
+
+    sampled = subprocess.run(
+        [sys.executable, "-m", "atoll.cli.main", "sample", str(folder / "model"), "def ", "--bytes", "20"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert sampled.stdout.startswith("def ")
+
+
+def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    with subprocess.Popen(
+        [*COMMAND, "--steps", "100000", "--keep", str(folder)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    ) as demo:
+        assert demo.stdout is not None
+        assert any(line.startswith("commit 1:") for line in demo.stdout)
+        demo.send_signal(signal.SIGINT)
+        assert demo.wait(LIMIT_S) == 130
+    # A worker has its node's socket to go by: it may end a moment after its node.
+    deadline = time.monotonic() + LIMIT_S
+    while left_behind(folder):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,62 @@
+"""`atoll coordinator --resume`: a new run with the saved one as its parent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.coordinator import prepare
+from atoll.cli.main import make_parser
+from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    manifest = SavedManifest(
+        run_id="first",
+        commit=15,
+        run_step=300,
+        run_tokens=9000,
+        state_hash=bytes(32),
+        chunk_elements=1 << 20,
+        slots=(),
+        manifest=Manifest.canonical([TensorSpec(name="w", shape=(2,), dtype="F32", role=Role.TRAINABLE)]),
+        info={},
+    )
+    path = tmp_path / MANIFEST_NAME
+    path.write_text(to_json(manifest))
+    return path
+
+
+def ask(tmp_path: Path, run: str, saved: Path, *words: str) -> object:
+    path = tmp_path / "more.toml"
+    path.write_text(f"[run]\n{run}\n")
+    return prepare(make_parser().parse_args(["coordinator", str(path), "--resume", str(saved), *words]))
+
+
+def test_the_parent_is_recorded(tmp_path: Path, saved: Path) -> None:
+    loaded, parent = ask(tmp_path, 'run_id = "second"\nsteps = 400', saved)  # type: ignore[misc]
+    assert parent == {"run_id": "first", "commit": 15, "run_step": 300, "run_tokens": 9000}
+    assert loaded.settings.run_id == "second"
+    assert loaded.coordinator.store_path == tmp_path / "more.db"
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ('run_id = "first"\nsteps = 400', 'run.run_id = "first" is the run that saved'),
+        ('run_id = "second"\nsteps = 300', "is at step 300 and 9000 tokens, the end of this run; raise run.steps"),
+        ('run_id = "second"\nsteps = 0\ntokens = 9000', "the end of this run"),
+    ],
+)
+def test_a_run_that_could_not_go_on_is_refused(tmp_path: Path, saved: Path, run: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ask(tmp_path, run, saved)
+
+
+def test_no_saved_model(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none"):
+        ask(tmp_path, 'run_id = "second"', tmp_path / "none")
