@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.cli.config import LoadedRun
 from atoll.cli.coordinator import prepare
 from atoll.cli.main import make_parser
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
@@ -31,14 +33,14 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def ask(tmp_path: Path, run: str, saved: Path, *words: str) -> object:
+def ask(tmp_path: Path, run: str, saved: Path, *words: str) -> tuple[LoadedRun, dict[str, Any] | None]:
     path = tmp_path / "more.toml"
     path.write_text(f"[run]\n{run}\n")
     return prepare(make_parser().parse_args(["coordinator", str(path), "--resume", str(saved), *words]))
 
 
 def test_the_parent_is_recorded(tmp_path: Path, saved: Path) -> None:
-    loaded, parent = ask(tmp_path, 'run_id = "second"\nsteps = 400', saved)  # type: ignore[misc]
+    loaded, parent = ask(tmp_path, 'run_id = "second"\nsteps = 400', saved)
     assert parent == {"run_id": "first", "commit": 15, "run_step": 300, "run_tokens": 9000}
     assert loaded.settings.run_id == "second"
     assert loaded.coordinator.store_path == tmp_path / "more.db"
