@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import bisect
 import math
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
@@ -76,9 +77,11 @@ class Exchange:
             by_reducer.setdefault(tops[chunk].site_id, []).append(chunk)
         self.own_chunks = by_reducer.pop(header.site_id, [])
         self.others = tuple(m for m in plan.contributors if m.site_id != header.site_id) if self.own_chunks else ()
+        # Each site begins with the reducer after itself, so that they do not all begin with the same one.
+        turn = bisect.bisect([m.site_id for m in plan.contributors], header.site_id)
         self.links = [
             ReducerLink(self, member, by_reducer[member.site_id])
-            for member in plan.contributors
+            for member in (*plan.contributors[turn:], *plan.contributors[:turn])
             if member.site_id in by_reducer
         ]
         self._fit_retained(max_retained_bytes)
