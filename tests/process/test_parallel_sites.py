@@ -157,10 +157,10 @@ async def run(kind: str, environment: dict[str, str]) -> None:
             assert [float(v) for v in found[2][1:-1].split(",")] == local
     finally:
         script.cancel()
+        await node.server.close()  # ends the ranks, also those whose agent is killed
         if process.returncode is None:
             process.kill()
         await output
-        await node.server.close()
         for buffer in node.buffers:
             buffer.close()
 
