@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.link import ReducerLink, Stream
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.protocol.errors import (
     InvalidMessage,
@@ -487,3 +488,31 @@ def test_a_peer_whose_bytes_stay_wrong_has_failed(tmp_path: Path) -> None:
             await asyncio.gather(wrong, right, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def test_a_site_that_has_everything_serves_its_peers_before_its_senders_come_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The payloads of a small sync may be back before the sender notes that it is done; peers wait for that note."""
+    first: list[ReducerLink] = []
+    write_all = ReducerLink._write_all
+
+    async def slow_to_note(self: ReducerLink, call: Stream, frames: list[bytes]) -> None:
+        await write_all(self, call, frames)
+        if not first:
+            first.append(self)
+        if self is first[0]:
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(ReducerLink, "_write_all", slow_to_note)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            results = await run_all(star_plan(run.layout, sites), sites)
+            assert len({r.payload_digest for r in results}) == 1
+
+    asyncio.run(main())
+    assert first
