@@ -10,47 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState, record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
+from atoll.node.exchange.donors import DonorKey, Donors, donor_key
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.sources import Known
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
-from atoll.protocol.errors import (
-    AtollError,
-    DigestMismatch,
-    HostError,
-    InvalidMessage,
-    NotYetError,
-    PeerError,
-    RefusedError,
-    StateError,
-)
+from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor, Sources
 
 T = TypeVar("T")
-_Key = tuple[int, int, str]  # of a donor: site id, incarnation, address
 log = logging.getLogger(__name__)
 
-REQUESTS_PER_DONOR = 2
-"""In flight at once."""
-BATCH_BYTES = 8 << 20
-MAX_BATCH_CHUNKS = 1024
 LISTS_ASKED = 8
 """Newest attested commits whose hash lists are asked for."""
-MAX_STRIKES = 3
-"""Answers that are not right, before a donor is not asked any more."""
-ASK_AGAIN_S = 0.3
-BUSY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,27 +79,26 @@ class _Fetch:
         stall_limit_s: float,
     ) -> None:
         self._hub = hub
-        self._header = hub.header(site_id, 0)
-        self._refresh = refresh
         self._outer = outer
         self._layout = outer.layout
         self._log = payload_log
         self._optimizer = optimizer
-        self._stall_limit_s = stall_limit_s
         self._loop = asyncio.get_running_loop()
         self.known = Known(outer.layout.manifest, outer.slots)
-        self._clients: dict[_Key, DonorClient] = {}
-        self._strikes: Counter[_Key] = Counter()
-        self._resting: set[_Key] = set()  # failed, until the coordinator has been asked again
+        self._donors = Donors(
+            self.known,
+            header=hub.header(site_id, 0),
+            credentials=hub.credentials,
+            counters=hub.counters,
+            refresh=refresh,
+            stall_limit_s=stall_limit_s,
+        )
         self._list_lock = asyncio.Lock()
-        self._moved_at = self._loop.time()
-        self._last_error: AtollError | None = None
         self._trusted: set[int] = set()  # chunks whose record is known to be right
         self._num_fetched = 0
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            await client.close()
+        await self._donors.close()
 
     # --- the whole
 
@@ -187,7 +168,7 @@ class _Fetch:
                 continue
             self._trusted.remove(chunk.index)
             needed.append(chunk.index)
-        await self._share_out(
+        await self._donors.share_out(
             needed,
             self._record_bytes,
             self._fetch_batch,
@@ -215,15 +196,15 @@ class _Fetch:
         await self._in_pool(lambda: self._outer.put(chunk, version, received.data))
         self._trusted.add(chunk)
         self._num_fetched += 1
-        self._moved()
+        self._donors.moved()
 
     async def _first_lists(self) -> None:
         while not self._useful_lists():
             newest = sorted(self.known.attested, reverse=True)[:LISTS_ASKED]
-            for client in self._usable():
+            for client in self._donors.usable():
                 await self._ask_lists(client, newest)
             if not self._useful_lists():
-                await self._ask_again("no donor has the hash list of an attested commit")
+                await self._donors.ask_again("no donor has the hash list of an attested commit")
 
     def _useful_lists(self) -> bool:
         return any(self.known.can_replay(commit) for commit in self.known.lists)
@@ -232,13 +213,13 @@ class _Fetch:
         try:
             found = await client.hash_lists(commits, len(self._layout.chunks))
         except AtollError as error:
-            self._failed(client, error)
+            self._donors.failed(client, error)
             return
         for commit, hashes in found.items():
             if self.known.add_list(commit, hashes):
-                self._moved()
+                self._donors.moved()
             else:
-                self._failed(
+                self._donors.failed(
                     client, DigestMismatch(f"{client.where}: its hash list of commit {commit} is not attested")
                 )
 
@@ -247,14 +228,14 @@ class _Fetch:
         async with self._list_lock:
             while version not in self.known.lists:
                 if version in self.known.attested:
-                    for asked in [client, *(c for c in self._usable() if c is not client)]:
+                    for asked in [client, *(c for c in self._donors.usable() if c is not client)]:
                         await self._ask_lists(asked, [version])
                         if version in self.known.lists:
                             return
                     raise StateError(f"no donor has the hash list of commit {version} any more")
                 if version < self.known.newest:
                     raise StateError(f"{client.where}: a chunk at commit {version}, which is not attested")
-                await self._ask_again(f"commit {version} is not attested yet")
+                await self._donors.ask_again(f"commit {version} is not attested yet")
 
     # --- payloads
 
@@ -280,12 +261,12 @@ class _Fetch:
         # One of the donors sent something else: all from one of them, each in turn.
         for donor in self.known.donors:
             if donor.commit >= record.commit:
-                file = await self._payloads_from(record, _key(donor))
+                file = await self._payloads_from(record, donor_key(donor))
                 if file is not None:
                     return file
         raise StateError(f"no donor has payloads of commit {record.commit} with the digest of its record")
 
-    async def _payloads_from(self, record: Commit, only: _Key | None) -> PayloadFile | None:
+    async def _payloads_from(self, record: Commit, only: DonorKey | None) -> PayloadFile | None:
         """From `only` this donor, or from all. None if they do not have the digest of the record."""
         file = await self._in_pool(lambda: self._log.open_commit(record))
 
@@ -293,10 +274,10 @@ class _Fetch:
             await self._fetch_payload_batch(client, record, file, batch)
 
         def may(donor: Donor) -> bool:
-            return donor.commit >= record.commit and only in (None, _key(donor))
+            return donor.commit >= record.commit and only in (None, donor_key(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
-        await self._share_out(file.missing(), self._payload_bytes, fetch, may, all_may_lack=lack)
+        await self._donors.share_out(file.missing(), self._payload_bytes, fetch, may, all_may_lack=lack)
 
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
@@ -325,7 +306,7 @@ class _Fetch:
                 file.put(item.chunk, item.data, item.hash)
 
         async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
-            self._moved()
+            self._donors.moved()
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
             batch.difference_update(item.chunk for item in items)
 
@@ -338,131 +319,7 @@ class _Fetch:
         chunks = self._layout.chunks[: self._layout.num_sync_chunks]
         behind = [c.index for c in chunks if c.num_elements and versions[c.index] == record.commit - 1]
         await asyncio.gather(*(self._in_pool(lambda chunk=chunk: work(chunk)) for chunk in behind))  # type: ignore[misc]
-        self._moved()
-
-    # --- sharing work out
-
-    async def _share_out(
-        self,
-        chunks: list[int],
-        size_bytes: Callable[[int], int],
-        fetch: Callable[[DonorClient, set[int]], Coroutine[Any, Any, None]],
-        may: Callable[[Donor], bool],
-        *,
-        all_may_lack: str = "",
-    ) -> None:
-        """Batches of `chunks` to all donors at once until none is left; what a donor leaves goes back to the others.
-
-        With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
-        """
-        batches = deque(_batches(chunks, size_bytes))
-        while batches:
-            clients = [client for client in self._usable() if may(client.donor)]
-            lacking: list[DonorClient] = []
-
-            async def serve(client: DonorClient, lacking: list[DonorClient] = lacking) -> None:
-                while batches:
-                    batch = batches.popleft()
-                    try:
-                        await fetch(client, batch)
-                    except NotYetError as error:  # it serves others
-                        self._last_error = error
-                        await asyncio.sleep(BUSY_S)
-                        self._check_stall("every donor is busy")
-                    except AtollError as error:
-                        if isinstance(error, StateError):
-                            lacking.append(client)
-                        self._failed(client, error)
-                        return
-                    finally:
-                        if batch:
-                            batches.append(batch)
-
-            await _all([serve(client) for client in clients for _ in range(REQUESTS_PER_DONOR)])
-            if batches:
-                if all_may_lack and clients and set(lacking) == set(clients):
-                    raise StateError(all_may_lack)
-                await self._ask_again("donors failed")
-
-    def _usable(self) -> list[DonorClient]:
-        """Clients of the donors that may be asked now."""
-        usable = []
-        for donor in self.known.donors:
-            key = _key(donor)
-            if self._strikes[key] >= MAX_STRIKES or key in self._resting:
-                continue
-            if key not in self._clients:
-                self._clients[key] = DonorClient(
-                    donor,
-                    header=self._header,
-                    credentials=self._hub.credentials,
-                    counters=self._hub.counters,
-                    stall_limit_s=self._stall_limit_s,
-                )
-            self._clients[key].donor = donor  # it advances
-            usable.append(self._clients[key])
-        return usable
-
-    def _failed(self, client: DonorClient, error: AtollError) -> None:
-        """Raises an error of this host; else notes that the donor failed."""
-        if isinstance(error, HostError):
-            raise error
-        if isinstance(error, InvalidMessage) or not isinstance(self._last_error, InvalidMessage):
-            self._last_error = error  # wrong bytes say more than what follows from them
-        key = _key(client.donor)
-        log.info("%s", error)
-        if isinstance(error, InvalidMessage):
-            self._hub.counters.refuse(error)
-            self._strikes[key] += 1
-        elif isinstance(error, RefusedError):
-            self._strikes[key] = MAX_STRIKES
-        self._resting.add(key)
-
-    async def _ask_again(self, why: str) -> None:
-        """The coordinator's word as it is now. Raises PeerError if nothing has moved for too long."""
-        self._check_stall(why)
-        await asyncio.sleep(ASK_AGAIN_S)
-        self.known.learn(await self._refresh())
-        self._resting.clear()
-
-    def _check_stall(self, why: str) -> None:
-        if self._loop.time() - self._moved_at > self._stall_limit_s:
-            because = f"; the last error: {self._last_error}" if self._last_error else ""
-            donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
-            raise PeerError(
-                f"catching up: nothing moved for {self._stall_limit_s:.1f} s, {why}; donors: {donors}{because}"
-            )
-
-    def _moved(self) -> None:
-        self._moved_at = self._loop.time()
+        self._donors.moved()
 
     def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
         return self._loop.run_in_executor(self._hub.pool, work)
-
-
-def _key(donor: Donor) -> _Key:
-    return donor.site_id, donor.incarnation, donor.address
-
-
-def _batches(chunks: list[int], size_bytes: Callable[[int], int]) -> list[set[int]]:
-    batches: list[set[int]] = []
-    room = 0
-    for chunk in chunks:
-        size = size_bytes(chunk)
-        if not batches or size > room or len(batches[-1]) == MAX_BATCH_CHUNKS:
-            batches.append(set())
-            room = BATCH_BYTES
-        batches[-1].add(chunk)
-        room -= size
-    return batches
-
-
-async def _all(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs them together; the first error, or a cancellation, ends all."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

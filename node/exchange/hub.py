@@ -30,6 +30,8 @@ from atoll.protocol.v1 import peer_pb2
 
 DEFAULT_MAX_RETAINED_BYTES = 8 << 30
 DROPPED_REMEMBERED = 256
+MAX_THREADS = 8
+"""More than a fast link needs; each has scratch memory of some chunks."""
 EARLY_HOLD_S = 1.0
 """How long a stream for a plan that is not here yet is held before it is told to come again."""
 MAX_EARLY = 256
@@ -58,7 +60,9 @@ class Hub:
         self.max_retained_bytes = max_retained_bytes
         self.counters = Counters()
         self.donor: Donor | None = None
-        self.pool = ThreadPoolExecutor(num_threads or max(2, os.cpu_count() or 1), thread_name_prefix="exchange")
+        self.pool = ThreadPoolExecutor(
+            num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1)), thread_name_prefix="exchange"
+        )
         self.fsync = fsync
         self._log: PayloadLogPort | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
@@ -161,7 +165,8 @@ class Hub:
         )
         if old is not None:
             old.cancel()
-            old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
+            if _order(old.plan) < _order(plan):
+                old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
         self._exchanges[plan.sync] = exchange
         self._close_unused_channels()
         self._begun.set()

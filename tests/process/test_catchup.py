@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.node.exchange import catchup, donor
+from atoll.node.exchange import donor
+from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
@@ -48,7 +49,7 @@ async def fetch(
 
 
 def test_a_joiner_gets_the_newest_state_from_several_donors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 3)
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 3)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -111,7 +112,7 @@ def test_a_log_that_is_too_short_means_fetching_chunks(tmp_path: Path) -> None:
 
 
 def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -128,8 +129,8 @@ def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypat
 
 
 def test_a_donor_that_advances_meanwhile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
-    monkeypatch.setattr(catchup, "REQUESTS_PER_DONOR", 1)
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(donor_pool, "REQUESTS_PER_DONOR", 1)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -167,7 +168,7 @@ def test_a_donor_that_advances_meanwhile_is_followed(tmp_path: Path, monkeypatch
 def test_a_donor_that_dies_is_replaced_and_what_is_there_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catchup, "BATCH_BYTES", 1)
+    monkeypatch.setattr(donor_pool, "BATCH_BYTES", 1)
 
     async def main() -> None:
         async with Run(tmp_path, big_layout()) as run:
@@ -194,8 +195,8 @@ def test_a_donor_that_dies_is_replaced_and_what_is_there_is_kept(
 
 
 def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
-    monkeypatch.setattr(catchup, "REQUESTS_PER_DONOR", 1)
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(donor_pool, "REQUESTS_PER_DONOR", 1)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -232,7 +233,7 @@ def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catchup, "MAX_BATCH_CHUNKS", 1)
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:

@@ -232,6 +232,26 @@ def test_an_attempt_that_is_begun_again_goes_on_from_the_log(tmp_path: Path) -> 
     asyncio.run(main())
 
 
+def test_an_attempt_that_is_begun_again_keeps_its_peers(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, third = await run.add(3)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites)
+            stopped = first.begin(plan)
+            broken = asyncio.create_task(stopped.run())
+            waiting = asyncio.create_task(second.begin(plan).run())
+            await until(lambda: stopped.held.num_bytes > 0)
+            again = first.begin(plan)
+            with pytest.raises(asyncio.CancelledError):
+                await broken
+            results = await asyncio.gather(again.run(), waiting, third.begin(plan).run())
+            assert len({result.payload_digest for result in results}) == 1
+
+    asyncio.run(main())
+
+
 def test_a_peer_that_never_answers_is_named(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:

@@ -1,0 +1,190 @@
+"""The donors of a site that catches up: who may be asked, who has failed, and work shared out over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import grpc
+
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.sources import Known
+from atoll.protocol.errors import (
+    AtollError,
+    HostError,
+    InvalidMessage,
+    NotYetError,
+    PeerError,
+    RefusedError,
+    StateError,
+)
+from atoll.protocol.messages import Donor, Header, Sources
+
+DonorKey = tuple[int, int, str]  # site id, incarnation, address
+log = logging.getLogger(__name__)
+
+REQUESTS_PER_DONOR = 2
+"""In flight at once."""
+BATCH_BYTES = 8 << 20
+MAX_BATCH_CHUNKS = 1024
+MAX_STRIKES = 3
+"""Answers that are not right, before a donor is not asked any more."""
+ASK_AGAIN_S = 0.3
+BUSY_S = 0.1
+
+
+class Donors:
+    """`refresh` asks the coordinator again; what it says ends in `known`."""
+
+    def __init__(
+        self,
+        known: Known,
+        *,
+        header: Header,
+        credentials: grpc.ChannelCredentials | None,
+        counters: Counters,
+        refresh: Callable[[], Awaitable[Sources]],
+        stall_limit_s: float,
+    ) -> None:
+        self.known = known
+        self._header = header
+        self._credentials = credentials
+        self._counters = counters
+        self._refresh = refresh
+        self._stall_limit_s = stall_limit_s
+        self._loop = asyncio.get_running_loop()
+        self._clients: dict[DonorKey, DonorClient] = {}
+        self._strikes: Counter[DonorKey] = Counter()
+        self._resting: set[DonorKey] = set()  # failed, until the coordinator has been asked again
+        self._moved_at = self._loop.time()
+        self._last_error: AtollError | None = None
+
+    async def close(self) -> None:
+        for client in self._clients.values():
+            await client.close()
+
+    async def share_out(
+        self,
+        chunks: list[int],
+        size_bytes: Callable[[int], int],
+        fetch: Callable[[DonorClient, set[int]], Coroutine[Any, Any, None]],
+        may: Callable[[Donor], bool],
+        *,
+        all_may_lack: str = "",
+    ) -> None:
+        """Batches of `chunks` to all donors at once until none is left; what a donor leaves goes back to the others.
+
+        With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
+        """
+        batches = deque(_batches(chunks, size_bytes))
+        while batches:
+            clients = [client for client in self.usable() if may(client.donor)]
+            lacking: list[DonorClient] = []
+
+            async def serve(client: DonorClient, lacking: list[DonorClient] = lacking) -> None:
+                while batches:
+                    batch = batches.popleft()
+                    try:
+                        await fetch(client, batch)
+                    except NotYetError as error:  # it serves others
+                        self._last_error = error
+                        await asyncio.sleep(BUSY_S)
+                        self._check_stall("every donor is busy")
+                    except AtollError as error:
+                        if isinstance(error, StateError):
+                            lacking.append(client)
+                        self.failed(client, error)
+                        return
+                    finally:
+                        if batch:
+                            batches.append(batch)
+
+            await _all([serve(client) for client in clients for _ in range(REQUESTS_PER_DONOR)])
+            if batches:
+                if all_may_lack and clients and set(lacking) == set(clients):
+                    raise StateError(all_may_lack)
+                await self.ask_again("donors failed")
+
+    def usable(self) -> list[DonorClient]:
+        """Clients of the donors that may be asked now."""
+        usable = []
+        for donor in self.known.donors:
+            key = donor_key(donor)
+            if self._strikes[key] >= MAX_STRIKES or key in self._resting:
+                continue
+            if key not in self._clients:
+                self._clients[key] = DonorClient(
+                    donor,
+                    header=self._header,
+                    credentials=self._credentials,
+                    counters=self._counters,
+                    stall_limit_s=self._stall_limit_s,
+                )
+            self._clients[key].donor = donor  # it advances
+            usable.append(self._clients[key])
+        return usable
+
+    def failed(self, client: DonorClient, error: AtollError) -> None:
+        """Raises an error of this host; else notes that the donor failed."""
+        if isinstance(error, HostError):
+            raise error
+        if isinstance(error, InvalidMessage) or not isinstance(self._last_error, InvalidMessage):
+            self._last_error = error  # wrong bytes say more than what follows from them
+        key = donor_key(client.donor)
+        log.info("%s", error)
+        if isinstance(error, InvalidMessage):
+            self._counters.refuse(error)
+            self._strikes[key] += 1
+        elif isinstance(error, RefusedError):
+            self._strikes[key] = MAX_STRIKES
+        self._resting.add(key)
+
+    async def ask_again(self, why: str) -> None:
+        """The coordinator's word as it is now. Raises PeerError if nothing has moved for too long."""
+        self._check_stall(why)
+        await asyncio.sleep(ASK_AGAIN_S)
+        self.known.learn(await self._refresh())
+        self._resting.clear()
+
+    def _check_stall(self, why: str) -> None:
+        if self._loop.time() - self._moved_at > self._stall_limit_s:
+            because = f"; the last error: {self._last_error}" if self._last_error else ""
+            donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
+            raise PeerError(
+                f"catching up: nothing moved for {self._stall_limit_s:.1f} s, {why}; donors: {donors}{because}"
+            )
+
+    def moved(self) -> None:
+        self._moved_at = self._loop.time()
+
+
+def donor_key(donor: Donor) -> DonorKey:
+    return donor.site_id, donor.incarnation, donor.address
+
+
+def _batches(chunks: list[int], size_bytes: Callable[[int], int]) -> list[set[int]]:
+    batches: list[set[int]] = []
+    room = 0
+    for chunk in chunks:
+        size = size_bytes(chunk)
+        if not batches or size > room or len(batches[-1]) == MAX_BATCH_CHUNKS:
+            batches.append(set())
+            room = BATCH_BYTES
+        batches[-1].add(chunk)
+        room -= size
+    return batches
+
+
+async def _all(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs them together; the first error, or a cancellation, ends all."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
