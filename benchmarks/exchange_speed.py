@@ -127,7 +127,7 @@ def _run(args: argparse.Namespace) -> None:
 
 def _limit_s(args: argparse.Namespace, sent: list[float]) -> float:
     """What the busiest uplink needs for the chunks it sends."""
-    return max(sent) * 2**20 * 8 / (args.mbit * 1e6)
+    return max(sent) * 2**20 * 8 / (float(args.mbit) * 1e6)
 
 
 def _measure(args: argparse.Namespace, prefixes: list[list[str]], hosts: list[str]) -> None:
