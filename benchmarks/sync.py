@@ -26,6 +26,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks sync", description=__doc__)
     parser.add_argument("--parameters", type=int, default=16 << 20)
     parser.add_argument("--codec", default="int8")
+    parser.add_argument("--chunk-elements", type=int, default=SyncSettings().chunk_elements)
     parser.add_argument("--syncs", type=int, default=6, help=f"counted, after {WARM_UP_SYNCS} that are not")
     parser.add_argument(
         "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
@@ -58,7 +59,7 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=SyncSettings(every=1, codec=args.codec, log_commits=2),
+        sync=SyncSettings(every=1, codec=args.codec, log_commits=2, chunk_elements=args.chunk_elements),
     )
     worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
     with ExitStack() as stack:

@@ -268,6 +268,8 @@ class Node:
     def _execute(self, output: e.Output) -> None:
         match output:
             case e.Send(message):
+                if isinstance(message, m.Leave):
+                    self.session.send(self._heartbeat())  # the last figures of this site
                 self.session.send(message)
             case e.StartWorkers(generation, settings_json):
                 self._spawn(self._start_workers(generation, settings_json))
