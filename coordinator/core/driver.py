@@ -38,7 +38,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if known is not None and known.tokens != message.tokens:
         return  # a contribution never changes
     sync.ready[site.site_id] = message
-    sync.losses[site.site_id] = message.mean_loss
+    if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
+        sync.losses[site.site_id] = message.mean_loss
     if sync.first_ready_at is None:
         sync.first_ready_at = run.now
 
