@@ -452,6 +452,8 @@ class Node:
     async def _ask_for_sources(self) -> m.Sources:
         """What has changed at the coordinator while a fetch is under way."""
         assert self.plane is not None
+        if not self.core.site.welcomed:
+            raise PeerError("there is no coordinator to ask who has the state")
         commit = self.plane.outer.commit if self.plane.outer is not None else None
         self._sources = asyncio.get_running_loop().create_future()
         self.session.send(m.FindSources(has_state=commit is not None, after_commit=commit or 0))

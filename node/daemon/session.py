@@ -47,10 +47,13 @@ class Session:
         self._seq = 0
         self._received_seq = 0
         self._closing = False
+        self._is_open = False
         self._heard = asyncio.Event()
 
     def send(self, message: m.SiteMessage) -> None:
-        self._outgoing.put_nowait(message)
+        """Dropped while there is no stream: Hello must be the first message of the next one."""
+        if self._is_open:
+            self._outgoing.put_nowait(message)
 
     async def close(self) -> None:
         """Send what is queued, then end the stream."""
@@ -83,6 +86,7 @@ class Session:
             except TimeoutError:
                 return False, f"{self.address} does not answer"
             call = session_pb2_grpc.CoordinatorServiceStub(channel).Session(self._requests())
+            self._is_open = True
             self._handlers.opened()
             tasks = [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
             done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -92,6 +96,7 @@ class Session:
             reasons = [task.result() for task in done]
             return self._received_seq > 0, next(r for r in reasons if r)
         finally:
+            self._is_open = False
             await channel.close()
 
     async def _requests(self) -> AsyncIterator[session_pb2.SessionRequest]:
