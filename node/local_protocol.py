@@ -92,3 +92,9 @@ def answer_from_proto(message: local_pb2.Answer) -> Answer:
 def piece_hash(data: bytes | bytearray | memoryview) -> bytes:
     """The hash of a shared piece's bytes as SNAPSHOT carries them: fp32, row-major."""
     return Digest("atoll/piece/v1").data(data).finish()
+
+
+def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
+    """`site.seed`: of the samples that one generation of workers draws; 63 bits. A restart draws other samples."""
+    digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
+    return int.from_bytes(digest.finish()[:8], "little") >> 1

@@ -21,8 +21,8 @@ def hold(ctx: Context, outer: Outer) -> None:
 
 def find_sources(ctx: Context) -> None:
     site = ctx.site
-    if site.fetching or site.looking_for_sources or not site.connected:
-        return
+    if site.fetching or site.looking_for_sources or not site.connected or not site.admitted:
+        return  # admission asks again: the coordinator hears only sites that it has admitted
     site.looking_for_sources = True
     site.retry_fetch_at = None
     outer = site.outer
@@ -34,7 +34,7 @@ def sources(ctx: Context, message: m.Sources) -> None:
     site.looking_for_sources = False
     if site.fetching or site.seeding:
         return
-    if site.applying is not None or site.publishing is not None or site.saving is not None:
+    if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
         site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
     newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)

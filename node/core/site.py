@@ -127,12 +127,8 @@ class SiteCore:
                 syncs.exchange_broken(self.ctx, event)
             case events.CommitApplied():
                 syncs.commit_applied(self.ctx, event)
-            case events.ApplyFailed(commit, reason):
-                self.site.applying = None
-                self.ctx.report(
-                    logging.WARNING, f"commit {commit} cannot be applied from the log ({reason}); fetching it"
-                )
-                catching_up.find_sources(self.ctx)
+            case events.ApplyFailed():
+                syncs.apply_failed(self.ctx, event)
             case events.Published(version=version, mode=mode):
                 self.site.publishing = None
                 self.site.published = (version, mode)
@@ -227,6 +223,7 @@ class SiteCore:
     def _admitted(self, message: m.Admitted) -> None:
         site = self.ctx.site
         site.admitted = True
+        site.looking_for_sources = False  # what was asked before is not answered
         site.site_id = message.site_id
         site.run_seed = message.run_seed
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:

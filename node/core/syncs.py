@@ -15,7 +15,7 @@ from atoll.node.core.events import (
     PublishState,
     SaveModel,
 )
-from atoll.node.core.state import Exchange, Outer, Snapshot, SnapshotPhase
+from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 
 
@@ -186,12 +186,23 @@ def apply_next(ctx: Context) -> None:
     exchange = current(ctx, commit.sync, commit.term, commit.attempt)
     if exchange is not None and exchange.payload_digest is None and not exchange.broken:
         return
-    if site.publishing is not None or (
-        site.workers.offered_version is not None and site.workers.offered_mode is MergeMode.SHIFT
-    ):
-        return  # PUBLISH must hold the workers' version again before the outer state moves on
+    if publish_is_in_use(site):
+        return
     site.applying = commit.commit
     ctx.emit(ApplyCommit(commit))
+
+
+def publish_is_in_use(site: SiteState) -> bool:
+    """PUBLISH must hold the workers' version again before the outer state moves on."""
+    shifting = site.workers.offered_version is not None and site.workers.offered_mode is MergeMode.SHIFT
+    return site.publishing is not None or shifting
+
+
+def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
+    ctx.site.applying = None
+    ctx.site.commits.pop(event.commit, None)  # comes again with its payloads, from the donors
+    ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
+    catching_up.find_sources(ctx)
 
 
 def commit_applied(ctx: Context, event: events.CommitApplied) -> None:

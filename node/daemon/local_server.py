@@ -22,7 +22,6 @@ from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, WorkerGroup
 from atoll.protocol import PROTOCOL_VERSION, wire
-from atoll.protocol.digest import Digest
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
 from atoll.protocol.v1 import local_pb2
@@ -42,12 +41,6 @@ class Greeting:
     data_paths: tuple[str, ...]
     run_seed: int
     resumed: bool
-
-
-def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
-    """`site.seed`: of the samples that one generation of workers draws. Less than 2**63."""
-    digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
-    return int.from_bytes(digest.finish()[:8], "little") >> 1
 
 
 class _Connection:
@@ -240,7 +233,7 @@ class LocalServer:
                 chunk_elements=layout.chunk_elements,
                 manifest=manifest,
                 owned_pieces=group.pieces.owned[rank],
-                data_seed=data_seed(run_seed, site_id, incarnation, generation),
+                data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),
                 shared_pieces=group.pieces.shared_of(rank),
             )
             response = local_pb2.LocalResponse(generation=generation, layout=body)

@@ -95,7 +95,9 @@ class MetricsServer:
             self._thread: threading.Thread
             self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
         except OSError as error:
-            raise HostError(f"metrics: cannot listen on {address} ({error.strerror}); choose another --http") from None
+            raise HostError(
+                f"metrics: cannot listen on {address} ({error.strerror}); choose another --http-listen"
+            ) from None
 
     @property
     def port(self) -> int:

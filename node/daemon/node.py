@@ -21,7 +21,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
-from atoll.node.daemon.metrics import NodeFacts
+from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.exchange.catchup import fetch_state
@@ -87,6 +87,14 @@ class Node:
                 heartbeat=self._heartbeat,
             ),
         )
+        self.observer = Observer(
+            config=config,
+            core=self.core,
+            session=self.session,
+            local_server=self.local_server,
+            hub=hub,
+            journal=journal,
+        )
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exchange: Exchange | None = None
@@ -96,11 +104,6 @@ class Node:
         self._sources: asyncio.Future[m.Sources] | None = None  # asked for by a fetch
         self._lost_workers: asyncio.TimerHandle | None = None
         self._phase = ""
-        self._loss = 0.0
-        self._train_s = self._wait_s = 0.0
-        self._num_syncs = 0
-        self._exchange_s = self._apply_s = 0.0
-        self._sealed_at = 0.0
 
     # --- life
 
@@ -144,7 +147,7 @@ class Node:
 
     def handle(self, event: e.Event) -> None:
         """Give the core an event and carry out what it wants, in order."""
-        self._observe(event)
+        self.observer.observe(event)
         for output in self.core.handle(event, time.monotonic()):
             self._execute(output)
         if self.core.phase != self._phase:
@@ -185,83 +188,7 @@ class Node:
         )
 
     def _heartbeat(self) -> m.Heartbeat:
-        facts = self.facts()
-        return m.Heartbeat(
-            phase=facts.phase,
-            inner_step=facts.inner_step,
-            steps_per_s=facts.steps_per_s,
-            loss=facts.loss,
-            sent_bytes=facts.sent_bytes,
-            received_bytes=facts.received_bytes,
-            train_s=facts.train_s,
-            wait_s=facts.wait_s,
-            num_ranks=self.config.num_ranks,
-        )
-
-    def facts(self) -> NodeFacts:
-        site = self.core.site
-        outer, workers = site.outer, site.workers
-        ranks = self.local_server.ranks
-        step = min((r.step for r in ranks), default=0)
-        run_step = outer.run_step if outer else 0
-        return NodeFacts(
-            run_id=self.run_settings.settings.run_id,
-            site=self.config.name,
-            site_id=site.site_id,
-            incarnation=self.home.incarnation,
-            phase=self.core.phase,
-            connected=site.connected,
-            commit=outer.commit if outer else -1,
-            inner_step=run_step + max(step - workers.base_step, 0),
-            steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
-            loss=self._loss,
-            train_s=self._train_s,
-            wait_s=self._wait_s,
-            sent_bytes=self.hub.sent_bytes,
-            received_bytes=self.hub.received_bytes,
-            refused_messages=self.hub.refused_messages
-            + self.local_server.num_malformed
-            + self.session.num_refused_messages,
-            worker_generation=workers.generation,
-            num_syncs=self._num_syncs,
-            retained_bytes=self.hub.retained_bytes,
-            last_exchange_s=self._exchange_s,
-            last_apply_s=self._apply_s,
-        )
-
-    def _observe(self, event: e.Event) -> None:
-        """Losses and events for the journal and the metrics."""
-        match event:
-            case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
-                self._sealed_at = time.monotonic()
-                if num_steps:
-                    self._loss = loss
-                    self._train_s += train_s
-                    self.journal.write(
-                        "window", step=step, tokens=tokens, num_steps=num_steps, loss=loss, train_s=round(train_s, 4)
-                    )
-            case e.Merged(version=version, wait_s=wait_s):
-                self._wait_s += wait_s
-                self.journal.write("merged", commit=version, wait_s=round(wait_s, 4))
-            case e.CommitApplied(commit=commit, state_hash=state_hash):
-                self._num_syncs += 1
-                self.journal.write(
-                    "commit",
-                    commit=commit,
-                    state_hash=state_hash.hex(),
-                    exchange_s=round(self._exchange_s, 4),
-                    apply_s=round(self._apply_s, 4),
-                    sent_bytes=self.hub.sent_bytes,
-                    received_bytes=self.hub.received_bytes,
-                )
-            case e.Published(version=version):
-                since_s = time.monotonic() - self._sealed_at
-                self.journal.write("published", commit=version, since_sealed_s=round(since_s, 4))
-            case e.Received(message=m.Commit() as commit):
-                since_s = time.monotonic() - self._sealed_at
-                self.journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
-            case e.WorkersFailed(text=text) | e.ExchangeBroken(text=text):
-                self.journal.write(type(event).__name__, text=text)
+        return self.observer.heartbeat()
 
     # --- outputs
 
@@ -269,7 +196,7 @@ class Node:
         match output:
             case e.Send(message):
                 if isinstance(message, m.Leave):
-                    self.session.send(self._heartbeat())  # the last figures of this site
+                    self.session.send(self.observer.heartbeat())  # the last figures of this site
                 self.session.send(message)
             case e.StartWorkers(generation, settings_json):
                 self._spawn(self._start_workers(generation, settings_json))
@@ -490,7 +417,7 @@ class Node:
         except (AtollError, OSError) as error:
             self.handle(_broken(plan, error))
             return
-        self._exchange_s = time.monotonic() - started
+        self.observer.exchange_s = time.monotonic() - started
         self.handle(
             e.ExchangeFinished(
                 sync=plan.sync,
@@ -506,7 +433,7 @@ class Node:
         assert self.plane is not None
         started = time.monotonic()
         state_hash = await self.plane.apply(commit)
-        self._apply_s = time.monotonic() - started
+        self.observer.apply_s = time.monotonic() - started
         self.handle(e.CommitApplied(commit=commit.commit, state_hash=state_hash))
 
     async def _publish(self, version: int, mode: e.MergeMode) -> None:

@@ -1,18 +1,11 @@
-"""Which samples a site draws: a pure function of (run seed, site id, incarnation, generation, index). No torch."""
+"""Which samples a site draws: a pure function of its seed (`local_protocol.data_seed`) and an index. No torch."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.digest import Digest
 from atoll.protocol.errors import ConfigError
-
-
-def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
-    """`site.seed`: 63 bits. A restarted site or worker gets another one, so it draws other samples."""
-    digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
-    return int.from_bytes(digest.finish()[:8], "little") >> 1
 
 
 def window_offsets(seed: int, index: int, batch_size: int, num_positions: int) -> npt.NDArray[np.int64]:

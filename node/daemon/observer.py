@@ -1,0 +1,122 @@
+"""What a node shows of itself: the journal's lines, the heartbeat, the facts behind the metrics."""
+
+from __future__ import annotations
+
+import time
+
+from atoll.node.core import events as e
+from atoll.node.core.site import SiteCore
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.local_server import LocalServer
+from atoll.node.daemon.metrics import NodeFacts
+from atoll.node.daemon.session import Session
+from atoll.node.exchange.hub import Hub
+from atoll.protocol import messages as m
+
+
+class Observer:
+    """Reads the parts of a node; `observe` every event before the core gets it."""
+
+    def __init__(
+        self,
+        *,
+        config: NodeConfig,
+        core: SiteCore,
+        session: Session,
+        local_server: LocalServer,
+        hub: Hub,
+        journal: Journal,
+    ) -> None:
+        self._config = config
+        self._core = core
+        self._session = session
+        self._local_server = local_server
+        self._hub = hub
+        self._journal = journal
+        self.exchange_s = 0.0
+        """Of the last exchange; set by whoever ran it. So is `apply_s`."""
+        self.apply_s = 0.0
+        self._loss = 0.0
+        self._train_s = self._wait_s = 0.0
+        self._num_syncs = 0
+        self._sealed_at = 0.0
+
+    def heartbeat(self) -> m.Heartbeat:
+        facts = self.facts()
+        return m.Heartbeat(
+            phase=facts.phase,
+            inner_step=facts.inner_step,
+            steps_per_s=facts.steps_per_s,
+            loss=facts.loss,
+            sent_bytes=facts.sent_bytes,
+            received_bytes=facts.received_bytes,
+            train_s=facts.train_s,
+            wait_s=facts.wait_s,
+            num_ranks=self._config.num_ranks,
+        )
+
+    def facts(self) -> NodeFacts:
+        site = self._core.site
+        outer, workers = site.outer, site.workers
+        ranks = self._local_server.ranks
+        step = min((r.step for r in ranks), default=0)
+        run_step = outer.run_step if outer else 0
+        return NodeFacts(
+            run_id=self._core.settings.run_id,
+            site=self._config.name,
+            site_id=site.site_id,
+            incarnation=self._core.ctx.identity.incarnation,
+            phase=self._core.phase,
+            connected=site.connected,
+            commit=outer.commit if outer else -1,
+            inner_step=run_step + max(step - workers.base_step, 0),
+            steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
+            loss=self._loss,
+            train_s=self._train_s,
+            wait_s=self._wait_s,
+            sent_bytes=self._hub.sent_bytes,
+            received_bytes=self._hub.received_bytes,
+            refused_messages=self._hub.refused_messages
+            + self._local_server.num_malformed
+            + self._session.num_refused_messages,
+            worker_generation=workers.generation,
+            num_syncs=self._num_syncs,
+            retained_bytes=self._hub.retained_bytes,
+            last_exchange_s=self.exchange_s,
+            last_apply_s=self.apply_s,
+        )
+
+    def observe(self, event: e.Event) -> None:
+        """Losses and events for the journal and the metrics."""
+        match event:
+            case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
+                self._sealed_at = time.monotonic()
+                if num_steps:
+                    self._loss = loss
+                    self._train_s += train_s
+                    self._journal.write(
+                        "window", step=step, tokens=tokens, num_steps=num_steps, loss=loss, train_s=round(train_s, 4)
+                    )
+            case e.Merged(version=version, wait_s=wait_s):
+                self._wait_s += wait_s
+                self._journal.write("merged", commit=version, wait_s=round(wait_s, 4))
+            case e.CommitApplied(commit=commit, state_hash=state_hash):
+                self._num_syncs += 1
+                self._journal.write(
+                    "commit",
+                    commit=commit,
+                    state_hash=state_hash.hex(),
+                    exchange_s=round(self.exchange_s, 4),
+                    apply_s=round(self.apply_s, 4),
+                    sent_bytes=self._hub.sent_bytes,
+                    received_bytes=self._hub.received_bytes,
+                )
+            case e.Published(version=version):
+                since_s = time.monotonic() - self._sealed_at
+                self._journal.write("published", commit=version, since_sealed_s=round(since_s, 4))
+            case e.Received(message=m.Commit() as commit):
+                since_s = time.monotonic() - self._sealed_at
+                self._journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
+            case e.WorkersFailed(text=text) | e.ExchangeBroken(text=text):
+                self._journal.write(type(event).__name__, text=text)
