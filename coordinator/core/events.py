@@ -201,13 +201,19 @@ Output = Persist | Send | CloseStream | Report
 
 @dataclass(slots=True)
 class Outbox:
-    """Collects outputs in order; Persists in a row become one transaction."""
+    """Collects outputs in order. Persists with nothing sent between them become one transaction: a decision (a commit
+    and the sync that it opens) is in the store as a whole or not at all."""
 
     outputs: list[Output] = field(default_factory=list)
 
     def persist(self, *records: Record) -> None:
-        if self.outputs and isinstance(self.outputs[-1], Persist):
-            records = (*self.outputs.pop().records, *records)  # type: ignore[union-attr]
+        for place in range(len(self.outputs) - 1, -1, -1):
+            output = self.outputs[place]
+            if isinstance(output, Persist):
+                self.outputs[place] = Persist((*output.records, *records))
+                return
+            if not isinstance(output, Report):
+                break
         self.outputs.append(Persist(records))
 
     def take(self) -> list[Output]:

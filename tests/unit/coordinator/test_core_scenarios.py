@@ -4,6 +4,7 @@ in tests/golden. Numbers in names are those of the design's invariants."""
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pytest
@@ -46,6 +47,25 @@ def test_2_a_commit_has_the_plans_contributors_and_weights() -> None:
     assert [c.tokens for c in commit.contributors] == [300, 100]
     assert (commit.run_step, commit.run_tokens) == (10, 400)
     assert commit == story.last("b", m.Commit)
+
+
+@pytest.mark.parametrize(("steps", "follows"), [(0, e.OpenRecord), (10, e.FinishedRecord)])
+def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follows: type[e.Record]) -> None:
+    story = a_story(steps=steps) if steps else a_story()
+    transactions: list[tuple[e.Record, ...]] = []
+    keep = story.store.persist
+
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+        transactions.append(tuple(records))
+        keep(term, records, wall_time_s)
+
+    story.store.persist = persist  # type: ignore[method-assign]
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    (found,) = [t for t in transactions if any(isinstance(r, e.CommitRecord) for r in t)]
+    assert [type(r) for r in found] == [e.CommitRecord, follows]
 
 
 def test_3_a_done_of_a_lower_attempt_counts_no_longer() -> None:
