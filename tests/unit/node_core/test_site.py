@@ -479,3 +479,49 @@ def test_every_dispatch_is_silent_after_the_exit() -> None:
     drive.receive(m.Refused(kind=m.RefusedKind.RUN, text="another run"))
     probes: list[Callable[[], list[e.Output]]] = [lambda: drive.ask(0), lambda: drive(e.Tick())]
     assert [probe() for probe in probes] == [[], []]
+
+
+def test_a_commit_that_cannot_be_applied_is_not_tried_again_while_the_coordinator_is_away() -> None:
+    drive = started()
+    drive(e.SessionLost("connection reset"))
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive.wants(e.ApplyCommit)
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))
+    assert not any(isinstance(o, e.ApplyCommit) for o in drive.out)
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=1))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    assert m.FindSources(has_state=True, after_commit=0) in drive.sent()
+
+
+def test_a_question_for_sources_that_was_dropped_is_asked_again_on_admission() -> None:
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.SessionLost("connection reset"))
+    drive(e.SessionOpened())
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))  # the coordinator has evicted the site and does not hear
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=1))
+    drive.receive(m.Evicted(reason="silent for 3 s"))
+    drive.receive(commit(3, 3, contributors=(2, 3)))
+    assert not any(isinstance(s, m.FindSources) for s in drive.sent()), "not admitted yet"
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=3))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    assert m.FindSources(has_state=True, after_commit=0) in drive.sent()
+
+
+def test_a_fetch_waits_while_a_shift_is_under_way() -> None:
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.answer().mode is MergeMode.SHIFT
+    drive.receive(commit(3, 3, contributors=(2, 3)))
+    assert m.FindSources(has_state=True, after_commit=1) in drive.sent()
+    sources = m.Sources(
+        attested=(m.Attestation(commit=3, state_hash=HASH),),
+        donors=(m.Donor(site_id=2, incarnation=1, address="127.0.0.1:2", commit=3),),
+        commits=(commit(2, 2), commit(3, 3)),
+    )
+    drive.receive(sources)
+    assert not any(isinstance(o, e.FetchState) for o in drive.out), "PUBLISH has to get the workers' version back"
