@@ -97,6 +97,7 @@ class Session:
             return self._received_seq > 0, next(r for r in reasons if r)
         finally:
             self._is_open = False
+            self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 
     async def _requests(self) -> AsyncIterator[session_pb2.SessionRequest]:
