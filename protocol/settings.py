@@ -133,6 +133,10 @@ def validate(settings: RunSettings) -> None:
         )
     _within("outer.learning_rate", settings.outer.learning_rate, 0, 100, open_low=True)
     _within("outer.momentum", settings.outer.momentum, 0, 1, open_high=True)
+    if settings.outer.optimizer == "sgd" and settings.outer.momentum:
+        raise ConfigError(
+            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; choose "nesterov" or momentum 0'
+        )
 
 
 def _within(

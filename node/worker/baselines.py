@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atoll.node.local_protocol import data_seed
 from atoll.node.worker.data import Corpus
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
-from atoll.node.local_protocol import data_seed
 from atoll.protocol.settings import RunSettings
 
 Progress = Callable[[str, int], None]  # what is running, steps done

@@ -54,6 +54,7 @@ def test_a_minimal_file_gives_the_defaults(tmp_path: Path) -> None:
         (MINIMAL + "[sync]\nevery = 0\n", "sync.every = 0: must be at least 1"),
         (MINIMAL + "[sync]\ncodec = 'int-8'\n", r'sync.codec = "int-8"; did you mean "int8"\?'),
         (MINIMAL + "[outer]\noptimizer = 'nestrov'\n", r'did you mean "nesterov"\?'),
+        (MINIMAL + '[outer]\noptimizer = "sgd"\nmomentum = 0.5\n', 'outer.optimizer = "sgd" has none'),
         (MINIMAL + "[outer]\nmomentum = 1.0\n", "outer.momentum = 1.0: must be at least 0 and less than 1"),
         (MINIMAL + "[model]\ndim = 100\nnum_heads = 3\n", "each head needs the same, even width"),
         (MINIMAL + "[trainer]\nsequence = 129\n", "longer than model.max_sequence"),

@@ -27,7 +27,7 @@ from atoll.node.core.events import (
     WorkersJoined,
     WorkersLeft,
 )
-from atoll.node.daemon.local_server import Greeting, LocalServer, data_seed
+from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent
 from atoll.node.local_protocol import MAX_FRAME_BYTES, Piece
