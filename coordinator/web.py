@@ -150,7 +150,6 @@ class _Collector:
         info = {
             "run_id": d["run_id"],
             "codec": d["codec"],
-            "state_hash": d["state_hash"],
             "version": d["atoll_version"],
         }
         yield InfoMetricFamily("atoll_run", "The run that is served.", info)

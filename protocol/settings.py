@@ -135,7 +135,8 @@ def validate(settings: RunSettings) -> None:
     _within("outer.momentum", settings.outer.momentum, 0, 1, open_high=True)
     if settings.outer.optimizer == "sgd" and settings.outer.momentum:
         raise ConfigError(
-            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; choose "nesterov" or momentum 0'
+            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; '
+            'choose "nesterov" or momentum 0'
         )
 
 

@@ -242,7 +242,9 @@ def _same_model_and_data(run: Run, stream: int, site: Site, message: m.Offer) ->
         run.refuse(
             stream,
             RefusedKind.DATA,
-            f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}",
+            f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}: give "
+            f"atoll.join(data_fingerprint=...) {HASH_BYTES} bytes that are the same for the same data, or start a run "
+            'with data = "local"',
             message.data_fingerprint.hex(),
         )
         return False
@@ -254,8 +256,8 @@ def _same_model_and_data(run: Run, stream: int, site: Site, message: m.Offer) ->
         run.refuse(
             stream,
             RefusedKind.MANIFEST,
-            f"{site.label} has another model than run {run.run_id!r}: {first_difference(theirs, ours)}; "
-            "use the script and settings of the other sites",
+            f"{site.label} has another model ({_short(theirs.digest)}) than run {run.run_id!r} "
+            f"({_short(ours.digest)}): {first_difference(theirs, ours)}; use the other sites' script and settings",
             theirs.digest.hex(),
             ours.digest.hex(),
         )
@@ -264,8 +266,9 @@ def _same_model_and_data(run: Run, stream: int, site: Site, message: m.Offer) ->
         run.refuse(
             stream,
             RefusedKind.DATA,
-            f"{site.label} has other data than the sites before it (data {run.settings.data!r}): give it the same "
-            'files, or start a run with data = "local"',
+            f"{site.label} has other data ({_short(fingerprint)}) than the sites before it "
+            f"({_short(run.manifest.data_fingerprint)}, data {run.settings.data!r}): give it the same files, or start "
+            'a run with data = "local"',
             fingerprint.hex(),
             run.manifest.data_fingerprint.hex(),
         )
@@ -303,6 +306,10 @@ def first_difference(theirs: Manifest, ours: Manifest) -> str:
         if a != b:
             return f"{name!r} is {_words(a)} there and {_words(b)} in the run"
     return f"tied weights differ: {len(theirs.tied)} there, {len(ours.tied)} in the run"
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:12]
 
 
 def _words(spec: TensorSpec | None) -> str:

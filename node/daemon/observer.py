@@ -92,11 +92,17 @@ class Observer:
         match event:
             case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
                 self._sealed_at = time.monotonic()
+                self._train_s += train_s
                 if num_steps:
                     self._loss = loss
-                    self._train_s += train_s
+                if train_s > 0:  # else the same snapshot again; num_steps counts those with a loss
                     self._journal.write(
-                        "window", step=step, tokens=tokens, num_steps=num_steps, loss=loss, train_s=round(train_s, 4)
+                        "window",
+                        step=step,
+                        tokens=tokens,
+                        num_steps=num_steps,
+                        loss=loss if num_steps else None,
+                        train_s=round(train_s, 4),
                     )
             case e.Merged(version=version, wait_s=wait_s):
                 self._wait_s += wait_s

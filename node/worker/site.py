@@ -350,7 +350,8 @@ def join(
     `buffers`: patterns of buffers' names to "mean", "lowest" or "local" (by default floating-point buffers are
     averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
     so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
-    `data_fingerprint`: sites with another one are refused. `data_rank`: the same on ranks that see the same batch.
+    `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
+    `data_rank`: the same on ranks that see the same batch.
 
     Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
     what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.

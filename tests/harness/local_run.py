@@ -108,7 +108,10 @@ class Process:
 
 
 class LocalRun:
-    """`prefix` of a process: a command in front of it (`ip netns exec NAME`)."""
+    """The coordinator and the nodes of one run, each a process; leaving the context ends those that are left.
+
+    `prefix` of a process: a command in front of it (`ip netns exec NAME`).
+    """
 
     def __init__(self, folder: Path, settings: RunSettings) -> None:
         self.folder = folder

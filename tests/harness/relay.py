@@ -22,6 +22,7 @@ class Relay:
         self.num_connections = 0
         self.num_bytes = 0
         self.on_bytes: Callable[[int], None] = lambda total: None
+        self.change: Callable[[bytes], bytes] = lambda data: data
         self.address = ""
 
     async def start(self) -> Relay:
@@ -64,7 +65,7 @@ class Relay:
                 await self._flowing.wait()
                 self.num_bytes += len(data)
                 self.on_bytes(self.num_bytes)
-                sink.write(data)
+                sink.write(self.change(data))
                 await sink.drain()
         except OSError:
             pass  # the link was cut

@@ -82,7 +82,7 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
             raise ConfigError(f'--model "{args.model}"; {nearest(args.model, MODELS)}')
         tables["model"] = asdict(MODELS[args.model])
     text = render(tables)
-    run_settings(tomllib.loads(text), "init")
+    run_settings(tomllib.loads(text), "the new file")
     return text
 
 

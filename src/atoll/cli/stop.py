@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from atoll.protocol.errors import ConfigError
+
 HELP = "end a run early, with a last sync (on the coordinator's machine)"
 EPILOG = """\
 The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets Ctrl-C or SIGTERM.
@@ -27,6 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from atoll.cli.config import default_store
     from atoll.coordinator.admin import request_stop
 
+    if args.store is None and not args.path.is_file():
+        raise ConfigError(f"{args.path}: no such file; name the run's file, or the coordinator's --store")
     store_path: Path = args.store or default_store(args.path)
     request_stop(store_path)
     print("the run ends with its next sync; `atoll status` shows when")

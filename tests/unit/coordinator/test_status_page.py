@@ -92,7 +92,7 @@ def test_metrics_are_well_formed() -> None:
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
     for family in families.values():
         for sample in family.samples:
-            assert set(sample.labels) <= {"site", "state", "run_id", "codec", "state_hash", "version"}
+            assert set(sample.labels) <= {"site", "state", "run_id", "codec", "version"}
 
 
 def test_a_taken_port_is_named() -> None:

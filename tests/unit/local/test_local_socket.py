@@ -120,7 +120,7 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             joined: list[JoinedLayout] = await asyncio.gather(*joins)
             assert [(j.owned_pieces, j.shared_pieces) for j in joined] == [((0, 1), (1,)), ((0,), (1,))]
             assert {(j.site_id, j.incarnation, j.run_seed, j.data_seed) for j in joined} == {
-                (9, 2, 7, data_seed(7, 9, 2, 3))
+                (9, 2, 7, local_protocol.data_seed(7, 9, 2, 3))
             }
             # The memory is the same, in both directions and between ranks.
             buffers[1].view[10] = 77
