@@ -87,6 +87,9 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     snapshot.mean_loss = event.mean_loss
     snapshot.train_s = event.train_s
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
+    if site.outer is not None and snapshot.base_commit != site.outer.commit:
+        site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again
+        return
     if site.outer is None:
         ctx.site.seed_asked = True
         ctx.emit(SeedState())

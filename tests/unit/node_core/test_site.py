@@ -525,3 +525,21 @@ def test_a_fetch_waits_while_a_shift_is_under_way() -> None:
     )
     drive.receive(sources)
     assert not any(isinstance(o, e.FetchState) for o in drive.out), "PUBLISH has to get the workers' version back"
+
+
+def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again() -> None:
+    drive = started()
+    drive.ask(10)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.sealed(10)
+    drive.ask(10, 1)
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.answer().mode is MergeMode.SHIFT
+    drive.merged(1)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive.ask(10, 2)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    drive.sealed(10, num_steps=0)
+    assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [2]
