@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 from atoll.protocol.errors import HostError
 
 KEY_BYTES = 32
+SOCKET_FOLDER_PREFIX = "atoll-"
+"""Of the temporary folder with the socket and pipes of one start."""
 
 
 class Home:
@@ -27,6 +30,7 @@ class Home:
         except OSError:
             os.close(self._lock_fd)
             raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
+        self._remove_left_over()
         self.key = self._read_key()
         self.incarnation = self._next_incarnation()
 
@@ -51,8 +55,20 @@ class Home:
             os.fsync(file.fileno())
         os.replace(aside, self.folder / name)
 
+    def note_socket_folder(self, folder: Path) -> None:
+        """`folder` lies outside of the home, where paths are short. If this node is killed, its next start removes it."""
+        self.write("socket_folder", os.fsencode(folder))
+
     def close(self) -> None:
         os.close(self._lock_fd)
+
+    def _remove_left_over(self) -> None:
+        note = self.folder / "socket_folder"
+        if note.exists():
+            folder = Path(os.fsdecode(note.read_bytes()))
+            if folder.name.startswith(SOCKET_FOLDER_PREFIX):
+                shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
+            note.unlink()
 
     def _read_key(self) -> bytes:
         path = self.folder / "key"

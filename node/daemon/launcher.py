@@ -79,9 +79,12 @@ class Launcher:
         return self._tree.last_lines() if self._tree else ()
 
     async def start(self, generation: int, socket_path: str) -> None:
-        """Workers find their node at `socket_path`. Raises ConfigError if there is no such script or command."""
+        """Workers find their node at `socket_path`; the pipes that they print into lie beside it.
+
+        Raises ConfigError if there is no such script or command.
+        """
         await self.stop()
-        self._tree = tree = _Tree(generation)
+        self._tree = tree = _Tree(generation, Path(socket_path).parent)
         try:
             for rank, command in self._commands(tree.folder):
                 tree.spawn(command, rank, self._environment(tree, rank, socket_path), self._config.num_ranks)
@@ -154,10 +157,10 @@ class Launcher:
 class _Tree:
     """The processes of one generation, and the pipes that they print into."""
 
-    def __init__(self, generation: int) -> None:
+    def __init__(self, generation: int, parent: Path) -> None:
         self.generation = generation
         self.mark = f"{ENV_TREE}={secrets.token_hex(8)}"
-        self.folder = Path(tempfile.mkdtemp(prefix="atoll-run-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="run-", dir=parent))
         self._roots: list[tuple[subprocess.Popen[bytes], int]] = []  # with pidfd
         self._pipes: dict[str, _Pipe] = {}
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer
+from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, WorkerGroup
@@ -170,7 +171,7 @@ class LocalServer:
 
     async def start(self) -> None:
         # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
-        self._folder = Path(tempfile.mkdtemp(prefix="atoll-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=SOCKET_FOLDER_PREFIX))
         if len(self.path.encode()) > MAX_SOCKET_PATH_BYTES:
             path = self.path
             self._folder.rmdir()

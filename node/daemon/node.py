@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from atoll import __version__
@@ -109,6 +110,7 @@ class Node:
 
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
+        self.home.note_socket_folder(Path(self.local_server.path).parent)
         self._launcher = Launcher(self._launch_config(), self._workers_exited)
         session = asyncio.create_task(self.session.run())
         watchdog = asyncio.create_task(self._watch_workers())

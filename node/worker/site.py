@@ -162,7 +162,7 @@ class _JoinedSite(Site):
         self._train_s = 0.0
         self._wait_s = 0.0
         self._resumed_at_s = self._reported_at_s = time.monotonic()
-        self._reported_step = 0
+        self._reported_step = self._resumed_step = 0
         self._fresh_step = 0
         self._boundary()
 
@@ -255,6 +255,8 @@ class _JoinedSite(Site):
         """Do what the node says until it says to go on or to stop. Returns whether an outer update was taken."""
         asked_at_s = time.monotonic()
         self._train_s += asked_at_s - self._resumed_at_s
+        if self._steps > self._reported_step == self._resumed_step:
+            self._report_progress(asked_at_s)  # a window too short for a report in the middle of it
         synced = False
         seq = 0
         while True:
@@ -275,7 +277,7 @@ class _JoinedSite(Site):
                     break
             seq += 1
         self._resumed_at_s = self._reported_at_s = time.monotonic()
-        self._reported_step = self._steps
+        self._reported_step = self._resumed_step = self._steps
         return synced
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:

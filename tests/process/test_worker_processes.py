@@ -406,7 +406,7 @@ def test_no_process_outlives_a_killed_node_before_joining() -> None:
     kill_node(*tiny_node("exec", 1, 3, sys.executable, "-c", FAMILY))
 
 
-def test_no_such_command() -> None:
+def test_no_such_command(tmp_path: Path) -> None:
     async def main() -> None:
         for launcher, command, words in (
             ("exec", ("/no/such/program",), "cannot run /no/such/program: no such program"),
@@ -414,7 +414,7 @@ def test_no_such_command() -> None:
         ):
             found = Launcher(LaunchConfig(launcher=launcher, command=command), lambda ending: None)
             with pytest.raises(ConfigError, match=words):
-                await found.start(1, "/nowhere")
+                await found.start(1, str(tmp_path / "node.sock"))
             await found.stop()
 
     in_loop(main)

@@ -117,6 +117,15 @@ def test_local_progress_that_is_discarded_is_not_counted(node: FakeNode) -> None
     assert site.inner_step == 11
 
 
+def test_progress_is_told_however_short_a_window_is(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(2), (2, SNAPSHOT), (2, go_on(4)), (4, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            site.step(tokens=10)
+    assert [b["step"] for b in node.said("progress")] == [2, 4]
+
+
 def test_the_loss_stays_where_it_is_until_a_boundary(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     net, optimizer = model()
     node.script = [first(3), (3, SNAPSHOT), (3, STOP)]

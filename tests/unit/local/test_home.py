@@ -1,0 +1,33 @@
+"""A node's own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon.home import Home
+from atoll.protocol.errors import HostError
+
+
+def test_a_home_keeps_its_key_and_counts_starts(tmp_path: Path) -> None:
+    first = Home(tmp_path / "home")
+    with pytest.raises(HostError, match="in use by another node"):
+        Home(tmp_path / "home")
+    first.close()
+    second = Home(tmp_path / "home")
+    second.close()
+    assert (second.key, second.incarnation) == (first.key, first.incarnation + 1)
+
+
+def test_what_a_killed_node_left_outside_of_its_home_goes_at_its_next_start(tmp_path: Path) -> None:
+    left_over, foreign = tmp_path / "atoll-x", tmp_path / "texts"
+    for folder in (left_over, foreign):
+        folder.mkdir()
+        (folder / "node.sock").touch()
+        killed = Home(tmp_path / "home")
+        killed.note_socket_folder(folder)
+        killed.close()
+        Home(tmp_path / "home").close()
+    assert not left_over.exists()
+    assert foreign.exists()  # a note that does not name such a folder removes nothing
