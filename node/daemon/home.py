@@ -56,7 +56,7 @@ class Home:
         os.replace(aside, self.folder / name)
 
     def note_socket_folder(self, folder: Path) -> None:
-        """`folder` lies outside of the home, where paths are short. If this node is killed, its next start removes it."""
+        """`folder` lies outside of the home, where paths are short. A killed node's is removed by its next start."""
         self.write("socket_folder", os.fsencode(folder))
 
     def close(self) -> None:
