@@ -53,6 +53,7 @@ class Exchange:
         counters: Counters,
         pool: Executor,
         connect: Callable[[str], grpc.aio.Channel],
+        disconnect: Callable[[str], None],
     ) -> None:
         self.plan = plan
         self.plan_digest = plan_digest(plan)
@@ -63,6 +64,7 @@ class Exchange:
         self.traffic = Traffic()
         self.held = held
         self.connect = connect
+        self.disconnect = disconnect
         self._pool = pool
         self._log = log
         self._fsync = fsync

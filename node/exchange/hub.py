@@ -132,6 +132,17 @@ class Hub:
             )
         return self._channels[address]
 
+    def disconnect(self, address: str) -> None:
+        """A stream to that address broke or hung: the next one gets a connection of its own.
+
+        After one wrong byte in its framing an HTTP/2 connection may stay up with every later stream on it hanging.
+        """
+        channel = self._channels.pop(address, None)
+        if channel is not None:
+            task = asyncio.get_running_loop().create_task(channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
     # --- exchanges
 
     def begin(self, plan: Plan, data: SyncData, *, site_id: int, contributes: bool) -> Exchange:
@@ -162,6 +173,7 @@ class Hub:
             counters=self.counters,
             pool=self.pool,
             connect=self.channel,
+            disconnect=self.disconnect,
         )
         if old is not None:
             old.cancel()
@@ -187,9 +199,7 @@ class Hub:
         plans = [exchange.plan for exchange in self._exchanges.values()]
         used = {m.address for plan in plans for m in plan.contributors}
         for address in [a for a in self._channels if a not in used]:
-            task = asyncio.get_running_loop().create_task(self._channels.pop(address).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self.disconnect(address)
 
     # --- peers
 

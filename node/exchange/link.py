@@ -74,12 +74,15 @@ class ReducerLink:
         """Raises PeerError if nothing moved for too long."""
         if self._done or now - self._moved_at <= limit_s:
             return
+        self._exchange.disconnect(self.member.address)
         because = f"; the last error: {self._last_error}" if self._last_error else ""
         raise self._failure(f"no byte for {limit_s:.1f} s{because}")
 
     def _judge(self, error: AtollError) -> None:
         """Raises what another try cannot mend."""
         self._last_error = error
+        if isinstance(error, InvalidMessage | PeerError):
+            self._exchange.disconnect(self.member.address)
         if isinstance(error, InvalidMessage):
             self._num_corrupt += 1
             if self._num_corrupt >= MAX_CORRUPT:

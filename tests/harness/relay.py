@@ -47,6 +47,12 @@ class Relay:
         """Connections stay, no byte passes."""
         self._flowing.clear()
 
+    def hang_old(self) -> None:
+        """No byte passes any more over the connections there are; new ones are as usual."""
+        self._flowing.clear()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refusing:
             writer.transport.abort()
@@ -55,14 +61,14 @@ class Relay:
         there, back = await asyncio.open_connection(*self._target)
         self._writers |= {writer, back}
         for source, sink in ((reader, back), (there, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
+            task = asyncio.create_task(self._pump(source, sink, self._flowing))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, flowing: asyncio.Event) -> None:
         try:
             while data := await source.read(1 << 16):
-                await self._flowing.wait()
+                await flowing.wait()
                 self.num_bytes += len(data)
                 self.on_bytes(self.num_bytes)
                 sink.write(self.change(data))

@@ -178,6 +178,34 @@ def test_a_link_that_hangs_is_found_out(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_connection_that_hung_is_not_used_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            relay = await Relay(sites[1].address).start()
+            sites[1].address = relay.address
+            plan = star_plan(run.layout, sites, stall_limit_s=1)
+
+            def hang_once(total: int) -> None:
+                if total > 1 << 20:
+                    relay.on_bytes = lambda total: None
+                    relay.hang_old()
+
+            relay.on_bytes = hang_once
+            other = asyncio.create_task(sites[1].begin(plan).run())
+            with pytest.raises(PeerError, match=r"site 2.*no byte for 1\.0 s"):
+                await sites[0].begin(plan).run()
+            await asyncio.gather(other, return_exceptions=True)
+            again = replace(next_attempt(plan, run.layout, sites), stall_limit_s=3.0)
+            await run_all(again, sites)
+            assert sites[0].payloads(again) == sites[1].payloads(again) == expected_payloads(again, sites)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
 def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
