@@ -60,7 +60,7 @@ class RandomFaults:
             self.start(name)
         self.run.wait(lambda s: bool(s["last_commit"] >= 1), 60, "the first commit")
         for _ in range(self.num_faults):
-            time.sleep(self.random.uniform(0.0, 1.5))
+            time.sleep(self.random.choice([0.0, 0.3, 1.0, 1.5]))
             if self.run.status()["finished"]:
                 break
             self.random.choice(self._faults)()

@@ -110,16 +110,17 @@ def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path
         assert_no_traceback(run)
 
 
+@pytest.mark.slow
 def test_a_link_that_always_flips_bits_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     spoiler, listen = Spoiler(every=1, limit=1_000_000), free_address()
-    settings = replace(SETTINGS, steps=100, min_sites=2)
+    settings = replace(SETTINGS, steps=200, min_sites=2)
     with LocalRun(tmp_path, settings) as run, relay_in_front(listen, spoiler) as advertised:
         coordinator = run.start_coordinator()
         start_sites(run, listen, advertised)
         coordinator.wait_for_line(r"could not exchange with c \(site \d\)", LIMIT_S)
         codes = run.wait_all(2 * LIMIT_S)
         assert codes == {"a": 0, "b": 0, "c": 0}
-        hashes = run.hashes(10)
+        hashes = run.hashes(20)
         assert {"a", "b"} <= set(hashes)
         assert len(set(hashes.values())) == 1
         assert_no_traceback(run)
