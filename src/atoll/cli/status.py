@@ -25,6 +25,7 @@ examples:
 WATCH_EVERY_S = 1.0
 NARROW_LEAVES_OUT = ("received",)
 WIDE_FROM_COLUMNS = 100
+STATE_CHARACTERS = 40
 COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "busy", "state hash")
 
 
@@ -69,12 +70,17 @@ def headline(status: RunStatus) -> str:
     return f"run {status.run_id}: {status.state}, step {status.run_step} {length}, commit {status.last_commit}"
 
 
+def shortened(state: str) -> str:
+    """A state may carry a reason of any length; where it is an error, the lines below the table have all of it."""
+    return state if len(state) <= STATE_CHARACTERS else state[: STATE_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
 def rows(status: RunStatus) -> list[tuple[str, ...]]:
     """One row a site, as COLUMNS."""
     return [
         (
             site.name,
-            site.state if site.state != "member" or not site.phase else site.phase,
+            shortened(site.state if site.state != "member" or not site.phase else site.phase),
             str(site.inner_step),
             f"{site.steps_per_s:.1f}",
             f"{site.loss:.3f}" if site.loss else "-",

@@ -179,3 +179,11 @@ def test_a_sync_in_words() -> None:
     exchanging = SYNC | {"attempt": 1, "contributors": ["a", "b"], "done": ["a"]}
     assert sync_in_words(parse_status(document(sync=exchanging))) == "sync 2: exchanging, done 1 of 2"
     assert sync_in_words(parse_status(document())) == "no sync yet"
+
+
+def test_a_long_reason_does_not_widen_the_table() -> None:
+    reason = "gone: " + "the copies of a tensor have drifted apart; " * 4
+    status = parse_status(document(sites=[site("a", state=reason), site("b")], errors=[reason]))
+    headline, *lines, error = text_lines(status).splitlines()
+    assert max(len(line) for line in lines) < 120
+    assert reason.strip() in error
