@@ -184,6 +184,6 @@ def test_a_sync_in_words() -> None:
 def test_a_long_reason_does_not_widen_the_table() -> None:
     reason = "gone: " + "the copies of a tensor have drifted apart; " * 4
     status = parse_status(document(sites=[site("a", state=reason), site("b")], errors=[reason]))
-    headline, *lines, error = text_lines(status).splitlines()
+    _, *lines, error = text_lines(status).splitlines()
     assert max(len(line) for line in lines) < 120
     assert reason.strip() in error
