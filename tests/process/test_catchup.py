@@ -223,7 +223,8 @@ def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
             await joiner.stop()
             joiner = run.sites[1] = await Site.start(2, tmp_path, run.layout, incarnation=2)
-            assert len(joiner.outer.missing) == missing
+            # Nothing is lost; a chunk that was on its way to the disk may have arrived after the count.
+            assert 0 < len(joiner.outer.missing) <= missing
             await fetch(run, joiner, [first])
             assert records(joiner) == records(first)
             all_bytes = sum(len(data) for _, data in records(first))
