@@ -74,3 +74,11 @@ def local_address_towards(address: str) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         raise HostError(f"no route to the coordinator at {address}: {error.strerror}") from None
+
+
+def address_for_peers(listen: str, port: int, coordinator: str) -> str:
+    """What peers are told of a node that listens on `listen`: for all addresses, the one towards the coordinator."""
+    host, _ = transport.parse_address(listen)
+    if host in ("0.0.0.0", "::"):
+        host = local_address_towards(coordinator)
+    return transport.join_address(host, port)

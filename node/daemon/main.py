@@ -10,7 +10,7 @@ import sys
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
-from atoll.node.daemon.discover import Run, discover, local_address_towards
+from atoll.node.daemon.discover import Run, address_for_peers, discover, local_address_towards
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import MetricsServer
@@ -58,7 +58,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     hub.attach(server)
     listen = config.listen or transport.join_address(local_address_towards(config.coordinator), 0)
     port = transport.bind(server, listen, None)
-    address = config.advertise or transport.join_address(transport.parse_address(listen)[0], port)
+    address = config.advertise or address_for_peers(listen, port, config.coordinator)
     if not transport.is_loopback(listen):
         log.warning("%s is open to the network without credentials: anybody who reaches it can read the model", listen)
     await server.start()
