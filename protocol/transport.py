@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Sequence
 
 import grpc
@@ -18,6 +19,10 @@ MAX_SESSION_MESSAGE_BYTES = 32 << 20
 UNIX_PREFIX = "unix:"
 
 _Options = Sequence[tuple[str, int | str]]
+
+# grpcio 1.85 logs a server that was never started from its `__dealloc__`: a handler that keeps the record keeps an
+# object whose memory is freed, and the process crashes later and elsewhere.
+logging.getLogger("grpc").setLevel(logging.INFO)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -91,12 +91,12 @@ def _log_to(home: Home, stack: AsyncExitStack, *, debug: bool) -> None:
     handlers = [site_log_handler(home.folder / "node.log"), logging.StreamHandler(sys.stderr)]
     handlers[1].setFormatter(logging.Formatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
-    level, root.level = root.level, logging.DEBUG if debug else logging.INFO
+    stack.callback(root.setLevel, root.level)
+    root.setLevel(logging.DEBUG if debug else logging.INFO)
     for handler in handlers:
         root.addHandler(handler)
         stack.callback(handler.close)
         stack.callback(root.removeHandler, handler)
-    stack.callback(root.setLevel, level)
 
 
 def _on_signals(node: Node, stack: AsyncExitStack) -> None:

@@ -150,7 +150,7 @@ class LocalRun:
     ) -> Process:
         """Again after it was killed: on the same port and store."""
         listen = self.address or listen
-        command = [*prefix, sys.executable, "-m", "atoll.cli.main", "coordinator", str(self.toml), "--listen", listen]
+        command = [*prefix, sys.executable, "-m", "atoll", "coordinator", str(self.toml), "--listen", listen]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
         self.coordinator = process
@@ -167,7 +167,7 @@ class LocalRun:
         environment: dict[str, str] | None = None,
     ) -> Process:
         """`worker`: the command of the site's workers; empty for the built-in trainer."""
-        command = [*prefix, sys.executable, "-m", "atoll.cli.main", "node", "--coordinator", self.address]
+        command = [*prefix, sys.executable, "-m", "atoll", "node", "--coordinator", self.address]
         command += ["--name", name, "--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
         if worker:
             command += ["--", *worker]

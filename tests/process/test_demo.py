@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "atoll.cli.main", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
+COMMAND = [sys.executable, "-m", "atoll", "demo", "--model", "nano", "--sites", "2", "--sync-every", "10"]
 LIMIT_S = 100.0
 
 pytestmark = pytest.mark.timeout(150)
@@ -55,7 +55,7 @@ def test_two_sites_train_and_the_report_is_json(tmp_path: Path) -> None:
     assert left_behind(folder) == []
 
     sampled = subprocess.run(
-        [sys.executable, "-m", "atoll.cli.main", "sample", str(folder / "model"), "def ", "--bytes", "20"],
+        [sys.executable, "-m", "atoll", "sample", str(folder / "model"), "def ", "--bytes", "20"],
         capture_output=True,
         text=True,
         timeout=LIMIT_S,

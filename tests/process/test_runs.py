@@ -201,7 +201,7 @@ def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:
         for name in "abc":
             run.start_node(name, SLOW)
         run.wait(committed(2), LIMIT_S)
-        stop = run.start("stop", [sys.executable, "-m", "atoll.cli.main", "stop", str(run.toml)])
+        stop = run.start("stop", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
         assert stop.wait(LIMIT_S) == 0, stop.lines
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b", "c"], run.status()["last_commit"])

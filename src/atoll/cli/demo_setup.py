@@ -126,7 +126,7 @@ def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _atoll(*words: str) -> list[str]:
-    return [sys.executable, "-m", "atoll.cli.main", *words]
+    return [sys.executable, "-m", "atoll", *words]
 
 
 def coordinator_command(folder: Path) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,16 @@ import pytest
 from atoll.cli.main import VERBS, main, split_command
 
 HEAVY = ("torch", "grpc", "numpy", "numba", "rich")
+
+
+@pytest.fixture(autouse=True)
+def restored_logging() -> Iterator[None]:
+    """`atoll coordinator` sets up logging for its whole process, which here is the tests'."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 def python(code: str, *, cwd: Path | None = None) -> str:
@@ -210,3 +223,19 @@ def test_output_that_nobody_reads_is_no_error() -> None:
         err = process.stderr.read().decode()
         process.wait()
     assert "Traceback" not in err
+
+
+def test_ctrl_c_while_modules_load_leaves_no_traceback() -> None:
+    code = """
+import builtins, os, signal, sys
+import atoll.__main__ as entry
+plain = builtins.__import__
+def interrupted(name, *args, **kwargs):
+    if name == "atoll.cli.main":
+        os.kill(os.getpid(), signal.SIGINT)
+    return plain(name, *args, **kwargs)
+builtins.__import__ = interrupted
+sys.exit(entry.run())
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (-signal.SIGINT, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import grpc
@@ -90,6 +91,15 @@ def test_a_taken_port_says_what_to_do() -> None:
         await first.stop(0)
 
     asyncio.run(main())
+
+
+def test_a_server_that_never_started_leaves_no_log_record_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        transport.create_server(max_message_bytes=1000)
+
+    with caplog.at_level(logging.DEBUG):  # grpcio logs the dying object, and whoever keeps that record crashes
+        asyncio.run(main())
+    assert [r for r in caplog.records if r.name.startswith("grpc") and r.args] == []
 
 
 @pytest.mark.parametrize(
