@@ -1,6 +1,7 @@
 """Several hosts on one machine: network namespaces behind a bridge, each with a limited link. Needs root.
 
-`tbf` limits both directions of each link. Its bucket is kept small, so that a burst cannot hide the limit.
+`tbf` limits both directions of each link. Its bucket is kept small, so that a burst cannot hide the limit. The hosts
+use TCP cubic, the kernel's own default, whatever this machine's is.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ def available() -> str:
 class Hosts:
     """`num_hosts` namespaces with addresses 10.77.0.11, .12, ...; the bridge in this namespace is 10.77.0.1."""
 
-    def __init__(self, num_hosts: int, bits_per_s: int) -> None:
+    def __init__(self, num_hosts: int, bits_per_s: int, congestion: str = "cubic") -> None:
         self.num_hosts = num_hosts
         self.bits_per_s = bits_per_s
+        self.congestion = congestion
         self.bridge = f"{PREFIX}-br"
         self.bridge_address = f"{SUBNET}.1"
 
@@ -69,6 +71,8 @@ class Hosts:
             _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", inner)
             _ip("-n", name, "link", "set", inner, "up")
             _ip("-n", name, "link", "set", "lo", "up")
+            route = ["dev", inner, "proto", "kernel", "scope", "link", "src", self.address(host)]
+            _ip("-n", name, "route", "change", f"{SUBNET}.0/24", *route, "congctl", self.congestion)
             bucket_bytes = max(self.bits_per_s // 8 // 500, 16 << 10)  # 2 ms; one segment of offload at least
             limit = ["tbf", "rate", f"{self.bits_per_s}bit", "burst", str(bucket_bytes), "latency", "50ms"]
             _run(["tc", "qdisc", "add", "dev", outer, "root", *limit])

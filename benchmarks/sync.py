@@ -27,10 +27,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--parameters", type=int, default=16 << 20)
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--chunk-elements", type=int, default=SyncSettings().chunk_elements)
-    parser.add_argument("--syncs", type=int, default=6, help=f"counted, after {WARM_UP_SYNCS} that are not")
+    parser.add_argument("--syncs", type=int, default=12, help=f"counted, after {WARM_UP_SYNCS} that are not")
     parser.add_argument(
         "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
     )
+    parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'limit s':>8} {'ratio':>6}")
@@ -64,7 +65,7 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
     worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
-        hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000)) if mbit else None
+        hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000, args.congestion)) if mbit else None
         run = stack.enter_context(LocalRun(folder, settings))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
         for i, name in enumerate(NAMES):
