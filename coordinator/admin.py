@@ -91,8 +91,9 @@ class AdminServer:
         if command == "status":
             return {"ok": True, "status": self._document()}
         if command == "stop":
+            status = self._document()
             self._stop(str(request.get("reason") or "atoll stop")[:1024])
-            return {"ok": True}
+            return {"ok": True, "over": status["state"] if status["finished"] else ""}
         return {"ok": False, "error": f"unknown command {command!r}; there are stop and status"}
 
 
@@ -116,9 +117,13 @@ def _ask(store_path: Path, request: dict[str, str]) -> dict[str, Any]:
     return answer
 
 
-def request_stop(store_path: Path, reason: str = "atoll stop") -> None:
-    """Ends the run with the sync that is open. Raises HostError if no coordinator has this store."""
-    _ask(store_path, {"command": "stop", "reason": reason})
+def request_stop(store_path: Path, reason: str = "atoll stop") -> str:
+    """Ends the run with the sync that is open; how it ended if it is over already, else empty.
+
+    Raises HostError if no coordinator has this store.
+    """
+    over: str = _ask(store_path, {"command": "stop", "reason": reason})["over"]
+    return over
 
 
 def request_status(store_path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from atoll.node.core.events import Answer
 from atoll.protocol import wire
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
 from atoll.protocol.v1 import local_pb2
 
 ENV_SOCKET = "ATOLL_SOCKET"
@@ -27,6 +27,13 @@ LENGTH_BYTES = 4
 NUM_BUFFERS = 2
 """File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
 MAX_TEXT_CHARACTERS = 4096
+
+FATAL_KINDS: dict[str, type[AtollError]] = {
+    "config": ConfigError,
+    "non_finite": NonFiniteError,
+    "refused": RefusedError,
+}
+"""Why a rank ends for good, as it says to the node, which then exits with that error's code."""
 
 _Message = TypeVar("_Message", local_pb2.LocalRequest, local_pb2.LocalResponse)
 

@@ -45,6 +45,7 @@ class Site:
     progress_at: float = 0.0  # when it last did anything but repeat itself
     applied: int | None = None
     state_hash: bytes = b""
+    left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))

@@ -128,6 +128,8 @@ class Run:
         site.gone = reason
         site.evicted = reason if evicted else ""
         site.away_until = None
+        if site.applied is not None:
+            site.left_with = (site.applied, site.state_hash)
         site.applied, site.state_hash = None, b""
         site.catching_up = False
         site.waits_for_sources = None

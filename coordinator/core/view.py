@@ -33,6 +33,7 @@ class SiteView:
     utilization: float | None
     """train_s / (train_s + wait_s): share of time not waiting for a sync; None before the first step."""
     last_commit: int | None
+    """What it holds, or held when it went; None if nothing."""
     state_hash: str
     """Hexadecimal; empty if it holds no state."""
     silent_s: float
@@ -177,6 +178,9 @@ def view_of(run: Run, now: float) -> RunView:
 def _site_view(site: Site, now: float) -> SiteView:
     heartbeat = site.heartbeat
     total_s = heartbeat.train_s + heartbeat.wait_s
+    applied, state_hash = site.applied, site.state_hash
+    if site.standing is Standing.OUT and site.left_with is not None:
+        applied, state_hash = site.left_with
     return SiteView(
         site_id=site.site_id,
         name=site.name,
@@ -194,8 +198,8 @@ def _site_view(site: Site, now: float) -> SiteView:
         train_s=heartbeat.train_s,
         wait_s=heartbeat.wait_s,
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
-        last_commit=site.applied,
-        state_hash=site.state_hash.hex(),
+        last_commit=applied,
+        state_hash=state_hash.hex(),
         silent_s=round(max(0.0, now - site.heard_at), 3),
     )
 

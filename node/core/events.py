@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
+from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import Commit, CoordinatorMessage, Plan, SiteMessage, Sources
 
@@ -110,6 +111,8 @@ class WorkersFailed:
     generation: int
     kind: FailureKind
     text: str
+    exit_code: int = WorkerError.exit_code
+    """Of the node, if it is fatal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -165,7 +165,9 @@ class SiteCore:
     def _session_lost(self, reason: str) -> None:
         site = self.ctx.site
         if site.connected:
-            self.ctx.report(logging.WARNING, f"lost the coordinator ({reason}); training goes on, reconnecting")
+            if not site.exited:
+                meanwhile = "reconnecting to leave" if site.leaving or site.final else "training goes on, reconnecting"
+                self.ctx.report(logging.WARNING, f"lost the coordinator ({reason}); {meanwhile}")
             site.disconnected_at = self.ctx.now
         site.connected = False
         site.welcomed = False

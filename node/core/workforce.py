@@ -118,7 +118,7 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if event.generation != workers.generation:
         return
     if event.kind is FailureKind.FATAL:
-        endings.give_up(ctx, event.text, WorkerError.exit_code)
+        endings.give_up(ctx, event.text, event.exit_code)
         return
     if site.final or (site.leaving and not answers.in_sync(site)):
         workers.running = False

@@ -30,7 +30,7 @@ from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, InvalidMessage, NonFiniteError, PeerError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError, PeerError
 
 log = logging.getLogger(__name__)
 
@@ -285,7 +285,10 @@ class Node:
             try:
                 await self._launcher.start(generation, self.local_server.path)
             except AtollError as error:
-                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.FATAL, text=str(error)))
+                failed = e.WorkersFailed(
+                    generation=generation, kind=e.FailureKind.FATAL, text=str(error), exit_code=error.exit_code
+                )
+                self.handle(failed)
 
     async def _stop_workers(self) -> None:
         async with self._worker_lock:
@@ -340,12 +343,14 @@ class Node:
                 publish=plane.publish_buffer,
             )
         except (AtollError, OSError) as error:
-            text = str(error)
-            self.local_server.refuse(text)
-            asyncio.get_running_loop().call_soon(
-                self.handle,
-                e.WorkersFailed(generation=output.generation, kind=e.FailureKind.FATAL, text=text),
+            failed = e.WorkersFailed(
+                generation=output.generation,
+                kind=e.FailureKind.FATAL,
+                text=str(error),
+                exit_code=error.exit_code if isinstance(error, AtollError) else HostError.exit_code,
             )
+            self.local_server.refuse(failed.text)
+            asyncio.get_running_loop().call_soon(self.handle, failed)
 
     # --- data plane
 

@@ -24,8 +24,9 @@ from atoll.node.core.events import (
     WorkersLeft,
 )
 from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
+from atoll.node.local_protocol import FATAL_KINDS
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,8 @@ class WorkerGroup:
             raise InvalidMessage(f"rank {rank} joined as data rank {self._tensors[rank][2]}, not {report.data_rank}")
         self._check_hash_list(rank, report, point)
         if not math.isfinite(report.loss_sum):
-            return self.fail(f"the loss on rank {rank} is not finite at step {report.step}")
+            text = f"the loss on rank {rank} is not finite at step {report.step}"
+            return self.fail(text, exit_code=NonFiniteError.exit_code)
         point.sealed[rank] = report
         self._advance(status)
         if len(point.sealed) < self.world_size or self.failed:
@@ -213,7 +215,7 @@ class WorkerGroup:
 
     def fatal(self, rank: int, kind: str, text: str, now: float) -> Outcome:
         self._enter(rank, now)
-        return self.fail(f"rank {rank}: {text} ({kind})")
+        return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
 
     def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
         status = self._enter(rank, now)
@@ -356,12 +358,12 @@ class WorkerGroup:
                 status.due = Due.GOODBYE
         return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)
 
-    def fail(self, text: str, kind: FailureKind = FailureKind.FATAL) -> Outcome:
+    def fail(self, text: str, kind: FailureKind = FailureKind.FATAL, exit_code: int = WorkerError.exit_code) -> Outcome:
         """The group is over; once only. FATAL: a restart would not cure it."""
         if self.failed:
             return []
         self.failed = True
-        return [WorkersFailed(generation=self.generation, kind=kind, text=text)]
+        return [WorkersFailed(generation=self.generation, kind=kind, text=text, exit_code=exit_code)]
 
     def _unequal_end(self, left: list[int], going_on: int) -> Outcome:
         steps = ", ".join(f"rank {r} at step {self.ranks[r].step}" for r in left)

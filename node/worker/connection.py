@@ -7,18 +7,13 @@ import sys
 from dataclasses import dataclass
 from types import TracebackType
 
+from atoll.node.local_protocol import FATAL_KINDS
 from atoll.node.worker.client import LocalClient, WorkerSettings
-from atoll.protocol.errors import AtollError, ConfigError, NonFiniteError, RefusedError
+from atoll.protocol.errors import AtollError, RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 
+
 # Errors that a restart of the workers would not cure.
-FATAL_KINDS: tuple[tuple[type[AtollError], str], ...] = (
-    (ConfigError, "config"),
-    (NonFiniteError, "non_finite"),
-    (RefusedError, "refused"),
-)
-
-
 @dataclass(slots=True)
 class Connection:
     client: LocalClient
@@ -30,7 +25,7 @@ class Connection:
 
     def tell(self, error: BaseException) -> None:
         """Say to the node that this rank ends for good, if `error` means that; anything else is a crash."""
-        kind = next((kind for cls, kind in FATAL_KINDS if isinstance(error, cls)), None)
+        kind = next((kind for kind, cls in FATAL_KINDS.items() if isinstance(error, cls)), None)
         if kind is None or self.told:
             return
         self.told = True

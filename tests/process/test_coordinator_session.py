@@ -351,8 +351,9 @@ def test_a_coordinator_process_from_start_to_stop(tmp_path: Path, folder: str) -
         output, errors = second.communicate(timeout=LIMIT_S)
         assert second.returncode == HostError.exit_code, errors
         assert "another coordinator has it open" in output
-        admin.request_stop(store)
+        assert admin.request_stop(store) == ""
         assert admin.request_status(store)["state"] == "finished: atoll stop"
+        assert admin.request_stop(store) == "finished: atoll stop"
         code, errors = end(process)
         assert (code, errors) == (0, "")
         assert not admin.socket_path(store).exists()

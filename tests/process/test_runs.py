@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from atoll.protocol.errors import NonFiniteError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
 
@@ -167,7 +168,7 @@ def test_a_loss_that_is_not_finite_ends_the_site_and_not_the_run(tmp_path: Path)
         run.start_node("c", [*SLOW, "--nan-loss-at", "15"])
         codes = run.wait_all(LIMIT_S)
         assert codes["a"] == codes["b"] == 0
-        assert codes["c"] != 0
+        assert codes["c"] == NonFiniteError.exit_code
         assert_equal_at_the_end(run, ["a", "b"])
 
 
@@ -179,7 +180,7 @@ def test_parameters_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> N
         bad = run.start_node("c", [*SLOW, "--nan-at", "20"])
         codes = run.wait_all(LIMIT_S)
         assert (codes["a"], codes["b"]) == (0, 0)
-        assert codes["c"] != 0
+        assert codes["c"] == NonFiniteError.exit_code
         assert any("'a'" in line for line in bad.lines), bad.lines
         assert_equal_at_the_end(run, ["a", "b"])
 
@@ -204,7 +205,13 @@ def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:
         stop = run.start("stop", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
         assert stop.wait(LIMIT_S) == 0, stop.lines
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
-        assert_equal_at_the_end(run, ["a", "b", "c"], run.status()["last_commit"])
+        status = run.status()
+        assert_equal_at_the_end(run, ["a", "b", "c"], status["last_commit"])
+        held = {(site["last_commit"], site["state_hash"]) for site in status["sites"]}
+        assert held == {(status["last_commit"], status["state_hash"])}, "also of those that have left"
+        again = run.start("again", [sys.executable, "-m", "atoll", "stop", str(run.toml)])
+        assert again.wait(LIMIT_S) == 0
+        assert again.lines == ["nothing to stop: the run is finished: atoll stop"]
 
 
 def test_a_saved_model_starts_a_new_run(tmp_path: Path) -> None:

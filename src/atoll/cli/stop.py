@@ -32,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
     if args.store is None and not args.path.is_file():
         raise ConfigError(f"{args.path}: no such file; name the run's file, or the coordinator's --store")
     store_path: Path = args.store or default_store(args.path)
-    request_stop(store_path)
-    print("the run ends with its next sync; `atoll status` shows when")
+    over = request_stop(store_path)
+    print(
+        f"nothing to stop: the run is {over}" if over else "the run ends with its next sync; `atoll status` shows when"
+    )
     return 0

@@ -247,6 +247,15 @@ def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
     assert group.lost(1, "closed") == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"), [("config", 2), ("refused", 4), ("non_finite", 6), ("something that a later version says", 8)]
+)
+def test_the_reason_of_a_rank_is_the_exit_code_of_its_node(kind: str, code: int) -> None:
+    (event,) = joined(1).fatal(0, kind, "no", 0.0)
+    assert isinstance(event, WorkersFailed)
+    assert event.exit_code == code
+
+
 def test_nothing_is_said_out_of_turn() -> None:
     group = joined(2)
     with pytest.raises(InvalidMessage, match="rank 0 may not say that while it is training"):

@@ -347,6 +347,15 @@ def test_workers_that_crash_start_again_from_the_outer_state_and_three_crashes_l
     assert exit_output.code != 0
 
 
+def test_what_a_restart_would_not_cure_leaves_with_its_exit_code() -> None:
+    drive = started()
+    drive(e.WorkersFailed(generation=1, kind=e.FailureKind.FATAL, text="the loss is not finite", exit_code=6))
+    assert next(s for s in drive.sent() if isinstance(s, m.Leave)).fatal
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert (exit_output.code, exit_output.text) == (6, "the loss is not finite")
+
+
 def test_a_sealed_snapshot_outlives_the_workers_that_wrote_it() -> None:
     drive = started()
     at_boundary(drive)
