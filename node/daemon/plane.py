@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,8 @@ from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Chunk, Layout, Manifest
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
+
+log = logging.getLogger("atoll.node")
 
 
 class DataPlane:
@@ -90,9 +93,12 @@ class DataPlane:
         newest = max((v for v in versions if v is not None), default=0)
         if outer.missing or versions != {newest - 1, newest} or not self.log.has(newest):
             return
-        for chunk in chunks:
-            if outer.versions[chunk.index] == newest - 1:
-                self._apply_chunk(outer, chunk, newest)
+        try:
+            for chunk in chunks:
+                if outer.versions[chunk.index] == newest - 1:
+                    self._apply_chunk(outer, chunk, newest)
+        except StateError as error:
+            log.warning("commit %d was torn and cannot be finished here (%s); peers have it", newest, error)
 
     def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
         payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""

@@ -1,0 +1,96 @@
+"""The data plane of a node that starts again: whole, torn in the middle of a commit, or damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.dataplane import publish
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.data_plane import DTYPES, RUN, filled, logged, manifest, payloads
+
+SETTINGS = RunSettings(
+    run_id=RUN,
+    steps=100,
+    data="local",
+    sync=SyncSettings(chunk_elements=400),
+    outer=OuterSettings(learning_rate=0.7, momentum=0.9),
+)
+
+
+@pytest.fixture(name="home")
+def _home(tmp_path: Path) -> Iterator[Home]:
+    home = Home(tmp_path / "home")
+    yield home
+    home.close()
+
+
+def torn(home: Home, num_applied: int) -> tuple[int, bytes]:
+    """A home whose node died after `num_applied` chunks of commit 1; how many there are, and the whole state's hash."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    found = payloads(outer)
+    logged(plane.log, outer, 1, found)
+    chunks = [c.index for c in plane.layout.chunks[: plane.layout.num_sync_chunks]]
+    for chunk in chunks[:num_applied]:
+        outer.apply(chunk, found.get(chunk, b""), 1, plane.optimizer)
+    plane.close()
+
+    reference = DataPlane(home, SETTINGS, manifest(), 2)  # finishes it
+    held = reference.held()
+    reference.close()
+    assert held is not None
+    return len(chunks), held[1]
+
+
+@pytest.mark.parametrize("num_applied", [1, 3, -1])
+def test_a_commit_that_a_kill_tore_is_finished_from_the_log(tmp_path: Path, num_applied: int) -> None:
+    whole = Home(tmp_path / "whole")
+    count, expected = torn(whole, 1000)
+    whole.close()
+    home = Home(tmp_path / "torn")
+    num_applied = num_applied if num_applied > 0 else count + num_applied
+    assert 0 < num_applied < count
+    assert torn(home, num_applied) == (count, expected)
+    home.close()
+
+
+def test_before_the_first_chunk_a_commit_is_not_there(home: Home) -> None:
+    torn(home, 0)
+    plane = DataPlane.load(home, SETTINGS, 2)
+    assert plane is not None
+    assert plane.held() is not None
+    assert plane.held()[0] == 0  # type: ignore[index]
+    plane.close()
+
+
+def test_a_torn_commit_whose_payload_is_damaged_is_left_to_be_fetched(
+    home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    found = payloads(outer)
+    logged(plane.log, outer, 1, found)
+    outer.apply(0, found[0], 1, plane.optimizer)
+    plane.close()
+    files = [f for f in home.payload_folder.rglob("*") if f.is_file()]
+    biggest = max(files, key=lambda f: f.stat().st_size)
+    data = bytearray(biggest.read_bytes())
+    data[len(data) // 2] ^= 1
+    biggest.write_bytes(data)
+
+    again = DataPlane.load(home, SETTINGS, 2)
+    assert again is not None
+    assert "cannot be finished here" in caplog.text
+    assert again.held() is None, "some chunks are at commit 0, some at 1: peers have them"
+    assert again.outer is not None
+    assert again.outer.versions[0] == 1
+    again.close()
