@@ -179,6 +179,7 @@ class Hub:
             old.cancel()
             if _order(old.plan) < _order(plan):
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
+            old.payloads.clear()
         self._exchanges[plan.sync] = exchange
         self._close_unused_channels()
         self._begun.set()
@@ -191,7 +192,12 @@ class Hub:
         if exchange is not None:
             exchange.cancel()
             exchange.close(StaleError(f"sync {sync} is over here"))
-        self._held.pop(sync, None)
+            # An exchange is part of reference cycles. The collector may not come for many syncs, as it counts objects,
+            # not bytes.
+            exchange.payloads.clear()
+        held = self._held.pop(sync, None)
+        if held is not None:
+            held.keep(lambda _: False)
         if sync not in self._dropped:
             self._dropped.append(sync)
 

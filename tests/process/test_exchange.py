@@ -238,6 +238,8 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
 
             first.hub.drop_sync(1)
             assert first.hub.retained_bytes == 0
+            assert begun[0].payloads == [], "exchanges are in reference cycles, and live on until the collector comes"
+            assert begun[0].held.num_bytes == 0
             with pytest.raises(StaleError, match="sync 1"):
                 first.begin(again)
 
