@@ -68,7 +68,8 @@ def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: fl
     return max(1, num_steps)
 
 
-def commit(run: Run, sync: Sync, attempt: Attempt) -> None:
+def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> None:
+    """`payload_digest`: what every contributor that is still there reports."""
     plan = attempt.plan
     run_step = sync.open.run_step + plan.num_steps
     tokens = sum(c.tokens for c in plan.contributors)
@@ -95,7 +96,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt) -> None:
         term=plan.term,
         fragment=plan.fragment,
         contributors=plan.contributors,
-        payload_digest=next(iter(attempt.done.values())).payload_digest,
+        payload_digest=payload_digest,
         run_step=run_step,
         run_tokens=run_tokens,
         final=final,

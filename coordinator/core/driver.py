@@ -34,6 +34,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if message.tokens >= MAX_TOKENS:
         run.report(logging.WARNING, f"{site.label} says it trained {message.tokens} tokens, which is impossible")
         return
+    if (site.site_id, site.incarnation) in sync.voided:
+        return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
     if known is not None and known.tokens != message.tokens:
         return  # a contribution never changes
@@ -121,10 +123,20 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
         s
         for s in run.members.live()
         if s.site_id not in sync.failed
+        and (s.site_id, s.incarnation) not in sync.voided
         and (
             (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
             or (s.site_id in sync.ready and s.stream is None)
         )
+    ]
+
+
+def _barred(run: Run, sync: Sync) -> list[str]:
+    """Sites that could contribute, but not to this sync; why."""
+    return [
+        sync.failed.get(s.site_id, f"{s.label} has discarded what it contributed")
+        for s in decisions.members_at(run, sync.open.base_commit)
+        if s.stream is not None and (s.site_id in sync.failed or (s.site_id, s.incarnation) in sync.voided)
     ]
 
 
@@ -146,6 +158,10 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
     ]
     contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
+    if len(contributors) < quorum and not waiting and (barred := _barred(run, sync)):
+        # They may contribute to another sync, where nothing is known of them.
+        decisions.abandon(run, sync, "; ".join(barred))
+        return True
     if not contributors and not waiting:
         reasons = "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "no site has trained anything"
         decisions.abandon(run, sync, reasons)
@@ -269,7 +285,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
             decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
             return True
         return _another_attempt(run, sync, attempt, "payloads differ between sites")
-    decisions.commit(run, sync, attempt)
+    decisions.commit(run, sync, attempt, dones[0].payload_digest)
     return True
 
 

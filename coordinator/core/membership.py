@@ -48,6 +48,7 @@ class Site:
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
+    fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
 
     @property

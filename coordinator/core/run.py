@@ -50,7 +50,8 @@ class Run:
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
         if persisted.open is not None and persisted.finished is None:
-            self.sync = Sync(persisted.open, now, persisted.plans)
+            live = {(s.site_id, s.incarnation) for s in persisted.sites if s.live}
+            self.sync = Sync(persisted.open, now, persisted.plans, live)
         self.num_abandoned = persisted.num_abandoned
         self.num_abandoned_in_a_row = 0
         self.stop_reason = persisted.stop_reason
@@ -141,7 +142,7 @@ class Run:
         sync = self.sync
         if sync is None:
             return
-        sync.drop(site.site_id)
+        sync.drop(site.site_id, site.incarnation)
         attempt = sync.attempt
         if attempt is not None and site.site_id in attempt.ids():
             if after_done and site.site_id in attempt.done:

@@ -32,6 +32,7 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     site.applied, site.state_hash = commit, state_hash
     site.catching_up = commit < run.log.last
     site.waits_for_sources = None
+    site.fetches = False
     if commit > 0 and (site.site_id in _contributors(run, commit)):
         run.log.note(commit, site.site_id, state_hash)
 
@@ -76,13 +77,13 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
         refuse_ahead(run, stream, message.commit)
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
-    joined = site.standing is not Standing.MEMBER
+    joined, fetched = site.standing is not Standing.MEMBER, site.fetches
     take(run, site, message.commit, message.state_hash)
     if run.finished is not None:
         if message.commit == run.finished.commit:
             run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
-    elif joined or (news and site.site_id not in _contributors(run, message.commit)):
-        # Contributors have the next sync from the commit itself.
+    elif joined or (news and (fetched or site.site_id not in _contributors(run, message.commit))):
+        # Contributors have the next sync from the commit itself, unless they had to fetch it.
         send_pending(run, site)
 
 
@@ -191,6 +192,7 @@ def num_holding_commit_0(run: Run) -> int:
 def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
     if not site.live:
         return
+    site.fetches = True
     sources = sources_for(run, site, message)
     if run.finished is not None and not sources.donors:
         run.refuse(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import OpenRecord
@@ -46,7 +46,15 @@ class Attempt:
 class Sync:
     """COLLECTING (no attempt, or too few survivors of the last one) -> PLANNED -> committed or abandoned."""
 
-    def __init__(self, record: OpenRecord, now: float, plans: Sequence[Plan] = ()) -> None:
+    def __init__(
+        self,
+        record: OpenRecord,
+        now: float,
+        plans: Sequence[Plan] = (),
+        live: Collection[tuple[int, int]] = (),
+    ) -> None:
+        """`plans` of a sync that was open when the coordinator ended, and who was in the run then: (site id,
+        incarnation)."""
         self.open: Open = record.open
         self.expected: set[int] = set(record.expected)
         self.ready: dict[int, Ready] = {}
@@ -60,21 +68,39 @@ class Sync:
         self.named: Counter[int] = Counter()  # those of them that its peer reported
         self.num_exchange_failures = 0
         self.num_digest_conflicts = 0
+        self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
+        self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()
         for plan in plans:
             self.begin(plan, now)
-            for member in plan.contributors:
+        if self.attempt is not None:
+            self._resume(self.attempt, plans, live, now)
+
+    def _resume(
+        self, attempt: Attempt, plans: Sequence[Plan], live: Collection[tuple[int, int]], now: float
+    ) -> None:
+        """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
+        plan = attempt.plan
+        planned = {(c.site_id, c.incarnation) for p in plans for c in p.contributors}
+        self.voided = planned - ({(c.site_id, c.incarnation) for c in plan.contributors} & set(live))
+        for member in plan.contributors:
+            if (member.site_id, member.incarnation) in self.voided:
+                attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
+            else:
                 self.ready[member.site_id] = Ready(sync=plan.sync, tokens=member.tokens, num_steps=plan.num_steps)
-        if plans:
-            self.first_ready_at = now
+        self.first_ready_at = now if self.ready else None
 
     def begin(self, plan: Plan, now: float) -> None:
+        self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
         self.attempt = Attempt(plan=plan, planned_at=now)
         self.last_attempt = plan.attempt
         self._issued.add((self.attempt.ids(), plan.trees))
 
-    def drop(self, site_id: int) -> None:
-        """The site's contribution is void."""
+    def drop(self, site_id: int, incarnation: int) -> None:
+        """The site's contribution is void. If it was planned, peers may hold it: another one cannot take its place."""
+        if (site_id, incarnation) in self._planned:
+            self.voided.add((site_id, incarnation))
+        self.failed.pop(site_id, None)
         self.ready.pop(site_id, None)
         self.losses.pop(site_id, None)
         self.expected.discard(site_id)

@@ -545,3 +545,103 @@ def test_the_view_is_json_and_says_what_people_ask() -> None:
     assert document["commits"][0]["state_hash"] == a_hash("s1").hex()
     assert document["losses"] == [[1, 10, 200, 2.0]]
     assert document["sync"]["waiting_for"] == ["a", "b"]
+
+
+def test_a_commit_has_the_digest_of_those_that_are_still_there() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.done("a", "s0", payloads="wrong")
+    story.leave("a")
+    story.done("b", "s0")
+    story.done("c", "s0")
+    assert story.last("b", m.Commit).payload_digest == a_hash("p")
+
+
+def test_a_contributor_that_fetches_its_own_commit_hears_of_the_next_sync() -> None:
+    story = a_story(quorum=2)
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.done("a", "s0")
+    story.drop("a")  # its node is killed before the commit comes
+    story.done("b", "s0")
+    story.applied("b", 1, "s1")
+    story.connect("a", incarnation=2, state=(0, "s0"))
+    story.offer("a")
+    before = story.num("a", m.Open)
+    story.sources("a", after=0)
+    story.applied("a", 1, "s1")
+    assert story.num("a", m.Open) == before + 1
+    story.ready("a")
+    story.ready("b")
+    assert story.plan().sync == 2
+
+
+def test_a_contributor_that_failed_by_itself_and_fetched_the_commit_hears_of_the_next_sync() -> None:
+    story = a_story()
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.done("b", "s0")
+    story.failed("a", text="EIO")
+    assert story.num("a", m.Commit) == 1
+    before = story.num("a", m.Open)
+    story.sources("a", after=0)
+    story.applied("a", 1, "s1")
+    assert story.num("a", m.Open) == before + 1
+
+
+def test_a_failure_of_one_site_in_one_sync_does_not_pause_the_run_for_ever() -> None:
+    story = a_story(quorum=2)
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.failed("a", text="disk full for a moment")
+    assert story.num("a", m.Abandoned) == 1
+    story.ready("a")
+    story.ready("b")
+    story.wait(story.core.run.limits.heartbeat_s)
+    assert (story.plan().sync, story.plan().attempt) == (2, 1)
+
+
+def test_progress_that_was_discarded_never_meets_the_old_contribution_in_one_sync() -> None:
+    """Peers hold what the site sent, keyed by sync, site, incarnation and chunk."""
+    story = a_story(quorum=2)
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.drop("a")
+    story.wait(10)
+    assert story.core.run.num_evicted == 1
+    story.connect("a", state=(0, "s0"))
+    story.connect("a", state=(0, "s0"), again=True)
+    story.offer("a")
+    story.ready("a", tokens=250)
+    assert story.num("b", m.Abandoned) == 1
+    story.ready("a", tokens=250)
+    story.ready("b")
+    story.wait(story.core.run.limits.heartbeat_s)
+    plan = story.plan()
+    assert (plan.sync, plan.attempt) == (2, 1)
+    assert [(c.incarnation, c.tokens) for c in plan.contributors] == [(1, 250), (1, 100)]
+
+
+def test_a_restarted_coordinator_knows_whose_contribution_was_discarded() -> None:
+    story = a_story(min_sites=3, quorum=2)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.drop("c")
+    story.wait(1.1)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    story.restart()
+    for name in "ab":
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+        story.ready(name)
+    story.connect("c", state=(0, "s0"))
+    story.connect("c", state=(0, "s0"), again=True)
+    story.offer("c")
+    story.ready("c", tokens=250)
+    story.leave("b")
+    assert story.num("a", m.Abandoned) == 1
+    story.ready("a")
+    story.ready("c", tokens=250)
+    story.wait(story.core.run.limits.heartbeat_s)
+    assert {c.site_id: c.tokens for c in story.plan().contributors} == {1: 100, 3: 250}
