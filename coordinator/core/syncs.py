@@ -76,9 +76,7 @@ class Sync:
         if self.attempt is not None:
             self._resume(self.attempt, plans, live, now)
 
-    def _resume(
-        self, attempt: Attempt, plans: Sequence[Plan], live: Collection[tuple[int, int]], now: float
-    ) -> None:
+    def _resume(self, attempt: Attempt, plans: Sequence[Plan], live: Collection[tuple[int, int]], now: float) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         plan = attempt.plan
         planned = {(c.site_id, c.incarnation) for p in plans for c in p.contributors}

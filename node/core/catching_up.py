@@ -23,6 +23,8 @@ def find_sources(ctx: Context) -> None:
     site = ctx.site
     if site.fetching or site.looking_for_sources or not site.connected or not site.admitted:
         return  # admission asks again: the coordinator hears only sites that it has admitted
+    if site.discarding:
+        return  # asked when that is done
     site.looking_for_sources = True
     site.retry_fetch_at = None
     outer = site.outer
@@ -32,8 +34,10 @@ def find_sources(ctx: Context) -> None:
 def sources(ctx: Context, message: m.Sources) -> None:
     site = ctx.site
     site.looking_for_sources = False
-    if site.fetching or site.seeding:
+    if site.fetching or site.seeding or site.discarding:
         return
+    for commit in message.commits:
+        syncs.note_contribution(ctx, commit)
     if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
         site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
@@ -61,8 +65,12 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
         del site.commits[commit]
     site.final = site.final or event.final
     syncs.give_up_exchange_before(ctx, event.commit)
+    site.published = None  # it may have held another state of this commit
     if site.snapshot.phase is SnapshotPhase.SEALED:
-        site.snapshot = Snapshot()  # its base is not the latest commit any more; the ranks keep their progress
+        if site.snapshot.committed_in is not None:
+            syncs.consume(ctx)
+        else:
+            site.snapshot = Snapshot()  # its base is not the latest commit any more; the ranks keep their progress
     hold(
         ctx,
         Outer(

@@ -229,8 +229,9 @@ class SiteCore:
         site.site_id = message.site_id
         site.run_seed = message.run_seed
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:
-            self.ctx.emit(DiscardState("the coordinator does not know the state on this disk"))
+            site.discarding = "the coordinator does not know the state on this disk"
             site.outer = None
+            site.commits.clear()
             syncs.discard_local(self.ctx)
         if message.admitted_as is m.AdmittedAs.SEEDER and site.outer is None:
             site.seeder = site.seeding = True
@@ -306,6 +307,11 @@ class SiteCore:
 
     def _advance(self) -> None:
         site, workers = self.site, self.site.workers
+        if site.discarding and site.applying is None and site.saving is None and site.publishing is None:
+            self.ctx.emit(DiscardState(site.discarding))
+            site.discarding = ""
+            site.published = None
+            catching_up.find_sources(self.ctx)
         if workers.ask is not None and workers.laid_out:
             workforce.answer(self.ctx)
         syncs.apply_next(self.ctx)

@@ -31,6 +31,7 @@ class Snapshot:
     num_steps: int = 0
     mean_loss: float = 0.0
     train_s: float = 0.0
+    committed_in: int | None = None  # the commit that holds it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Workers:
     base_step: int = 0  # generation step at which that base was taken
     offered_version: int | None = None  # APPLY sent, not merged by all ranks yet
     offered_mode: MergeMode = MergeMode.REPLACE
+    offered_is_discarded: bool = False  # evicted since it was offered: the ranks take it, and then another
     target_step: int = 0  # told to ask again at this step
     ask: Ask | None = None
     discard_local: bool = False  # after eviction: the next APPLY replaces, whatever was trained
@@ -95,6 +97,7 @@ class SiteState:
     term: int = 0
     last_commit_of_run: int = 0
     outer: Outer | None = None
+    discarding: str = ""  # why the state on disk is to be discarded, once nothing works on it any more
     open: Open | None = None
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)

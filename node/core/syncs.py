@@ -171,8 +171,31 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     if site.outer is not None and commit.commit <= site.outer.commit:
         return
     site.commits[commit.commit] = commit
+    note_contribution(ctx, commit)
     if site.outer is not None and commit.commit > site.outer.commit + 1 and commit.commit - 1 not in site.commits:
         catching_up.find_sources(ctx)
+
+
+def note_contribution(ctx: Context, commit: m.Commit) -> None:
+    """Whether the sealed snapshot is in that commit, however the site comes to its state."""
+    snapshot = ctx.site.snapshot
+    me = (ctx.site.site_id, ctx.identity.incarnation)
+    if (
+        snapshot.phase is SnapshotPhase.SEALED
+        and snapshot.base_commit == commit.commit - 1
+        and me in [(c.site_id, c.incarnation) for c in commit.contributors]
+    ):
+        snapshot.committed_in = commit.commit
+
+
+def consume(ctx: Context) -> None:
+    """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
+    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    same_generation = snapshot.generation == workers.generation and workers.version is not None
+    snapshot.phase = SnapshotPhase.CONSUMED
+    workers.contributed = same_generation
+    if not same_generation:
+        site.snapshot = Snapshot()
 
 
 def apply_next(ctx: Context) -> None:
@@ -206,19 +229,16 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
 
 
 def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
-    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    site = ctx.site
     if site.applying != event.commit:
         return
     site.applying = None
+    if site.discarding:
+        return
     commit = site.commits.pop(event.commit)
-    me = (site.site_id, ctx.identity.incarnation)
-    if snapshot.phase is SnapshotPhase.SEALED:
-        if me in [(c.site_id, c.incarnation) for c in commit.contributors]:
-            same_generation = snapshot.generation == workers.generation and workers.version is not None
-            snapshot.phase = SnapshotPhase.CONSUMED
-            workers.contributed = same_generation
-            if not same_generation:
-                site.snapshot = Snapshot()
+    if site.snapshot.phase is SnapshotPhase.SEALED:
+        if site.snapshot.committed_in == event.commit:
+            consume(ctx)
         else:
             site.snapshot = Snapshot()
     cancel_exchange(ctx)
@@ -267,5 +287,6 @@ def discard_local(ctx: Context) -> None:
     cancel_exchange(ctx)
     site.snapshot = Snapshot()
     site.workers.contributed = False
-    if site.workers.version is not None:
+    if site.workers.version is not None or site.workers.offered_version is not None:
         site.workers.discard_local = True
+        site.workers.offered_is_discarded = site.workers.offered_version is not None

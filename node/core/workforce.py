@@ -107,9 +107,11 @@ def merged(ctx: Context, event: events.Merged) -> None:
         site.snapshot = Snapshot()
     workers.version = event.version
     workers.offered_version = None
-    workers.discard_local = False
+    if not workers.offered_is_discarded:
+        workers.discard_local = False
+    workers.offered_is_discarded = False
     workers.wait_s = event.wait_s
-    if workers.offered_mode is MergeMode.SHIFT:
+    if workers.offered_mode is MergeMode.SHIFT and site.outer is not None:
         syncs.publish(ctx, event.version, MergeMode.REPLACE)  # the next shift and evaluation need the values again
 
 

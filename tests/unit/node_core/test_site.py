@@ -552,3 +552,66 @@ def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again()
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(10, num_steps=0)
     assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [2]
+
+
+GOOD_HASH = b"g" * 32
+
+
+def sources_of(commit_number: int, *commits: m.Commit) -> m.Sources:
+    return m.Sources(
+        attested=(m.Attestation(commit=commit_number, state_hash=GOOD_HASH),),
+        donors=(m.Donor(site_id=2, incarnation=1, address="b:1", commit=commit_number),),
+        commits=commits,
+    )
+
+
+def evicted_and_a_joiner_again(drive: Driver) -> None:
+    drive.receive(m.Evicted(reason="its state has another hash; it must fetch the state again"))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7))
+
+
+def test_another_state_of_the_same_commit_is_published_again() -> None:
+    drive = started()
+    evicted_and_a_joiner_again(drive)
+    drive.wants(e.DiscardState)
+    drive.receive(sources_of(0))
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
+    drive.receive(opened(1, 0))
+    drive.ask(10)
+    assert drive.wants(e.PublishState) == e.PublishState(version=0, mode=MergeMode.REPLACE)
+
+
+def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_again() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    drive.wants(e.BeginExchange)
+    drive(e.ExchangeBroken(sync=1, attempt=1, term=1, peer_site_id=0, sending=False, phase="local", text="EIO"))
+    drive.receive(commit(1, 1))
+    drive.wants(e.ApplyCommit)
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))
+    drive.receive(sources_of(1))
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=1, state_hash=GOOD_HASH, run_step=10, run_tokens=300))
+    drive.receive(opened(2, 1))
+    published = drive.wants(e.PublishState)
+    assert isinstance(published, e.PublishState)
+    assert published.mode is not MergeMode.SHIFT
+
+
+def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive.wants(e.ApplyCommit)
+    evicted_and_a_joiner_again(drive)
+    assert not any(isinstance(o, e.DiscardState) for o in drive.out)
+    assert not any(isinstance(s, m.FindSources) for s in drive.sent())
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.wants(e.DiscardState)
+    assert drive.core.site.outer is None
+    assert not any(isinstance(s, m.Applied) for s in drive.sent())
