@@ -241,13 +241,24 @@ class Exchange:
     def take_contribution(self, member: Member, item: Encoded) -> None:
         """A verified contribution. Raises InvalidMessage if another one is held."""
         self.held.add(member.site_id, member.incarnation, item)
-        lacking = self._lacking[item.chunk]
+        self._arrived(member, item.chunk)
+
+    def held_of(self, member: Member) -> list[int]:
+        """Chunks whose contribution is here, ascending. A stream of the attempt before may have brought one since
+        this attempt began."""
+        chunks = sorted(self.held.chunks_of(member.site_id, member.incarnation).intersection(self.own_chunks))
+        for chunk in chunks:
+            self._arrived(member, chunk)
+        return chunks
+
+    def _arrived(self, member: Member, chunk: int) -> None:
+        lacking = self._lacking[chunk]
         if member.site_id in lacking:
             lacking.remove(member.site_id)
             self._num_lacking[member.site_id] -= 1
             ready = self._writer is not None and self.closed is None
-            if not lacking and ready and item.chunk not in self._stored:
-                self._begin_reduce(item.chunk)
+            if not lacking and ready and chunk not in self._stored:
+                self._begin_reduce(chunk)
 
     def _begin_reduce(self, chunk: int) -> None:
         self._spawn(self._reduce(chunk))

@@ -112,7 +112,9 @@ class ReducerLink:
         call: Stream = method()
         sender: asyncio.Task[None] | None = None
         try:
-            await self._write(call, self._open().SerializeToString())
+            opening = self._open().SerializeToString()
+            await call.write(opening)
+            self._count_sent(len(opening))
             held = await self._read_held(call)
             missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
             self._phase = "sending contributions" if missing else "waiting for payloads"
@@ -153,10 +155,10 @@ class ReducerLink:
 
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
+        self._moved()
         self._count_sent(len(frame))
 
     def _count_sent(self, size: int) -> None:
-        self._moved()
         self._exchange.traffic.sent_bytes += size
         self._exchange.counters.sent_bytes += size
 
@@ -164,7 +166,6 @@ class ReducerLink:
         data = await call.read()
         if not isinstance(data, bytes):
             return None
-        self._moved()
         self._exchange.traffic.received_bytes += len(data)
         self._exchange.counters.received_bytes += len(data)
         return parse(peer_pb2.ExchangeResponse, data)
@@ -257,6 +258,7 @@ class ReducerLink:
                 response = await stores.read(self._read(call))
                 if response is None:
                     break
+                self._moved()
                 if response.WhichOneof("body") != "payload":
                     raise self._invalid("a message that does not belong here")
                 done = [item for part in response.payload.parts if (item := assembler.add(part)) is not None]

@@ -53,10 +53,7 @@ class ServedStream:
         self._exchange.counters.sent_bytes += len(frame)
 
     async def _send_held(self) -> None:
-        held: list[int] = []
-        if self._contributes:
-            of_peer = self._exchange.held.chunks_of(self._member.site_id, self._member.incarnation)
-            held = sorted(of_peer.intersection(self._exchange.own_chunks))
+        held = self._exchange.held_of(self._member) if self._contributes else []
         for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
             chunks = held[first : first + HELD_PER_MESSAGE]
             more = first + HELD_PER_MESSAGE < len(held)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import common_pb2, peer_pb2
 from tests.harness.relay import Relay
 from tests.harness.sites import (
+    DTYPES,
     SETTINGS,
     Run,
     Site,
@@ -292,6 +294,57 @@ def test_a_peer_that_never_answers_is_named(tmp_path: Path) -> None:
                 await first.begin(plan).run()
             assert caught.value.peer_site_id == 2
             assert caught.value.phase
+
+    asyncio.run(main())
+
+
+def test_a_reducer_that_says_not_yet_for_ever_is_named(tmp_path: Path) -> None:
+    """Each new stream writes an Open, which is no progress."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            first.train(1)
+            plan = star_plan(run.layout, [first, second], stall_limit_s=2.5)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1)) for tree in plan.trees))
+            with pytest.raises(PeerError, match="no plan for it is here yet") as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+
+    asyncio.run(main())
+
+
+class GatedData(SyncData):
+    """The check of what arrives waits for `gate`."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site.layout, SETTINGS, site.outer, site.snapshot, DTYPES)
+        self.gate = threading.Event()
+        self.num_waiting = 0
+
+    def check(self, chunk: int, data: bytes) -> None:
+        self.num_waiting += 1
+        self.gate.wait(30)
+        super().check(chunk, data)
+
+
+def test_a_contribution_that_is_checked_while_the_next_attempt_begins_counts_in_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, _ = await run.add(3)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=60)
+            gated = GatedData(second)
+            tasks = [asyncio.create_task(e.run()) for e in (first.begin(plan), second.begin(plan, gated))]
+            await until(lambda: gated.num_waiting > 0)
+            again = replace(next_attempt(plan, run.layout, [first, second]), stall_limit_s=20)
+            begun = [first.begin(again), second.begin(again)]
+            gated.gate.set()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*(e.run() for e in begun))
+            assert results[0].payload_digest == results[1].payload_digest
+            assert first.payloads(again) == expected_payloads(again, [first, second])
 
     asyncio.run(main())
 
