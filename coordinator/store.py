@@ -57,7 +57,7 @@ def check_same_run(
     if stored_run_id != settings.run_id:
         raise ConfigError(
             f"{where} holds run {stored_run_id!r}, the settings name run {settings.run_id!r}: give the new run a store "
-            "of its own, or the old run its own settings"
+            "of its own (--store PATH, or a copy of the file under another name), or the old run its own settings"
         )
     wanted = settings_to_json(settings)
     if stored_settings != wanted:

@@ -1,17 +1,23 @@
 """Handwritten digits with BatchNorm, on scikit-learn's bundled data: an ordinary training loop as a site of a run.
 
-python examples/digits.py                                           # alone
-atoll node --coordinator HOST:PORT --name berlin -- examples/digits.py    # as a site
+python examples/digits.py                                                           # alone
+atoll node --coordinator HOST:PORT --name berlin -- examples/digits.py              # as a site
+atoll node --coordinator HOST:PORT --name berlin --ranks 2 -- examples/digits.py    # as a site of two processes
+
+Needs scikit-learn.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
+import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 
 import atoll
 
@@ -50,6 +56,10 @@ def main() -> None:
     arguments = parser.parse_args()
     images, labels, test_images, test_labels = load()
     model = build()
+    is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun says so
+    if is_parallel:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
     with atoll.join(model, optimizer) as site:
         # Every site, rank and restart draws other samples; the run decides when it is over.
@@ -67,6 +77,8 @@ def main() -> None:
             correct = accuracy(model, test_images, test_labels)
         if site.rank == 0:
             print(f"step {site.inner_step}: {correct:.1%} of {len(test_labels)} test images are right", flush=True)
+    if is_parallel:
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class SiteCore:
         site = self.ctx.site
         workers, snapshot, exchange = site.workers, site.snapshot, site.exchange
         if site.exited or site.final:
-            return "finished"
+            return "finished" if site.final else "leaving"
         if not site.welcomed:
             return "connecting"
         if not workers.joined:
@@ -229,7 +229,7 @@ class SiteCore:
         site.site_id = message.site_id
         site.run_seed = message.run_seed
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:
-            site.discarding = "the coordinator does not know the state on this disk"
+            site.discarding = "it is not this run's, or older than the coordinator's log; fetching the run's"
             site.outer = None
             site.commits.clear()
             syncs.discard_local(self.ctx)

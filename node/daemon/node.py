@@ -35,6 +35,8 @@ from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFini
 log = logging.getLogger(__name__)
 
 LEFT_AT_ONCE = 130
+PHASES_OF_A_SYNC = frozenset({"training", "ready", "exchanging", "waiting for commit", "applying"})
+"""They come round with every sync, and are shown with --debug only; each commit has a line."""
 EXIT_GRACE_S = 1.0
 """From a rank's lost connection to the exit of the workers, which says why."""
 FLUSH_S = 2.0
@@ -153,8 +155,9 @@ class Node:
         for output in self.core.handle(event, time.monotonic()):
             self._execute(output)
         if self.core.phase != self._phase:
+            routine = self._phase in PHASES_OF_A_SYNC and self.core.phase in PHASES_OF_A_SYNC
             self._phase = self.core.phase
-            log.info("%s", self._phase)
+            log.log(logging.DEBUG if routine else logging.INFO, "%s", self._phase)
             self.journal.write("phase", phase=self._phase)
         self._set_timer()
 
@@ -442,6 +445,7 @@ class Node:
         state_hash = await self.plane.apply(commit)
         self.observer.apply_s = time.monotonic() - started
         self.handle(e.CommitApplied(commit=commit.commit, state_hash=state_hash))
+        log.info("commit %d: step %d, %s", commit.commit, commit.run_step, self.observer.last_sync())
 
     async def _publish(self, version: int, mode: e.MergeMode) -> None:
         assert self.plane is not None

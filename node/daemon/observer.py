@@ -42,6 +42,11 @@ class Observer:
         self._num_syncs = 0
         self._sealed_at = 0.0
 
+    def last_sync(self) -> str:
+        """In words."""
+        loss = f"loss {self._loss:.4f}, " if self._loss else ""
+        return f"{loss}exchanged in {self.exchange_s:.2f} s, applied in {self.apply_s:.2f} s"
+
     def heartbeat(self) -> m.Heartbeat:
         facts = self.facts()
         return m.Heartbeat(

@@ -322,7 +322,7 @@ class GatedData(SyncData):
         self.gate = threading.Event()
         self.num_waiting = 0
 
-    def check(self, chunk: int, data: bytes) -> None:
+    def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         self.num_waiting += 1
         self.gate.wait(30)
         super().check(chunk, data)

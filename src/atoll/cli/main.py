@@ -11,7 +11,7 @@ from typing import Protocol
 
 from atoll import __version__
 from atoll.cli import coordinator, demo, init, node, sample, status, stop
-from atoll.protocol.errors import AtollError, HostError
+from atoll.protocol.errors import AtollError, ConfigError, HostError
 
 EPILOG = """\
 examples:
@@ -80,11 +80,19 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if verb != "node" or "--" not in argv:
         return list(argv), []
     cut = list(argv).index("--")
+    if cut == len(argv) - 1:
+        raise ConfigError(
+            "nothing stands behind `--`: write the script there, or leave it out for the built-in trainer"
+        )
     return list(argv[:cut]), list(argv[cut + 1 :])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    own, command = split_command(sys.argv[1:] if argv is None else argv)
+    try:
+        own, command = split_command(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        print(f"atoll node: {error}", file=sys.stderr)
+        return error.exit_code
     args = make_parser().parse_args(own)
     args.debug = getattr(args, "debug", False)
     args.command = command

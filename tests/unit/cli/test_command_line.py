@@ -102,7 +102,6 @@ def test_what_stands_behind_two_dashes_is_the_users() -> None:
         own,
         ["train.py", "--lr", "1", "--", "x"],
     )
-    assert split_command(["--debug", *own, "--"]) == (["--debug", *own], [])
     assert split_command(["sample", "dir", "--", "-x"]) == (["sample", "dir", "--", "-x"], [])
 
 
@@ -239,3 +238,8 @@ sys.exit(entry.run())
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
+
+
+def test_nothing_behind_the_two_dashes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["node", "--coordinator", "127.0.0.1:1", "--name", "a", "--"]) == 2
+    assert "leave it out for the built-in trainer" in capsys.readouterr().err
