@@ -1,0 +1,45 @@
+"""The service units start commands that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from atoll.cli.main import make_parser, split_command
+from atoll.protocol import errors
+
+UNITS = sorted((Path(__file__).parents[3] / "deploy" / "systemd").glob("*.service"))
+EXIT_CODES = {cls.exit_code for cls in vars(errors).values() if isinstance(cls, type) and hasattr(cls, "exit_code")}
+
+
+def values(unit: Path, key: str) -> list[str]:
+    return re.findall(rf"^{key}=(.*)$", unit.read_text(), re.MULTILINE)
+
+
+def test_there_is_a_unit_for_each_service() -> None:
+    assert [u.name for u in UNITS] == ["atoll-coordinator.service", "atoll-node@.service"]
+
+
+@pytest.mark.parametrize(
+    ("unit", "options"),
+    [(UNITS[0], ""), *((UNITS[1], o) for o in ("", "--data /srv/texts", "--ranks 8 -- /srv/train.py --lr 1"))],
+    ids=str,
+)
+def test_the_command_of_a_unit_is_understood(unit: Path, options: str) -> None:
+    (line,) = values(unit, "ExecStart")
+    line = line.replace("${COORDINATOR}", "10.0.0.1:7700").replace("%i", "berlin").replace("$OPTIONS", options)
+    program, *words = shlex.split(line)
+    assert program == "/opt/atoll/bin/atoll"
+    own, command = split_command(words)
+    args = make_parser().parse_args(own)
+    assert args.verb in unit.name
+    assert command == (["/srv/train.py", "--lr", "1"] if "--" in options.split() else [])
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.name)
+def test_codes_that_prevent_a_restart_are_atolls(unit: Path) -> None:
+    (codes,) = values(unit, "RestartPreventExitStatus")
+    assert {int(code) for code in codes.split()} <= EXIT_CODES
