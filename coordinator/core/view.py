@@ -126,6 +126,8 @@ def state_in_words(run: Run) -> str:
         return f"syncing{ending}"
     if not run.members.live():
         return "paused: no site is here"
+    if all(site.applied is None for site in run.members.live()):
+        return f"paused: no site that is here holds the state of commit {run.log.last}; start one that did"
     return f"training{ending}"
 
 

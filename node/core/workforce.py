@@ -133,7 +133,8 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
             WorkerError.exit_code,
         )
         return
-    ctx.report(logging.ERROR, f"workers crashed, restarting them from the outer state: {event.text}")
+    state = " from the outer state" if site.outer is not None else ""
+    ctx.report(logging.ERROR, f"workers crashed, restarting them{state}: {event.text}")
     ctx.emit(StopWorkers(workers.generation))
     if site.snapshot.phase in (SnapshotPhase.WRITING, SnapshotPhase.CONSUMED):
         site.snapshot = Snapshot()

@@ -645,3 +645,16 @@ def test_a_restarted_coordinator_knows_whose_contribution_was_discarded() -> Non
     story.ready("c", tokens=250)
     story.wait(story.core.run.limits.heartbeat_s)
     assert {c.site_id: c.tokens for c in story.plan().contributors} == {1: 100, 3: 250}
+
+
+def test_when_nobody_holds_the_state_any_more_the_status_says_so() -> None:
+    story = a_story(min_sites=1)
+    story.start("a")
+    story.leave("a")
+    story.connect("b")
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
+    assert story.view.state == "paused: no site that is here holds the state of commit 0; start one that did"
+    story.connect("a", incarnation=2, state=(0, "s0"))
+    story.offer("a")
+    assert story.view.state == "training"
