@@ -29,8 +29,8 @@ def _home(tmp_path: Path) -> Iterator[Home]:
     home.close()
 
 
-def torn(home: Home, num_applied: int) -> tuple[int, bytes]:
-    """A home whose node died after `num_applied` chunks of commit 1; how many there are, and the whole state's hash."""
+def stopped_in_commit_1(home: Home, num_applied: int) -> int:
+    """A home whose node died after `num_applied` chunks of commit 1; how many there are."""
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
@@ -41,46 +41,43 @@ def torn(home: Home, num_applied: int) -> tuple[int, bytes]:
     for chunk in chunks[:num_applied]:
         outer.apply(chunk, found.get(chunk, b""), 1, plane.optimizer)
     plane.close()
+    return len(chunks)
 
-    reference = DataPlane(home, SETTINGS, manifest(), 2)  # finishes it
-    held = reference.held()
-    reference.close()
-    assert held is not None
-    return len(chunks), held[1]
+
+def started_again(home: Home) -> tuple[int, bytes] | None:
+    plane = DataPlane.load(home, SETTINGS, 2)
+    assert plane is not None
+    held = plane.held()
+    plane.close()
+    return held
 
 
 @pytest.mark.parametrize("num_applied", [1, 3, -1])
 def test_a_commit_that_a_kill_tore_is_finished_from_the_log(tmp_path: Path, num_applied: int) -> None:
     whole = Home(tmp_path / "whole")
-    count, expected = torn(whole, 1000)
+    count = stopped_in_commit_1(whole, 1000)
+    expected = started_again(whole)
     whole.close()
+    assert expected is not None
+    assert expected[0] == 1
     home = Home(tmp_path / "torn")
-    num_applied = num_applied if num_applied > 0 else count + num_applied
-    assert 0 < num_applied < count
-    assert torn(home, num_applied) == (count, expected)
+    num_applied %= count
+    stopped_in_commit_1(home, num_applied)
+    assert started_again(home) == expected
     home.close()
 
 
 def test_before_the_first_chunk_a_commit_is_not_there(home: Home) -> None:
-    torn(home, 0)
-    plane = DataPlane.load(home, SETTINGS, 2)
-    assert plane is not None
-    assert plane.held() is not None
-    assert plane.held()[0] == 0  # type: ignore[index]
-    plane.close()
+    stopped_in_commit_1(home, 0)
+    held = started_again(home)
+    assert held is not None
+    assert held[0] == 0
 
 
 def test_a_torn_commit_whose_payload_is_damaged_is_left_to_be_fetched(
     home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plane = DataPlane(home, SETTINGS, manifest(), 2)
-    plane.attach_workers(DTYPES)
-    outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
-    found = payloads(outer)
-    logged(plane.log, outer, 1, found)
-    outer.apply(0, found[0], 1, plane.optimizer)
-    plane.close()
+    stopped_in_commit_1(home, 1)
     files = [f for f in home.payload_folder.rglob("*") if f.is_file()]
     biggest = max(files, key=lambda f: f.stat().st_size)
     data = bytearray(biggest.read_bytes())
