@@ -74,13 +74,12 @@ class Sync:
         for plan in plans:
             self.begin(plan, now)
         if self.attempt is not None:
-            self._resume(self.attempt, plans, live, now)
+            self._resume(self.attempt, live, now)
 
-    def _resume(self, attempt: Attempt, plans: Sequence[Plan], live: Collection[tuple[int, int]], now: float) -> None:
+    def _resume(self, attempt: Attempt, live: Collection[tuple[int, int]], now: float) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         plan = attempt.plan
-        planned = {(c.site_id, c.incarnation) for p in plans for c in p.contributors}
-        self.voided = planned - ({(c.site_id, c.incarnation) for c in plan.contributors} & set(live))
+        self.voided = self._planned - ({(c.site_id, c.incarnation) for c in plan.contributors} & set(live))
         for member in plan.contributors:
             if (member.site_id, member.incarnation) in self.voided:
                 attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
