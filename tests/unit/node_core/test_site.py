@@ -615,3 +615,16 @@ def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     drive.wants(e.DiscardState)
     assert drive.core.site.outer is None
     assert not any(isinstance(s, m.Applied) for s in drive.sent())
+
+
+def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_state() -> None:
+    drive = started()
+    workers = drive.core.site.workers
+    workers.offered_version = workers.version  # told to take it, not merged yet
+    evicted_and_a_joiner_again(drive)
+    drive(e.Merged(generation=1, version=0, wait_s=0.0))
+    drive.receive(sources_of(0))
+    drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
+    drive.receive(opened(1, 0))
+    drive.out.clear()
+    assert any(isinstance(o, e.PublishState) for o in drive.ask(10)), "the ranks hold the discarded state"
