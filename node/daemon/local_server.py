@@ -79,7 +79,8 @@ class _Connection:
     async def flush(self) -> None:
         """Until everything is sent, or FLUSH_S is over."""
         try:
-            await asyncio.wait_for(self._idle.wait(), FLUSH_S)
+            async with asyncio.timeout(FLUSH_S):
+                await self._idle.wait()
         except TimeoutError:
             pass  # the other side does not read; it learns from the closed socket instead
 

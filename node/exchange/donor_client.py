@@ -129,7 +129,8 @@ class DonorClient:
         call = stub(request.SerializeToString())
         try:
             while True:
-                data = await asyncio.wait_for(call.read(), self._stall_limit_s)
+                async with asyncio.timeout(self._stall_limit_s):
+                    data = await call.read()
                 if not isinstance(data, bytes):
                     return
                 self._counters.received_bytes += len(data)

@@ -326,7 +326,8 @@ class Exchange:
     async def wait_for_change(self, timeout_s: float) -> bool:
         """False if nothing changed in that time."""
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True

@@ -234,7 +234,8 @@ class Hub:
                 raise NotYetError(early)
             self._num_early += 1
             try:
-                await asyncio.wait_for(self._begun.wait(), remaining_s)
+                async with asyncio.timeout(remaining_s):
+                    await self._begun.wait()
             except TimeoutError:
                 continue
             finally:

@@ -58,7 +58,8 @@ class PeerService:
 
     async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
         try:
-            data = await asyncio.wait_for(context.read(), OPEN_WAIT_S)
+            async with asyncio.timeout(OPEN_WAIT_S):
+                data = await context.read()
         except TimeoutError:
             raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
         request = parse(peer_pb2.ExchangeRequest, data) if isinstance(data, bytes) else peer_pb2.ExchangeRequest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -550,21 +551,46 @@ def test_a_corrupted_payload_is_fetched_again(tmp_path: Path) -> None:
             plan = star_plan(run.layout, sites)
 
             class Spoiled(WatchedData):
-                wrong = 2
+                def __init__(self, site: Site) -> None:
+                    super().__init__(site)
+                    self.wrong = itertools.count()
 
                 def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
                     value = super().payload_hash(data)
-                    if self.wrong and len(data) > 100 and asyncio.current_task is not None:
-                        Spoiled.wrong -= 1
-                        return bytes(32)
-                    return value
+                    return bytes(32) if len(data) > 100 and next(self.wrong) < 2 else value
 
-            # The second site takes two arrivals for damaged.
+            # Two hashes that the second site makes are wrong: of what it sends, or of what it got.
             results = await asyncio.gather(sites[0].begin(plan).run(), sites[1].begin(plan, Spoiled(sites[1])).run())
             assert results[0].payload_digest == results[1].payload_digest
             refused = sum((s.hub.counters.refused for s in sites), start=sites[0].hub.counters.refused.__class__())
             assert refused["corrupt"] > 0
             assert sites[0].payloads(plan) == sites[1].payloads(plan) == expected_payloads(plan, sites)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_turns", range(6))
+def test_a_stream_that_waits_for_a_change_ends_when_it_is_cancelled(tmp_path: Path, num_turns: int) -> None:
+    """Also if the change comes some turns of the loop before; else a stream that failed would never say so."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            exchange = sites[0].begin(star_plan(run.layout, sites))
+
+            async def wait_for_ever() -> None:
+                while True:
+                    await exchange.wait_for_change(60)
+
+            waiting = asyncio.create_task(wait_for_ever())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            exchange.notify()
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            await asyncio.wait({waiting})
+            assert waiting.cancelled()
 
     asyncio.run(main())
 

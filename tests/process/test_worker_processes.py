@@ -340,7 +340,8 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         )
         assert isinstance(await events.get(), WorkersJoined)
         await server.close()
-        _, errors = await asyncio.wait_for(worker.communicate(), NONE_LEFT_S)
+        async with asyncio.timeout(NONE_LEFT_S):
+            _, errors = await worker.communicate()
         assert worker.returncode == EXIT_NODE_GONE
         assert errors.count(b"\n") == 1
         assert b"closed the connection; this worker ends" in errors
