@@ -28,11 +28,12 @@ def refuse_ahead(run: Run, stream: int, commit: int) -> None:
 
 def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
+    if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
+        site.waits_for_sources = None
+        site.fetches = False
     site.standing = Standing.MEMBER
     site.applied, site.state_hash = commit, state_hash
     site.catching_up = commit < run.log.last
-    site.waits_for_sources = None
-    site.fetches = False
     if commit > 0 and (site.site_id in _contributors(run, commit)):
         run.log.note(commit, site.site_id, state_hash)
 

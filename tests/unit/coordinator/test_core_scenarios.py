@@ -658,3 +658,28 @@ def test_when_nobody_holds_the_state_any_more_the_status_says_so() -> None:
     story.connect("a", incarnation=2, state=(0, "s0"))
     story.offer("a")
     assert story.view.state == "training"
+
+
+def test_a_word_that_is_repeated_does_not_undo_the_question_for_sources() -> None:
+    """Both lost the commit with the coordinator. A node asks for sources, and says once more what it holds."""
+    story = a_story()
+    story.start("a", "b")
+    planned(story, "a", "b")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    story.restart()
+    story.connect("a", incarnation=2, state=(0, "s0"))
+    story.offer("a")
+    story.sources("a", after=0)
+    story.applied("a", 0, "s0")
+    assert not story.last("a", m.Sources).donors
+    story.connect("b", incarnation=2, state=(0, "s0"))
+    story.offer("b")
+    assert [d.site_id for d in story.last("a", m.Sources).donors] == [2]
+    for name in "ab":
+        before = story.num(name, m.Open)
+        story.sources(name, after=0)
+        story.applied(name, 0, "s0")
+        story.applied(name, 1, "s1")
+        assert story.num(name, m.Open) == before + 1
+        assert story.last(name, m.Open).sync == 2
