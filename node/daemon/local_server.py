@@ -182,19 +182,22 @@ class LocalServer:
         self._listener.setblocking(False)
         self._listener.bind(self.path)
         self._listener.listen(128)
-        self._spawn(self._accept_all(self._listener))
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
 
     async def close(self) -> None:
         """Idempotent."""
         if self._folder is None:
             return
+        assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
         await asyncio.gather(*(c.flush() for c in self._open))
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        assert self._listener is not None
-        self._listener.close()
+        for connection in self._open:
+            connection.socket.close()  # its task had not begun
         shutil.rmtree(self._folder)
         self._folder = None
 
@@ -265,17 +268,21 @@ class LocalServer:
             context = {"message": "a connection of the local socket", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
 
-    async def _accept_all(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            sock, _ = await loop.sock_accept(listener)
-            if len(self._open) >= MAX_CONNECTIONS:
-                sock.close()
-                continue
-            self._spawn(self._serve(_Connection(sock)))
+    def _accept(self, listener: socket.socket) -> None:
+        # Not by a task: a cancelled `sock_accept` may drop a connection that it has.
+        try:
+            sock, _ = listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        if len(self._open) >= MAX_CONNECTIONS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        connection = _Connection(sock)
+        self._open.add(connection)
+        self._spawn(self._serve(connection))
 
     async def _serve(self, connection: _Connection) -> None:
-        self._open.add(connection)
         writer = asyncio.get_running_loop().create_task(connection.write_all())
         end = "closed its connection without a word"
         try:
