@@ -26,6 +26,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.progress import Pace
 from atoll.protocol import transport
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -62,6 +63,8 @@ def _plan(sync: int, addresses: list[str], layout: Layout) -> Plan:
         trees=tuple(trees),
         stall_limit_s=30,
         num_steps=1,
+        deadline_s=600.0,
+        slowest_bytes_per_s=1 << 10,
     )
 
 
@@ -81,7 +84,7 @@ async def _site(args: argparse.Namespace) -> None:
             local[first : first + chunk.num_elements] = values + np.float32(0.01) * step
         log = PayloadLog(Path(folder) / "log", layout, RUN_ID, 1)
         hub = Hub(run_id=RUN_ID, incarnation=1, credentials=None, num_threads=args.threads)
-        hub.serve(layout, lambda: outer, log)
+        hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
         hub.attach(server)
         port = transport.bind(server, f"{args.host}:0", None)

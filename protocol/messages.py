@@ -69,6 +69,8 @@ class Plan:
     trees: tuple[Tree, ...] = bounded(1 << 16)
     stall_limit_s: float
     num_steps: int
+    deadline_s: float
+    slowest_bytes_per_s: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,8 @@ class TimeLimits:
     """From launching workers to their first step (imports, model, compilation)."""
     leave_s: float
     """A graceful leave finishes the sync it is in within this."""
+    slowest_bytes_per_s: int
+    """A site that gets less chunk data through its link than this makes no progress."""
 
     @property
     def heartbeat_s(self) -> float:
@@ -46,15 +48,33 @@ class TimeLimits:
 PRESETS = {
     # One machine or one rack: connections close fast and packets are not lost.
     "local": TimeLimits(
-        lease_s=3, reconnect_grace_s=1, sync_wait_s=30, worker_floor_s=60, worker_start_s=300, leave_s=30
+        lease_s=3,
+        reconnect_grace_s=1,
+        sync_wait_s=30,
+        worker_floor_s=60,
+        worker_start_s=300,
+        leave_s=30,
+        slowest_bytes_per_s=64 << 10,
     ),
     # Sites in one building: the same, with room for a busy switch.
     "lan": TimeLimits(
-        lease_s=5, reconnect_grace_s=1, sync_wait_s=60, worker_floor_s=120, worker_start_s=600, leave_s=60
+        lease_s=5,
+        reconnect_grace_s=1,
+        sync_wait_s=60,
+        worker_floor_s=120,
+        worker_start_s=600,
+        leave_s=60,
+        slowest_bytes_per_s=64 << 10,
     ),
     # Volunteers and data centres: seconds of loss are normal.
     "wan": TimeLimits(
-        lease_s=15, reconnect_grace_s=3, sync_wait_s=300, worker_floor_s=300, worker_start_s=1800, leave_s=300
+        lease_s=15,
+        reconnect_grace_s=3,
+        sync_wait_s=300,
+        worker_floor_s=300,
+        worker_start_s=1800,
+        leave_s=300,
+        slowest_bytes_per_s=16 << 10,
     ),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from atoll.coordinator.core import decisions, states
+from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -119,10 +120,12 @@ def _step(run: Run) -> bool:
 
 def waiting_for(run: Run, sync: Sync) -> list[Site]:
     """Expected sites that are not ready, and ready ones whose stream is being renewed."""
+    spared = run.trouble.receive_only.of(sync.open.sync)
     return [
         s
         for s in run.members.live()
         if s.site_id not in sync.failed
+        and s.site_id not in spared
         and (s.site_id, s.incarnation) not in sync.voided
         and (
             (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
@@ -158,6 +161,13 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
     ]
     contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
+    spared = run.trouble.receive_only.of(sync.open.sync)
+    others = [s for s in contributors if s.site_id not in spared]
+    left_out = ""
+    if quorum <= len(others) < len(contributors):  # else a site that could not exchange is better than none
+        names = ", ".join(s.label for s in contributors if s not in others)
+        left_out = f"; not yet {names}, after exchanges that failed"
+        contributors = others
     if len(contributors) < quorum and not waiting and (barred := _barred(run, sync)):
         # They may contribute to another sync, where nothing is known of them.
         decisions.abandon(run, sync, "; ".join(barred))
@@ -174,13 +184,14 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         return False
     late = ", ".join(s.label for s in waiting)
     why = f"without {late}, after {run.limits.sync_wait_s:g} s" if late else "everybody who is expected is ready"
-    return _plan(run, sync, contributors, why)
+    return _plan(run, sync, contributors, why + left_out)
 
 
 def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
     try:
-        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors])
+        on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
+        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation)
     except ConfigError as error:
         run.paused = str(error)
         return False
@@ -188,6 +199,9 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
         decisions.abandon(run, sync, "every assignment of reducers was tried")
         return True
     ids = {s.site_id for s in contributors}
+    receivers = [s for s in run.members.live() if s.site_id not in ids]
+    link_bytes = most_link_bytes(run.sizes_bytes, trees, len(contributors), len(receivers))
+    longest_s = run.exchange_times.longest([s.site_id for s in contributors])
     plan = m.Plan(
         sync=sync.open.sync,
         attempt=sync.last_attempt + 1,
@@ -203,20 +217,17 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
             )
             for s in contributors
         ),
-        receivers=tuple(
-            m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address)
-            for s in run.members.live()
-            if s.site_id not in ids
-        ),
+        receivers=tuple(m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address) for s in receivers),
         trees=trees,
         stall_limit_s=run.limits.stall_s,
         num_steps=sync.open.num_steps,
+        deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
+        slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
     )
     run.paused = ""
     run.num_attempts += 1
     run.persist(PlanRecord(plan))
     sync.begin(plan, run.now)
-    receivers = [r for r in run.members.live() if r.site_id not in ids]
     run.report(
         logging.INFO,
         f"sync {plan.sync} attempt {plan.attempt}: {', '.join(s.label for s in contributors)} contribute"
@@ -249,18 +260,23 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         if demoted is not None:
             site_id, why = demoted
             sync.failed[site_id] = f"site {site_id}: {why}"
+            sync.demoted.add(site_id)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
     stuck = [i for i in survivors if i not in attempt.done and run.now >= stuck_at(run, attempt, i)]
     for i in stuck:
-        sync.failed[i] = f"site {i} is connected but has made no progress for {2 * run.limits.stall_s:g} s"
+        sync.failed[i] = (
+            f"site {i} is connected but has made no progress for {2 * run.limits.stall_s:g} s, or did not keep the "
+            f"deadline of {attempt.plan.deadline_s:g} s"
+        )
     return bool(stuck)
 
 
 def stuck_at(run: Run, attempt: Attempt, site_id: int) -> float:
-    """Nodes find stalls by themselves after stall_s; one that says nothing for twice as long hangs."""
+    """Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs."""
     site = run.members.by_id(site_id)
     progress_at = site.progress_at if site else 0.0
-    return max(progress_at, attempt.planned_at) + 2 * run.limits.stall_s
+    patience_s = 2 * run.limits.stall_s
+    return min(max(progress_at, attempt.planned_at), attempt.planned_at + attempt.plan.deadline_s) + patience_s
 
 
 def _peer_away(run: Run, attempt: Attempt) -> bool:

@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from atoll.coordinator.core.commits import CommitLog
+from atoll.coordinator.core.deadlines import ExchangeTimes
 from atoll.coordinator.core.events import (
     CloseStream,
     FinishedRecord,
@@ -20,6 +21,7 @@ from atoll.coordinator.core.events import (
 from atoll.coordinator.core.membership import Membership, Site, Standing
 from atoll.coordinator.core.syncs import Sync
 from atoll.coordinator.core.topology import chunk_bytes
+from atoll.coordinator.core.trouble import Trouble
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings
@@ -56,6 +58,8 @@ class Run:
         self.num_abandoned_in_a_row = 0
         self.stop_reason = persisted.stop_reason
         self.finished: FinishedRecord | None = persisted.finished
+        self.exchange_times = ExchangeTimes()
+        self.trouble = Trouble()
         self.paused = ""  # why no sync can be planned
         self.num_refused = 0
         self.num_malformed = 0

@@ -69,6 +69,8 @@ class Sync:
         self.num_exchange_failures = 0
         self.num_digest_conflicts = 0
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
+        self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
+        self.demoted: set[int] = set()  # receive only, because exchanges failed
         self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()
         for plan in plans:
@@ -106,15 +108,19 @@ class Sync:
 
     # --- choosing reducers
 
-    def trees(self, sizes_bytes: Sequence[int], reducers: Sequence[Reducer]) -> tuple[Tree, ...] | None:
-        """Trees that were not tried with these contributors yet, away from pairs that could not exchange.
+    def trees(
+        self, sizes_bytes: Sequence[int], reducers: Sequence[Reducer], on_probation: frozenset[int]
+    ) -> tuple[Tree, ...] | None:
+        """Trees that were not tried with these contributors yet, away from pairs that could not exchange, and at first
+        from those `on_probation`.
 
         None if everything was tried. Raises ConfigError if the contributions fit nowhere.
         """
         ids = tuple(r.site_id for r in reducers)
         problem: ConfigError | None = None
         fits = False
-        for avoid, rotation in self._choices(ids):
+        suspects = self._suspects(ids)
+        for avoid, rotation in self._choices(ids, suspects, on_probation):
             try:
                 trees = direct(sizes_bytes, reducers, avoid=avoid, rotation=rotation)
             except ConfigError as error:
@@ -122,16 +128,29 @@ class Sync:
                 continue
             fits = True
             if (ids, trees) not in self._issued:
+                self.suspects = suspects if avoid == suspects else frozenset()
                 return trees
         if problem is not None and not fits:
             raise problem
         return None
 
-    def _choices(self, ids: tuple[int, ...]) -> Iterator[tuple[frozenset[int], int]]:
-        pairs = self.attempt.failing if self.attempt else set()
-        failing = frozenset(site for pair in pairs for site in pair)
-        if failing and not failing >= set(ids):
-            yield failing, 0
+    def _suspects(self, ids: tuple[int, ...]) -> frozenset[int]:
+        """The one site that is in all failing pairs, or all that are in one; none if nobody else would be left."""
+        pairs = [frozenset(pair) for pair in sorted(self.attempt.failing)] if self.attempt else []
+        if not pairs:
+            return frozenset()
+        common = frozenset.intersection(*pairs)
+        suspects = common if len(common) == 1 else frozenset.union(*pairs)
+        return suspects if not suspects >= set(ids) else frozenset()
+
+    def _choices(
+        self, ids: tuple[int, ...], suspects: frozenset[int], on_probation: frozenset[int]
+    ) -> Iterator[tuple[frozenset[int], int]]:
+        known = (suspects | on_probation) & set(ids)
+        if known and known != set(ids):
+            yield known, 0
+        if suspects:
+            yield suspects, 0
         yield frozenset(), 0
         for rotation in range(1, len(ids)):
             yield frozenset(), rotation

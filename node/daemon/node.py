@@ -28,6 +28,7 @@ from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError, PeerError
@@ -335,7 +336,7 @@ class Node:
             plane.attach_workers(pieces.dtypes)
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
-            self.hub.serve(plane.layout, lambda: plane.outer, plane.log)
+            self.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
             self.local_server.send_layout(
                 generation=output.generation,
                 site_id=output.site_id,
@@ -373,7 +374,7 @@ class Node:
                 outer=plane.fresh_outer(),
                 log=plane.log,
                 optimizer=plane.optimizer,
-                stall_limit_s=self.core.limits.stall_s,
+                pace=self._pace,
             )
         record = fetched.record
         self.handle(
@@ -385,6 +386,11 @@ class Node:
                 final=record is not None and record.final,
             )
         )
+
+    @property
+    def _pace(self) -> Pace:
+        limits = self.core.limits
+        return Pace(stall_s=limits.stall_s, slowest_bytes_per_s=limits.slowest_bytes_per_s)
 
     async def _ask_for_sources(self) -> m.Sources:
         """What has changed at the coordinator while a fetch is under way."""

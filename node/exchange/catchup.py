@@ -22,6 +22,7 @@ from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
 from atoll.node.exchange.donors import DonorKey, Donors, donor_key
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
@@ -52,14 +53,14 @@ async def fetch_state(
     outer: OuterState,
     log: PayloadLog,
     optimizer: OuterOptimizer,
-    stall_limit_s: float,
+    pace: Pace,
 ) -> Fetched:
     """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name.
 
     `refresh` asks the coordinator again. The payloads of replayed commits end in `log`. Raises PeerError if nothing
-    moved for `stall_limit_s`, StateError if the result does not have the attested hash, HostError for this disk.
+    moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
     """
-    fetch = _Fetch(hub, site_id, refresh, outer, log, optimizer, stall_limit_s)
+    fetch = _Fetch(hub, site_id, refresh, outer, log, optimizer, pace)
     fetch.known.learn(sources)
     try:
         return await fetch.run()
@@ -76,7 +77,7 @@ class _Fetch:
         outer: OuterState,
         payload_log: PayloadLog,
         optimizer: OuterOptimizer,
-        stall_limit_s: float,
+        pace: Pace,
     ) -> None:
         self._hub = hub
         self._outer = outer
@@ -91,7 +92,7 @@ class _Fetch:
             credentials=hub.credentials,
             counters=hub.counters,
             refresh=refresh,
-            stall_limit_s=stall_limit_s,
+            pace=pace,
         )
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
@@ -306,7 +307,8 @@ class _Fetch:
                 file.put(item.chunk, item.data, item.hash)
 
         async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
-            self._donors.moved()
+            if items:
+                self._donors.moved()
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
             batch.difference_update(item.chunk for item in items)
 

@@ -7,7 +7,8 @@ is done in threads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
@@ -16,14 +17,17 @@ from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
+from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.requests import check_header
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
+from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import peer_pb2
 
 MAX_REQUESTS = 4
 """Served at once; more are told to come again."""
+MAX_REQUESTS_OF_SITE = 2
+"""Of these, so that no site keeps the others out."""
 MAX_RATE_BYTES_PER_S = 256 << 20
 """Of one request."""
 MAX_CHUNKS = 4096
@@ -45,6 +49,7 @@ class Donor:
         log: PayloadLog,
         pool: Executor,
         counters: Counters,
+        pace: Pace,
         max_rate_bytes_per_s: int = MAX_RATE_BYTES_PER_S,
     ) -> None:
         self._run_id = run_id
@@ -54,9 +59,10 @@ class Donor:
         self._pool = pool
         self._counters = counters
         self._max_rate_bytes_per_s = max_rate_bytes_per_s
-        self._num_requests = 0
+        self.pace = pace
+        self._requests_of: Counter[int] = Counter()  # by site
 
-    async def state(self, request: peer_pb2.FetchStateRequest) -> AsyncIterator[bytes]:
+    async def state(self, request: peer_pb2.FetchStateRequest) -> AsyncGenerator[bytes]:
         """Frames of hash lists, then of chunks. Lists that are not held are left out.
 
         Raises InvalidMessage, RefusedError; NotYetError if too many ask at once; StateError for a chunk without a
@@ -69,19 +75,19 @@ class Donor:
         outer = self._outer()
         if outer is None:
             raise StateError("no outer state is here yet")
-        with self._admitted():
-            pace = _Pace(self._max_rate_bytes_per_s)
+        with self._admitted(request.header.site_id):
+            rate = _Rate(self._max_rate_bytes_per_s)
             for commit in request.hashes_of:
                 hashes = outer.chunk_hashes(commit)
                 for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
                     some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
-                    yield await self._paced(peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString(), pace)
+                    yield await self._paced(peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString(), rate)
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: _state_frames(outer, group)):  # type: ignore[misc]
-                    yield await self._paced(frame, pace)
+                    yield await self._paced(frame, rate)
 
-    async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncIterator[bytes]:
+    async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
         check_header(request.header, self._run_id)
         chunks = self._checked(request.chunks, self._layout.num_sync_chunks)
@@ -97,11 +103,11 @@ class Donor:
                 items.append(Encoded(chunk, data, payload_hash(data)))
             return list(pack_frames(items, wrapped=False))
 
-        with self._admitted():
-            pace = _Pace(self._max_rate_bytes_per_s)
+        with self._admitted(request.header.site_id):
+            rate = _Rate(self._max_rate_bytes_per_s)
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: read(group)):  # type: ignore[misc]
-                    yield await self._paced(frame, pace)
+                    yield await self._paced(frame, rate)
 
     def _checked(self, chunks: Sequence[int], limit: int) -> list[int]:
         if len(chunks) > MAX_CHUNKS:
@@ -126,25 +132,51 @@ class Donor:
             yield group
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
-        if self._num_requests >= MAX_REQUESTS:
-            raise NotYetError(f"{self._num_requests} requests are served here already; ask again, or another site")
-        self._num_requests += 1
+    def _admitted(self, site_id: int) -> Iterator[None]:
+        num_requests = self._requests_of.total()
+        if num_requests >= MAX_REQUESTS or self._requests_of[site_id] >= MAX_REQUESTS_OF_SITE:
+            raise NotYetError(
+                f"{num_requests} requests are served here already, {self._requests_of[site_id]} of them of site "
+                f"{site_id}; ask again, or another site"
+            )
+        self._requests_of[site_id] += 1
         try:
             yield
         finally:
-            self._num_requests -= 1
+            self._requests_of[site_id] -= 1
+            if not self._requests_of[site_id]:
+                del self._requests_of[site_id]
 
     def _in_pool(self, work: Callable[[], list[bytes]]) -> asyncio.Future[list[bytes]]:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _paced(self, frame: bytes, pace: _Pace) -> bytes:
-        await pace.wait(len(frame))
+    async def _paced(self, frame: bytes, rate: _Rate) -> bytes:
+        await rate.wait(len(frame))
         self._counters.sent_bytes += len(frame)
         return frame
 
 
-class _Pace:
+async def give(frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], pace: Pace, who: str) -> None:
+    """Writes the frames as fast as the other side takes them. Raises PeerError if it hardly does, or not at all: it has
+    a place that others wait for."""
+    loop = asyncio.get_running_loop()
+    waited_s = 0.0  # in writes: the time to read from the disk is not the other side's
+    progress = Progress(pace, waited_s, share=MAX_REQUESTS)
+    async for frame in frames:
+        began = loop.time()
+        try:
+            async with asyncio.timeout(pace.stall_s):
+                await write(frame)
+        except TimeoutError:
+            raise PeerError(f"{who} takes no byte for {pace.stall_s:.1f} s of what it asked for") from None
+        waited_s += loop.time() - began
+        progress.moved(len(frame), waited_s)
+        problem = progress.problem(waited_s)
+        if problem:
+            raise PeerError(f"{who} is too slow in taking what it asked for: {problem}")
+
+
+class _Rate:
     """A mean rate from the first frame on."""
 
     def __init__(self, rate_bytes_per_s: int) -> None:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.parts import Encoded, PartAssembler, parse
+from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
@@ -41,13 +42,16 @@ class DonorClient:
         header: Header,
         credentials: grpc.ChannelCredentials | None,
         counters: Counters,
-        stall_limit_s: float,
+        pace: Pace,
+        share: int = 1,
     ) -> None:
+        """`share`: how many requests, to all donors, share this site's link."""
         self.donor = donor
         self.where = f"donor site {donor.site_id} at {donor.address} (run {header.run_id}, catching up)"
         self._header = header
         self._counters = counters
-        self._stall_limit_s = stall_limit_s
+        self._pace = pace
+        self._share = share
         self._channel = open_channel(donor.address, credentials=credentials, max_message_bytes=MAX_FRAME_BYTES)
 
     async def close(self) -> None:
@@ -127,16 +131,25 @@ class DonorClient:
             method, request_serializer=None, response_deserializer=None
         )
         call = stub(request.SerializeToString())
+        loop = asyncio.get_running_loop()
+        waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
+        progress = Progress(self._pace, waited_s, self._share)
         try:
             while True:
-                async with asyncio.timeout(self._stall_limit_s):
+                began = loop.time()
+                async with asyncio.timeout(self._pace.stall_s):
                     data = await call.read()
                 if not isinstance(data, bytes):
                     return
+                waited_s += loop.time() - began
+                progress.moved(len(data), waited_s)
+                problem = progress.problem(waited_s)
+                if problem:
+                    raise PeerError(f"{self.where}: {problem}", self.donor.site_id)
                 self._counters.received_bytes += len(data)
                 yield data
         except TimeoutError:
-            raise PeerError(f"{self.where}: no byte for {self._stall_limit_s:.1f} s", self.donor.site_id) from None
+            raise PeerError(f"{self.where}: no byte for {self._pace.stall_s:.1f} s", self.donor.site_id) from None
         except asyncio.CancelledError:
             if was_cancelled():
                 raise

@@ -12,6 +12,7 @@ import grpc
 
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
 from atoll.protocol.errors import (
     AtollError,
@@ -48,14 +49,14 @@ class Donors:
         credentials: grpc.ChannelCredentials | None,
         counters: Counters,
         refresh: Callable[[], Awaitable[Sources]],
-        stall_limit_s: float,
+        pace: Pace,
     ) -> None:
         self.known = known
         self._header = header
         self._credentials = credentials
         self._counters = counters
         self._refresh = refresh
-        self._stall_limit_s = stall_limit_s
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._clients: dict[DonorKey, DonorClient] = {}
         self._strikes: Counter[DonorKey] = Counter()
@@ -122,7 +123,8 @@ class Donors:
                     header=self._header,
                     credentials=self._credentials,
                     counters=self._counters,
-                    stall_limit_s=self._stall_limit_s,
+                    pace=self._pace,
+                    share=REQUESTS_PER_DONOR * len(self.known.donors),
                 )
             self._clients[key].donor = donor  # it advances
             usable.append(self._clients[key])
@@ -151,11 +153,11 @@ class Donors:
         self._resting.clear()
 
     def _check_stall(self, why: str) -> None:
-        if self._loop.time() - self._moved_at > self._stall_limit_s:
+        if self._loop.time() - self._moved_at > self._pace.stall_s:
             because = f"; the last error: {self._last_error}" if self._last_error else ""
             donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
             raise PeerError(
-                f"catching up: nothing moved for {self._stall_limit_s:.1f} s, {why}; donors: {donors}{because}"
+                f"catching up: nothing moved for {self._pace.stall_s:.1f} s, {why}; donors: {donors}{because}"
             )
 
     def moved(self) -> None:

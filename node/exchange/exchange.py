@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import math
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,9 +17,11 @@ from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
+from atoll.node.exchange.progress import Pace, Progress
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import plan_digest, reducers
+from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
 PATIENCE = 1.25
@@ -70,6 +72,7 @@ class Exchange:
         self._fsync = fsync
         self._writer: PayloadWriter | None = None
         self._loop = asyncio.get_running_loop()
+        self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
         self.me = self._own_member()
         self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
 
@@ -96,7 +99,9 @@ class Exchange:
         self._num_lacking = {
             m.site_id: sum(m.site_id in sites for sites in self._lacking.values()) for m in self.others
         }
-        self.heard_at = {m.site_id: 0.0 for m in self.others}
+        self.moved_bytes = 0
+        """Chunk data that was lacking and came, or was sent to a reducer."""
+        self._progress_of = {m.site_id: self.new_progress() for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self._stored: set[int] = set()
         self._started_at = math.inf
@@ -145,7 +150,7 @@ class Exchange:
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
             self._started_at = self._loop.time()
-            self.heard_at = dict.fromkeys(self.heard_at, self._started_at)
+            self._restart_clocks()
             for link in self.links:
                 self._spawn(link.run())
             self._spawn(self._watch())
@@ -230,6 +235,12 @@ class Exchange:
     def is_lacking(self, site_id: int) -> bool:
         """Whether contributions of that site are missing here."""
         return self._num_lacking[site_id] > 0
+
+    def note_contribution_bytes(self, site_id: int, parts: Iterable[peer_pb2.Part]) -> None:
+        """What of `parts` is progress of that site."""
+        fresh = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
+        self._progress_of[site_id].moved(fresh, self._loop.time())
+        self.moved_bytes += fresh
 
     def verify(self, items: list[Encoded]) -> None:
         """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
@@ -348,29 +359,69 @@ class Exchange:
                 return max(0.0, self._started_at + wait_s - self._loop.time())
         return math.inf
 
-    @property
-    def waits_for_others(self) -> bool:
-        """Nothing moves because contributions of others are missing, or because its own are still on their way."""
-        return any(self._num_lacking.values()) or not all(link.all_sent for link in self.links)
+    def waiting(self) -> peer_pb2.Waiting | None:
+        """For those who wait for payloads: that contributions of others are missing here, or this site's own are still
+        on their way. None: it is this site's turn."""
+        lacking = [site_id for site_id, count in self._num_lacking.items() if count]
+        unsent = [link.member.site_id for link in self.links if not link.all_sent]
+        if not lacking and not unsent:
+            return None
+        return peer_pb2.Waiting(moved_bytes=self.moved_bytes, site_ids=lacking or unsent)
 
     # --- peers that make no progress
 
+    def new_progress(self) -> Progress:
+        return Progress(self.pace, self._loop.time(), share=len(self.plan.contributors) - 1)
+
+    def _restart_clocks(self) -> None:
+        now = self._loop.time()
+        for progress in (*self._progress_of.values(), *(link.progress for link in self.links)):
+            progress.restart(now)
+
     async def _watch(self) -> None:
-        limit_s = self.plan.stall_limit_s
+        pause_s = self.pace.stall_s / 8
+        deadline = self._loop.time() + self.plan.deadline_s
+        looked_at = self._loop.time()
         while True:
-            await asyncio.sleep(limit_s / 8)
+            await asyncio.sleep(pause_s)
             now = self._loop.time()
+            if now - looked_at > self.pace.stall_s / 2:
+                self._restart_clocks()  # it was this process that stood still
+                deadline += now - looked_at
+            looked_at = now
             for member in self.others:
-                if self._num_lacking[member.site_id] and now - self.heard_at[member.site_id] > limit_s:
-                    raise self.peer_error(
-                        member,
-                        f"no byte for {limit_s:.1f} s; {self._num_lacking[member.site_id]} of its contributions to "
-                        f"the {len(self.own_chunks)} chunks reduced here are missing",
-                        sending=False,
-                        phase="waiting for contributions",
-                    )
+                problem = self._progress_of[member.site_id].problem(now) if self._num_lacking[member.site_id] else ""
+                if problem:
+                    raise self._late_contributor(member, problem)
             for link in self.links:
-                link.check_stall(now, limit_s)
+                link.check(now)
+            if now >= deadline:
+                raise self._overdue()
+
+    def _late_contributor(self, member: Member, problem: str) -> PeerError:
+        return self.peer_error(
+            member,
+            f"{problem}; {self._num_lacking[member.site_id]} of its contributions to the {len(self.own_chunks)} "
+            "chunks reduced here are missing",
+            sending=False,
+            phase="waiting for contributions",
+        )
+
+    def _overdue(self) -> PeerError:
+        """Names whom this site waits for in the end: a peer that waits itself is not to blame, but whom it names is."""
+        text = f"the attempt is not complete after {self.plan.deadline_s:.0f} s"
+        for member in self.others:
+            if self._num_lacking[member.site_id]:
+                return self._late_contributor(member, text)
+        late = [link for link in self.links if not link.is_done]
+        link = next((link for link in late if not link.waits_for), late[0] if late else None)
+        if link is None:
+            return PeerError(f"{self.where}: {text}; this site lacks nothing of others", phase="local")
+        by_id = {member.site_id: member for member in self.plan.contributors}
+        culprit = next((i for i in link.waits_for if i in by_id and i != self.me.site_id), link.member.site_id)
+        if culprit != link.member.site_id:
+            text += f"; site {link.member.site_id} waits for it"
+        return self.peer_error(by_id[culprit], text, sending=not link.all_sent, phase=link.phase)
 
     def peer_error(self, member: Member, text: str, *, sending: bool, phase: str) -> PeerError:
         return PeerError(

@@ -20,6 +20,7 @@ from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.peer_service import add_peer_service
 from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
 from atoll.node.exchange.ports import SyncData
+from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.requests import check_header
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
@@ -99,11 +100,18 @@ class Hub:
         """Answer peers on `server`."""
         add_peer_service(self, server)
 
-    def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog) -> None:
-        """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state."""
+    def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog, pace: Pace) -> None:
+        """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
+        take what they ask for at `pace`."""
         self._log = log
         self.donor = Donor(
-            run_id=self.run_id, layout=layout, outer=outer, log=log, pool=self.pool, counters=self.counters
+            run_id=self.run_id,
+            layout=layout,
+            outer=outer,
+            log=log,
+            pool=self.pool,
+            counters=self.counters,
+            pace=pace,
         )
 
     async def close(self) -> None:

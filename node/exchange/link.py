@@ -29,6 +29,8 @@ STORES_AHEAD = 4
 """Frames whose payloads wait for the disk before reading pauses."""
 MAX_CORRUPT = 3
 """Streams that may end with bytes that are not right, before the peer has failed."""
+PATIENCE_WINDOWS = 3
+"""How long a reducer may say that it waits for others while nothing moves there. It needs two to find them out."""
 MAX_HAS_PAYLOADS = 1 << 17  # so that ExchangeOpen is a small message
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
@@ -46,37 +48,49 @@ class ReducerLink:
         self.sent_at = math.inf
         self._exchange = exchange
         self._expected = set(chunks)
-        self._phase = "connecting"
-        self._moved_at = 0.0
+        self.phase = "connecting"
+        self.progress = exchange.new_progress()
+        self.waits_for: tuple[int, ...] = ()
+        """Sites that this reducer says it waits for."""
+        self._peer_moved_bytes = 0  # as it says
+        self._peer_moved_at = 0.0
+        self._num_useful_bytes = 0
         self._num_corrupt = 0
         self._last_error: AtollError | None = None
         self._done = False
 
+    @property
+    def is_done(self) -> bool:
+        return self._done
+
     async def run(self) -> None:
         delay_s = RETRY_FIRST_S
-        self._moved()
+        self._peer_moved_at = self._now()
         while self._wanted():
-            moved_at = self._moved_at
+            before = self._num_useful_bytes
             try:
                 await self._stream()
             except AtollError as error:
                 self._judge(error)
-            if self._moved_at > moved_at:
+            if self._num_useful_bytes > before:
                 delay_s = RETRY_FIRST_S
             if self._wanted():
-                self._phase = "connecting"
+                self.phase = "connecting"
+                self.waits_for = ()
                 self._exchange.counters.reconnects += 1
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MOST_S)
         self._done = True
 
-    def check_stall(self, now: float, limit_s: float) -> None:
-        """Raises PeerError if nothing moved for too long."""
-        if self._done or now - self._moved_at <= limit_s:
+    def check(self, now: float) -> None:
+        """Raises PeerError if the peer makes no progress."""
+        problem = "" if self._done else self.progress.problem(now)
+        if not problem:
             return
         self._exchange.disconnect(self.member.address)
+        waits = f"; it says that it waits for sites {', '.join(map(str, self.waits_for))}" if self.waits_for else ""
         because = f"; the last error: {self._last_error}" if self._last_error else ""
-        raise self._failure(f"no byte for {limit_s:.1f} s{because}")
+        raise self._failure(f"{problem}{waits}{because}")
 
     def _judge(self, error: AtollError) -> None:
         """Raises what another try cannot mend."""
@@ -93,13 +107,17 @@ class ReducerLink:
             raise error
 
     def _failure(self, text: str) -> PeerError:
-        return self._exchange.peer_error(self.member, text, sending=not self.all_sent, phase=self._phase)
+        return self._exchange.peer_error(self.member, text, sending=not self.all_sent, phase=self.phase)
 
     def _wanted(self) -> list[int]:
         return [chunk for chunk in self.chunks if not self._exchange.is_stored(chunk)]
 
-    def _moved(self) -> None:
-        self._moved_at = asyncio.get_running_loop().time()
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _moved(self, num_bytes: int) -> None:
+        self._num_useful_bytes += num_bytes
+        self.progress.moved(num_bytes, self._now())
 
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
@@ -117,7 +135,7 @@ class ReducerLink:
             self._count_sent(len(opening))
             held = await self._read_held(call)
             missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
-            self._phase = "sending contributions" if missing else "waiting for payloads"
+            self.phase = "sending contributions" if missing else "waiting for payloads"
             sender = asyncio.create_task(self._send(call, missing))
             sender.add_done_callback(self._sender_done)
             await self._receive(call)
@@ -155,7 +173,8 @@ class ReducerLink:
 
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
-        self._moved()
+        self._moved(len(frame))
+        self._exchange.moved_bytes += len(frame)
         self._count_sent(len(frame))
 
     def _count_sent(self, size: int) -> None:
@@ -178,9 +197,12 @@ class ReducerLink:
                 raise PeerError("the stream ended before it began", self.member.site_id)
             if response.WhichOneof("body") != "held":
                 raise self._invalid("the first message must say what is held")
+            before = len(held)
             held.update(response.held.chunks)
             if not held <= self._expected:
                 raise self._invalid("it holds chunks that it does not reduce")
+            if response.held.more and len(held) == before:
+                raise self._invalid("it goes on about what it holds and says nothing new")
             if not response.held.more:
                 return held
 
@@ -205,9 +227,10 @@ class ReducerLink:
                 job.cancel()
         await call.done_writing()
         if exchange.contributes:
-            self._phase = "waiting for payloads"
+            self.phase = "waiting for payloads"
             self.all_sent = True
-            self.sent_at = asyncio.get_running_loop().time()
+            self.sent_at = self._peer_moved_at = self._now()
+            self.progress.restart(self.sent_at)
             exchange.notify()
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
@@ -258,16 +281,31 @@ class ReducerLink:
                 response = await stores.read(self._read(call))
                 if response is None:
                     break
-                self._moved()
-                if response.WhichOneof("body") != "payload":
+                if response.WhichOneof("body") == "waiting":
+                    self._peer_waits(response.waiting)
+                    continue
+                parts = response.payload.parts
+                if not parts:
                     raise self._invalid("a message that does not belong here")
-                done = [item for part in response.payload.parts if (item := assembler.add(part)) is not None]
+                self.waits_for = ()
+                self._moved(sum(len(part.data) for part in parts if not self._exchange.is_stored(part.chunk)))
+                done = [item for part in parts if (item := assembler.add(part)) is not None]
                 if done:
                     await stores.begin(self._exchange.store(done))
         finally:
             await stores.finish()
         if self._wanted():
             raise PeerError("the stream ended early", self.member.site_id)
+
+    def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
+        """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner
+        than it is judged here."""
+        now = self._now()
+        self.waits_for = tuple(waiting.site_ids)
+        if waiting.moved_bytes != self._peer_moved_bytes:
+            self._peer_moved_bytes, self._peer_moved_at = waiting.moved_bytes, now
+        if self.all_sent and now - self._peer_moved_at <= PATIENCE_WINDOWS * self._exchange.pace.window_s:
+            self.progress.restart(now)
 
 
 async def _reason(call: Stream, error: Exception, where: str) -> AtollError:

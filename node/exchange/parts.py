@@ -24,9 +24,6 @@ _PART_OVERHEAD_BYTES = 80  # more than the other fields of a Part have
 
 _Message = TypeVar("_Message", bound=Message)
 
-EMPTY_FRAME = b"\x12\x00"
-"""ExchangeRequest.contribution or ExchangeResponse.payload without parts: a sign of life."""
-
 
 @dataclass(frozen=True, slots=True)
 class Encoded:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from atoll.node.exchange.donor import give
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import parse
 from atoll.node.exchange.service_name import SERVICE
 from atoll.node.exchange.serving import Context, ServedStream
-from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Member
 from atoll.protocol.status import abort
-from atoll.protocol.v1 import peer_pb2
+from atoll.protocol.v1 import common_pb2, peer_pb2
 
 if TYPE_CHECKING:
     from atoll.node.exchange.hub import Hub
+
+log = logging.getLogger(__name__)
 
 OPEN_WAIT_S = 10.0
 
@@ -68,21 +72,31 @@ class PeerService:
         exchange, member = await self._hub.find(request.open)
         return exchange, member, set(request.open.has_payloads)
 
-    async def fetch_state(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def fetch_state(self, data: bytes, context: Context) -> None:
         try:
             request = parse(peer_pb2.FetchStateRequest, data)
-            async for frame in self._hub.served_donor().state(request):
-                yield frame
+            await self._give(self._hub.served_donor().state(request), request.header, context)
         except AtollError as error:
             await self._refuse(context, error)
 
-    async def fetch_payloads(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
+    async def fetch_payloads(self, data: bytes, context: Context) -> None:
         try:
             request = parse(peer_pb2.FetchPayloadsRequest, data)
-            async for frame in self._hub.served_donor().payloads(request):
-                yield frame
+            await self._give(self._hub.served_donor().payloads(request), request.header, context)
         except AtollError as error:
             await self._refuse(context, error)
+
+    async def _give(self, frames: AsyncGenerator[bytes], header: common_pb2.Header, context: Context) -> None:
+        try:
+            await give(
+                frames, context.write, self._hub.served_donor().pace, f"site {header.site_id} ({context.peer()})"
+            )
+        except PeerError as error:
+            log.warning("%s", error)
+            # A status would wait behind the write that is blocked; only a cancelled call gets rid of it.
+            raise asyncio.CancelledError(str(error)) from None
+        finally:
+            await frames.aclose()  # its place is free again
 
     async def _refuse(self, context: Context, error: AtollError) -> None:
         if isinstance(error, RefusedError):

@@ -8,7 +8,7 @@ import grpc.aio
 
 from atoll.node.exchange.ahead import Ahead
 from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import EMPTY_FRAME, Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2
@@ -75,7 +75,12 @@ class ServedStream:
                 request = parse(peer_pb2.ExchangeRequest, data)
                 if request.WhichOneof("body") != "contribution":
                     raise InvalidMessage(f"site {self._member.site_id} sent a message that does not belong here")
-                done = [item for part in request.contribution.parts if (item := assembler.add(part)) is not None]
+                parts = request.contribution.parts
+                if not parts:
+                    raise InvalidMessage(f"site {self._member.site_id} sent a message without contributions")
+                if self._contributes:
+                    exchange.note_contribution_bytes(self._member.site_id, parts)
+                done = [item for part in parts if (item := assembler.add(part)) is not None]
                 if done:
                     await jobs.begin(self._take(done))
         finally:
@@ -92,8 +97,6 @@ class ServedStream:
         exchange = self._exchange
         exchange.traffic.received_bytes += size
         exchange.counters.received_bytes += size
-        if self._contributes:
-            exchange.heard_at[self._member.site_id] = asyncio.get_running_loop().time()
 
     async def _take(self, items: list[Encoded]) -> None:
         await self._exchange.in_pool(lambda: self._exchange.verify(items))
@@ -104,7 +107,9 @@ class ServedStream:
 
     async def _write(self) -> None:
         exchange = self._exchange
+        loop = asyncio.get_running_loop()
         sign_of_life_s = exchange.plan.stall_limit_s / 4
+        said_at = loop.time()
         num_seen = 0
         while True:
             if exchange.closed is not None:
@@ -116,9 +121,18 @@ class ServedStream:
                 num_seen += len(fresh)
                 for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
                     await self._send(frame)
+                said_at = loop.time()
             elif num_seen == len(exchange.own_chunks):
                 return
-            elif num_seen < len(exchange.payloads) and delay_s < sign_of_life_s:
-                await exchange.wait_for_change(delay_s)
-            elif not await exchange.wait_for_change(sign_of_life_s) and exchange.waits_for_others:
-                await self._send(EMPTY_FRAME)
+            else:
+                # Changes that bring nothing for this peer may be many: they do not put off the sign of life.
+                silent_s = said_at + sign_of_life_s - loop.time()
+                if silent_s > 0:
+                    await exchange.wait_for_change(
+                        min(delay_s, silent_s) if num_seen < len(exchange.payloads) else silent_s
+                    )
+                    continue
+                said_at = loop.time()
+                waiting = exchange.waiting()
+                if waiting is not None:
+                    await self._send(peer_pb2.ExchangeResponse(waiting=waiting).SerializeToString())

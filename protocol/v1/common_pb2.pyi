@@ -280,6 +280,8 @@ class Plan(_message.Message):
     TREES_FIELD_NUMBER: _builtins.int
     STALL_LIMIT_S_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
+    SLOWEST_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -288,6 +290,10 @@ class Plan(_message.Message):
     stall_limit_s: _builtins.float
     """an exchange without progress for this long has failed"""
     num_steps: _builtins.int
+    deadline_s: _builtins.float
+    """from when a site begins it: an attempt that is not complete then has failed"""
+    slowest_bytes_per_s: _builtins.int
+    """a peer that is slower than its share of this makes no progress"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """ascending site_id"""
@@ -313,10 +319,12 @@ class Plan(_message.Message):
         trees: _abc.Iterable[Global___Tree] | None = ...,
         stall_limit_s: _builtins.float = ...,
         num_steps: _builtins.int = ...,
+        deadline_s: _builtins.float = ...,
+        slowest_bytes_per_s: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "contributors", b"contributors", "fragment", b"fragment", "num_steps", b"num_steps", "receivers", b"receivers", "stall_limit_s", b"stall_limit_s", "sync", b"sync", "term", b"term", "trees", b"trees"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "contributors", b"contributors", "deadline_s", b"deadline_s", "fragment", b"fragment", "num_steps", b"num_steps", "receivers", b"receivers", "slowest_bytes_per_s", b"slowest_bytes_per_s", "stall_limit_s", b"stall_limit_s", "sync", b"sync", "term", b"term", "trees", b"trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -161,7 +161,7 @@ class Held(_message.Message):
     """another Held follows"""
     @_builtins.property
     def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """contributions of the caller that need not be sent"""
+        """contributions of the caller that need not be sent, each once"""
 
     def __init__(
         self,
@@ -178,28 +178,60 @@ class Held(_message.Message):
 Global___Held: _TypeAlias = Held  # noqa: Y015
 
 @_typing.final
+class Waiting(_message.Message):
+    """Nothing can come now, because others are waited for. No progress by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    SITE_IDS_FIELD_NUMBER: _builtins.int
+    moved_bytes: _builtins.int
+    """chunk data that this reducer has got and given in this attempt"""
+    @_builtins.property
+    def site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """whose contributions are missing here, or who do not take this site's"""
+
+    def __init__(
+        self,
+        *,
+        moved_bytes: _builtins.int = ...,
+        site_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "site_ids", b"site_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Waiting: _TypeAlias = Waiting  # noqa: Y015
+
+@_typing.final
 class ExchangeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HELD_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def held(self) -> Global___Held:
         """first"""
 
     @_builtins.property
     def payload(self) -> Global___Parts: ...
+    @_builtins.property
+    def waiting(self) -> Global___Waiting: ...
     def __init__(
         self,
         *,
         held: Global___Held | None = ...,
         payload: Global___Parts | None = ...,
+        waiting: Global___Waiting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["held", "payload"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["held", "payload", "waiting"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

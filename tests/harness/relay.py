@@ -22,6 +22,8 @@ class Relay:
         self.num_connections = 0
         self.num_bytes = 0
         self.on_bytes: Callable[[int], None] = lambda total: None
+        self.num_trickled = 0
+        self._slice: tuple[int, float] | None = None
         self.change: Callable[[bytes], bytes] = lambda data: data
         self.address = ""
 
@@ -47,6 +49,10 @@ class Relay:
         """Connections stay, no byte passes."""
         self._flowing.clear()
 
+    def trickle(self, num_bytes: int, every_s: float) -> None:
+        """From now on so many bytes pass at a time, in each direction of each connection."""
+        self._slice = num_bytes, every_s
+
     def hang_old(self) -> None:
         """No byte passes any more over the connections there are; new ones are as usual."""
         self._flowing.clear()
@@ -71,8 +77,15 @@ class Relay:
                 await flowing.wait()
                 self.num_bytes += len(data)
                 self.on_bytes(self.num_bytes)
-                sink.write(self.change(data))
-                await sink.drain()
+                data = self.change(data)
+                while data:
+                    some, every_s = self._slice or (len(data), 0.0)
+                    if self._slice is not None:
+                        await asyncio.sleep(every_s)
+                        self.num_trickled += 1
+                    sink.write(data[:some])
+                    data = data[some:]
+                    await sink.drain()
         except OSError:
             pass  # the link was cut
         finally:

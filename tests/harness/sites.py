@@ -17,6 +17,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.exchange import Exchange, ExchangeResult
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.progress import Pace
 from atoll.protocol import transport
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
@@ -26,6 +27,7 @@ RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
 OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
 SETTINGS = SyncSettings(codec="int8", chunk_elements=1000)
+PACE = Pace(stall_s=20.0, slowest_bytes_per_s=1 << 10)
 
 
 def small_layout() -> Layout:
@@ -81,7 +83,7 @@ class Site:
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
         hub.attach(server)
-        hub.serve(layout, lambda: outer, log)
+        hub.serve(layout, lambda: outer, log, PACE)
         address = f"127.0.0.1:{transport.bind(server, f'127.0.0.1:{port}', None)}"
         await server.start()
         snapshot = memoryview(bytearray(layout.buffer_bytes))
@@ -146,6 +148,8 @@ def star_plan(
     sync: int = 1,
     attempt: int = 1,
     stall_limit_s: float = 20.0,
+    deadline_s: float = 600.0,
+    slowest_bytes_per_s: int = 1 << 10,
 ) -> Plan:
     """Reducers take turns, chunk by chunk."""
     count = len(contributors)
@@ -164,6 +168,8 @@ def star_plan(
         trees=tuple(trees),
         stall_limit_s=stall_limit_s,
         num_steps=10,
+        deadline_s=deadline_s,
+        slowest_bytes_per_s=slowest_bytes_per_s,
     )
 
 

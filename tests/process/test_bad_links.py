@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,10 @@ class Spoiler:
         self.num_flipped = 0
         self._num_large = 0
 
-    def __call__(self, data: bytes) -> bytes:
+    def spoil(self, relay: Relay) -> None:
+        relay.change = self.change
+
+    def change(self, data: bytes) -> bytes:
         if len(data) < 900 or self.num_flipped >= self.limit:
             return data
         self._num_large += 1
@@ -52,13 +55,13 @@ class Spoiler:
 
 
 @contextmanager
-def relay_in_front(target: str, spoiler: Spoiler) -> Iterator[str]:
+def relay_in_front(target: str, spoil: Callable[[Relay], None]) -> Iterator[str]:
     """The address of a relay that runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     relay = Relay(target)
-    relay.change = spoiler
+    spoil(relay)
     asyncio.run_coroutine_threadsafe(relay.start(), loop).result(LIMIT_S)
     try:
         yield relay.address
@@ -95,7 +98,7 @@ def assert_no_traceback(run: LocalRun) -> None:
 def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
     spoiler, listen = Spoiler(every=3, limit=8), free_address()
     settings = replace(SETTINGS, steps=300, min_sites=2)
-    with LocalRun(tmp_path, settings) as run, relay_in_front(listen, spoiler) as advertised:
+    with LocalRun(tmp_path, settings) as run, relay_in_front(listen, spoiler.spoil) as advertised:
         run.start_coordinator()
         metrics = start_sites(run, listen, advertised)
         run.wait(lambda s: spoiler.num_flipped >= spoiler.limit, LIMIT_S, "bits are flipped")
@@ -114,7 +117,7 @@ def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path
 def test_a_link_that_always_flips_bits_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     spoiler, listen = Spoiler(every=1, limit=1_000_000), free_address()
     settings = replace(SETTINGS, steps=200, min_sites=2)
-    with LocalRun(tmp_path, settings) as run, relay_in_front(listen, spoiler) as advertised:
+    with LocalRun(tmp_path, settings) as run, relay_in_front(listen, spoiler.spoil) as advertised:
         coordinator = run.start_coordinator()
         start_sites(run, listen, advertised)
         coordinator.wait_for_line(r"could not exchange with c \(site \d\)", LIMIT_S)
@@ -123,6 +126,30 @@ def test_a_link_that_always_flips_bits_is_named_and_the_run_goes_on(tmp_path: Pa
         hashes = run.hashes(20)
         assert {"a", "b"} <= set(hashes)
         assert len(set(hashes.values())) == 1
+        assert_no_traceback(run)
+
+
+@pytest.mark.slow
+def test_a_link_that_trickles_is_named_and_the_next_syncs_do_not_wait_for_it(tmp_path: Path) -> None:
+    listen = free_address()
+    settings = replace(SETTINGS, steps=400, min_sites=2)
+    relays: list[Relay] = []
+
+    def trickle(relay: Relay) -> None:
+        relay.trickle(1, 1.0)
+        relays.append(relay)
+
+    with LocalRun(tmp_path, settings) as run, relay_in_front(listen, trickle) as advertised:
+        coordinator = run.start_coordinator()
+        start_sites(run, listen, advertised)
+        coordinator.wait_for_line(r"could not exchange with c \(site \d\).*no byte for 6\.0 s", LIMIT_S)
+        assert run.wait_all(2 * LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert relays[0].num_trickled > 0
+        hashes = run.hashes(40)
+        assert sorted(hashes) == ["a", "b", "c"]
+        assert len(set(hashes.values())) == 1
+        failures = [line for line in coordinator.lines if "could not exchange" in line]
+        assert len(failures) < 30, "not one in each of 40 syncs"
         assert_no_traceback(run)
 
 

@@ -14,10 +14,11 @@ from atoll.node.exchange import donor
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.progress import Pace
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.messages import Sources
 from tests.harness.relay import Relay
-from tests.harness.sites import OPTIMIZER, Run, Site, big_layout, small_layout
+from tests.harness.sites import OPTIMIZER, PACE, Run, Site, big_layout, small_layout
 
 
 def records(site: Site) -> list[tuple[bytes, bytes]]:
@@ -32,6 +33,7 @@ async def fetch(
     sources: Sources | None = None,
     refresh: Callable[[], Awaitable[Sources]] | None = None,
     stall_limit_s: float = 10.0,
+    slowest_bytes_per_s: float = 1 << 10,
 ) -> Fetched:
     async def again() -> Sources:
         return run.sources(donors)
@@ -44,7 +46,7 @@ async def fetch(
         outer=site.outer,
         log=site.log,
         optimizer=OPTIMIZER,
-        stall_limit_s=stall_limit_s,
+        pace=Pace(stall_s=stall_limit_s, slowest_bytes_per_s=slowest_bytes_per_s),
     )
 
 
@@ -312,7 +314,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                     header=replace(header, run_id=run_id),
                     credentials=None,
                     counters=empty.hub.counters,
-                    stall_limit_s=5,
+                    pace=PACE,
                 )
 
             async def chunks(of: DonorClient, wanted: list[int]) -> int:
@@ -340,7 +342,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             }
             assert site.hub.refused_messages == 3
             assert site.hub.donor is not None
-            site.hub.donor._num_requests = donor.MAX_REQUESTS
+            site.hub.donor._requests_of.update(range(10, 10 + donor.MAX_REQUESTS))
             with pytest.raises(NotYetError, match="ask again"):
                 await chunks(ask, [0])
             await ask.close()

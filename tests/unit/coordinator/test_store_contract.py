@@ -71,6 +71,8 @@ def a_plan(sync: int, attempt: int) -> e.PlanRecord:
             trees=(Tree(first_chunk=0, num_chunks=3, parents=(-1,)),),
             stall_limit_s=6.0,
             num_steps=10,
+            deadline_s=600.0,
+            slowest_bytes_per_s=1 << 10,
         )
     )
 

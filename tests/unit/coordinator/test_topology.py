@@ -33,6 +33,8 @@ def work(trees: tuple[Tree, ...], sizes: list[int], contributors: list[Reducer])
         trees=trees,
         stall_limit_s=1.0,
         num_steps=1,
+        deadline_s=600.0,
+        slowest_bytes_per_s=1 << 10,
     )
     totals = dict.fromkeys((c.site_id for c in contributors), 0)
     for member, size in zip(reducers(plan, len(sizes)), sizes, strict=True):

@@ -106,6 +106,8 @@ def plan(
         trees=(),
         stall_limit_s=6.0,
         num_steps=10,
+        deadline_s=600.0,
+        slowest_bytes_per_s=1 << 10,
     )
 
 

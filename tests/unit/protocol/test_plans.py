@@ -23,6 +23,8 @@ PLAN = Plan(
     ),
     stall_limit_s=6.0,
     num_steps=20,
+    deadline_s=600.0,
+    slowest_bytes_per_s=1 << 10,
 )
 
 

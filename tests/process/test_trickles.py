@@ -1,0 +1,358 @@
+"""Peers that are connected and all but still: each is found and named, honest ones are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from atoll.node.exchange import donor
+from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.parts import Encoded, pack_frames
+from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.service_name import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
+from atoll.protocol import transport, wire
+from atoll.protocol.errors import NotYetError, PeerError
+from atoll.protocol.plans import plan_digest
+from atoll.protocol.v1 import peer_pb2
+from tests.harness.relay import Relay
+from tests.harness.sites import PACE, Run, Site, big_layout, expected_payloads, small_layout, star_plan, until
+from tests.process.test_catchup import fetch, records
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
+Say = Callable[[peer_pb2.ExchangeResponse], Awaitable[None]]
+
+
+async def ended(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def read_to_the_end(call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+    while isinstance(await call.read(), bytes):
+        pass
+
+
+# --- as a contributor
+
+
+@asynccontextmanager
+async def stream_to(site: Site, plan: Any, member: Site) -> AsyncIterator[grpc.aio.StreamStreamCall[bytes, bytes]]:
+    """An Exchange stream that `member` has opened; the test says what goes over it."""
+    me = next(m for m in plan.contributors if m.site_id == member.site_id)
+    opening = peer_pb2.ExchangeOpen(
+        header=wire.to_proto(member.hub.header(member.site_id, plan.term)),
+        sync=plan.sync,
+        attempt=plan.attempt,
+        plan_term=plan.term,
+        plan_digest=plan_digest(plan),
+        tokens=me.tokens,
+        reducer_site_id=site.site_id,
+        reducer_incarnation=site.incarnation,
+    )
+    channel = transport.open_channel(site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES)
+    method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(EXCHANGE_METHOD)
+    call = method()
+    try:
+        await call.write(peer_pb2.ExchangeRequest(open=opening).SerializeToString())
+        await call.read()  # what is held
+        yield call
+    finally:
+        call.cancel()
+        await channel.close()
+
+
+def contribution(site: Site, chunk: int) -> bytes:
+    data = site.data.contribution(chunk)
+    (frame,) = pack_frames([Encoded(chunk, data, site.data.payload_hash(data))])
+    return frame
+
+
+def test_a_contributor_that_trickles_is_named_by_the_reducer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.8, slowest_bytes_per_s=1 << 20)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
+            running = asyncio.create_task(first.begin(plan).run())
+            async with stream_to(first, plan, second) as call:
+                for chunk in second.data.chunks[:-1]:
+                    if running.done():
+                        break
+                    await call.write(contribution(second, chunk))
+                    await asyncio.wait({running}, timeout=0.25)
+            with pytest.raises(PeerError, match=r"site 2.*only \d+ bytes in 1\.\d s") as caught:
+                await running
+            assert caught.value.peer_site_id == 2
+            assert caught.value.phase == "waiting for contributions"
+
+    asyncio.run(main())
+
+
+def test_what_was_sent_before_and_empty_messages_are_no_progress(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=1)
+            running = asyncio.create_task(first.begin(plan).run())
+            own = [c for c in first.data.chunks if c % 2 == 0]
+            async with stream_to(first, plan, second) as call:
+                while not running.done():
+                    await call.write(contribution(second, own[0]))
+                    await asyncio.wait({running}, timeout=0.1)
+            with pytest.raises(PeerError, match=r"site 2.*no byte for 1\.0 s"):
+                await running
+            again = asyncio.create_task(first.begin(replace(plan, attempt=2)).run())
+            async with stream_to(first, replace(plan, attempt=2), second) as call:
+                await call.write(peer_pb2.ExchangeRequest(contribution=peer_pb2.Parts()).SerializeToString())
+                with pytest.raises(grpc.aio.AioRpcError, match="without contributions"):
+                    await read_to_the_end(call)
+            await ended(again)
+
+    asyncio.run(main())
+
+
+# --- as a reducer
+
+
+@asynccontextmanager
+async def fake_reducer(answer: Callable[[Say], Awaitable[None]]) -> AsyncIterator[str]:
+    """The address of a peer that reads what it is sent and answers as it likes."""
+
+    async def exchange(_: object, context: Context) -> None:
+        async def say(response: peer_pb2.ExchangeResponse) -> None:
+            await context.write(response.SerializeToString())
+
+        async def read_all() -> None:
+            while isinstance(await context.read(), bytes):
+                pass
+
+        reader = asyncio.create_task(read_all())
+        try:
+            await answer(say)
+        finally:
+            await ended(reader)
+
+    server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
+    handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(exchange)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Exchange": handler}),))
+    address = f"127.0.0.1:{transport.bind(server, '127.0.0.1:0', None)}"
+    await server.start()
+    try:
+        yield address
+    finally:
+        await server.stop(0)
+
+
+async def waits_and_nothing_moves(say: Say) -> None:
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    while True:
+        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(moved_bytes=7, site_ids=[3])))
+        await asyncio.sleep(0.05)
+
+
+async def waits_and_says_that_something_moves(say: Say) -> None:
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    moved_bytes = 0
+    while True:
+        moved_bytes += 1
+        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(moved_bytes=moved_bytes)))
+        await asyncio.sleep(0.05)
+
+
+async def holds_nothing_new_for_ever(say: Say) -> None:
+    while True:
+        await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held(more=True)))
+        await asyncio.sleep(0.01)
+
+
+async def sends_empty_payloads(say: Say) -> None:
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    while True:
+        await say(peer_pb2.ExchangeResponse(payload=peer_pb2.Parts()))
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (waits_and_nothing_moves, r"no byte for 0\.4 s; it says that it waits for sites 3"),
+        (waits_and_says_that_something_moves, "the attempt is not complete after 5 s"),
+        (holds_nothing_new_for_ever, "refused bytes.*says nothing new"),
+        (sends_empty_payloads, "refused bytes.*does not belong here"),
+    ],
+)
+def test_a_reducer_that_only_gives_signs_of_life_is_named(
+    tmp_path: Path, answer: Callable[[Say], Awaitable[None]], text: str
+) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run, fake_reducer(answer) as address:
+            first, second = await run.add(2)
+            first.train(1)
+            second.address = address
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=5)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1)) for tree in plan.trees))
+            with pytest.raises(PeerError, match=text) as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+
+    asyncio.run(main())
+
+
+# --- links
+
+
+def test_a_link_that_lets_a_byte_through_now_and_then_is_named(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            relay = await Relay(sites[1].address).start()
+            relay.on_bytes = lambda total: relay.trickle(1, 0.2) if total > 1 << 20 else None
+            sites[1].address = relay.address
+            plan = star_plan(run.layout, sites, stall_limit_s=1)
+            other = asyncio.create_task(sites[1].begin(plan).run())
+            with pytest.raises(PeerError, match=r"site 2.*no byte for 1\.0 s") as caught:
+                await sites[0].begin(plan).run()
+            assert caught.value.peer_site_id == 2
+            assert relay.num_trickled > 0
+            await ended(other)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_only_the_site_behind_the_bad_link_is_named(tmp_path: Path) -> None:
+    """The third site's contributions hardly reach the first; the second waits for the first and says nothing."""
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second, third = await run.add(3)
+            for site in run.sites:
+                site.train(1)
+            relay = await Relay(first.address).start()
+            relay.on_bytes = lambda total: relay.trickle(1, 0.2) if total > 1 << 19 else None
+            plan = star_plan(run.layout, run.sites, stall_limit_s=1)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
+            seen_by_third = third.begin(plan)
+            connect = seen_by_third.connect
+            seen_by_third.connect = lambda address: connect(relay.address if address == first.address else address)
+            waits = asyncio.create_task(second.begin(plan).run())
+            cut_off = asyncio.create_task(seen_by_third.run())
+            with pytest.raises(PeerError, match="site 3") as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 3
+            assert not waits.done()
+            await ended(waits, cut_off)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_a_slow_link_is_waited_for_longer_than_a_stall_and_nobody_is_blamed(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second, third = await run.add(3)
+            for site in run.sites:
+                site.train(1)
+            relay = await Relay(first.address).start()
+            relay.trickle(32 << 10, 1 / 32)  # 1 MiB a second each way: 6 MiB of contributions take 6 s
+            plan = star_plan(run.layout, run.sites, stall_limit_s=2.5, slowest_bytes_per_s=100 << 10)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
+            seen_by_third = third.begin(plan)
+            connect = seen_by_third.connect
+            seen_by_third.connect = lambda address: connect(relay.address if address == first.address else address)
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            results = await asyncio.gather(first.begin(plan).run(), second.begin(plan).run(), seen_by_third.run())
+            assert loop.time() - began > 2 * plan.stall_limit_s
+            assert len({result.payload_digest for result in results}) == 1
+            assert second.payloads(plan) == expected_payloads(plan, run.sites)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_a_site_that_stood_still_itself_blames_nobody(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites, stall_limit_s=1, deadline_s=2)
+            running = asyncio.create_task(sites[0].begin(plan).run())
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            await until(lambda: loop.time() > began + 0.3)
+            clock = loop.time
+            loop.time = lambda: clock() + 60  # type: ignore[method-assign]  # as after SIGSTOP and SIGCONT
+            results = await asyncio.gather(running, sites[1].begin(plan).run())
+            assert results[0].payload_digest == results[1].payload_digest
+
+    asyncio.run(main())
+
+
+# --- donors
+
+
+def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            (site,) = await run.add(1)
+            site.hub.serve(site.layout, lambda: site.outer, site.log, Pace(stall_s=0.5, slowest_bytes_per_s=1 << 10))
+            request = peer_pb2.FetchStateRequest(
+                header=wire.to_proto(site.hub.header(7, 0)), chunks=range(len(site.layout.chunks))
+            ).SerializeToString()
+            channel = transport.open_channel(
+                site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
+            )
+            method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
+            calls = [method(request) for _ in range(donor.MAX_REQUESTS_OF_SITE)]
+            for call in calls:
+                await call.read()
+            served = site.hub.donor
+            assert served is not None
+            assert served._requests_of == {7: donor.MAX_REQUESTS_OF_SITE}
+            client = DonorClient(
+                site.donor(), header=site.hub.header(7, 0), credentials=None, counters=site.hub.counters, pace=PACE
+            )
+            with pytest.raises(NotYetError, match="2 of them of site 7"):
+                await client.hash_lists([0], len(site.layout.chunks))
+            await until(lambda: not served._requests_of)  # nobody read on
+            assert await client.hash_lists([0], len(site.layout.chunks))
+            await client.close()
+            await channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_donor_that_trickles_is_named_and_another_gives_the_rest(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            good, bad = await run.add(2)
+            await run.sync()
+            relay = await Relay(bad.address).start()
+            relay.trickle(1, 0.1)
+            bad.address = relay.address
+            (joiner,) = await run.add(seeded=False)
+            got = await fetch(run, joiner, [good, bad], stall_limit_s=1)
+            assert got.commit == 1
+            assert records(joiner) == records(good)
+            with pytest.raises(PeerError, match="site 2"):
+                await fetch(run, (await run.add(seeded=False))[0], [bad], stall_limit_s=1)
+            await relay.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,79 @@
+"""How long an exchange may take. A slow but honest link is never cut off."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.coordinator.core.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
+from atoll.coordinator.core.topology import Reducer, direct
+from atoll.coordinator.core.trouble import Probation
+from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.protocol.layout import Role
+from atoll.protocol.time_limits import PRESETS
+
+TEN_MBIT_BYTES_PER_S = 10_000_000 / 8
+
+
+def link_bytes(codec: str, num_sites: int, num_reducers: int, num_receivers: int = 0) -> int:
+    sizes = [max_encoded_bytes(codec_of(Role.TRAINABLE, codec), 1 << 20, 4)] * 16
+    sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in range(1, num_sites + 1)]
+    avoid = frozenset(range(num_reducers + 1, num_sites + 1))
+    return most_link_bytes(sizes, direct(sizes, sites, avoid=avoid), num_sites, num_receivers)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("codec", ["int8", "fp32"])
+@pytest.mark.parametrize(("num_sites", "num_reducers"), [(2, 2), (3, 3), (3, 1), (8, 8), (8, 1), (30, 30)])
+def test_16_mi_parameters_over_10_mbit_are_no_problem(
+    preset: str, codec: str, num_sites: int, num_reducers: int
+) -> None:
+    moved = link_bytes(codec, num_sites, num_reducers)
+    needed_s = moved / TEN_MBIT_BYTES_PER_S
+    assert exchange_deadline_s(PRESETS[preset], moved, None, 1) > 5 * needed_s
+    # The same when such exchanges are what the run knows.
+    assert exchange_deadline_s(PRESETS[preset], moved, needed_s, 1) > 5 * needed_s
+    assert PRESETS[preset].slowest_bytes_per_s < TEN_MBIT_BYTES_PER_S / 10
+
+
+def test_the_busiest_link_counts() -> None:
+    sizes = [100] * 4
+    sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in (1, 2)]
+    trees = direct(sizes, sites)
+    assert most_link_bytes(sizes, trees, 2, 0) == 200 + 200
+    assert most_link_bytes(sizes, trees, 2, 3) == 200 + 200 * 4, "each reducer sends its payloads to receivers too"
+    alone = direct(sizes, sites, avoid=frozenset({2}))
+    assert most_link_bytes(sizes, alone, 2, 0) == 400
+
+
+def test_history_tightens_the_deadline_and_attempts_widen_it() -> None:
+    limits = PRESETS["lan"]
+    moved = 1 << 30
+    by_size_s = exchange_deadline_s(limits, moved, None, 1)
+    assert exchange_deadline_s(limits, moved, 0.1, 1) == 8 * limits.stall_s, "stalls are found sooner by others"
+    assert exchange_deadline_s(limits, moved, 100.0, 1) == 800.0
+    assert exchange_deadline_s(limits, moved, 1e6, 1) == by_size_s
+    assert exchange_deadline_s(limits, moved, 100.0, 3) == 3200.0
+
+
+def test_a_site_without_a_history_gets_the_time_that_sizes_give() -> None:
+    times = ExchangeTimes()
+    for seconds in (1.0, 3.0, 2.0):
+        times.note([1, 2], seconds)
+    assert times.longest([1, 2]) == 3.0
+    assert times.longest([1, 2, 3]) is None
+    for _ in range(8):
+        times.note([1, 2], 0.5)
+    assert times.longest([1, 2]) == 0.5
+
+
+def test_probation_doubles_for_who_fails_again_soon() -> None:
+    probation = Probation()
+    probation.note([7], 10)
+    assert [sync for sync in range(10, 16) if probation.of(sync)] == [10, 11]
+    probation.note([7], 12)
+    assert [sync for sync in range(12, 20) if probation.of(sync)] == [12, 13, 14]
+    probation.note([7], 15)
+    assert [sync for sync in range(15, 30) if probation.of(sync)] == [15, 16, 17, 18, 19]
+    probation.note([7], 200)
+    assert [sync for sync in range(200, 210) if probation.of(sync)] == [200, 201], "that was long ago"
+    assert probation.of(201) == {7}
