@@ -42,7 +42,7 @@ def _largest_pss(num_parameters: int) -> int:
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=SyncSettings(every=1, log_commits=2),
+        sync=SyncSettings(every=1, log_commits=2, snapshots=0),
     )
     worker = [sys.executable, str(WORKER), "--tensors", f"w={num_parameters}"]
     largest = 0

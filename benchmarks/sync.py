@@ -60,7 +60,7 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
         min_sites=len(NAMES),
         data="local",
         time_limits="lan",
-        sync=SyncSettings(every=1, codec=args.codec, log_commits=2, chunk_elements=args.chunk_elements),
+        sync=SyncSettings(every=1, codec=args.codec, log_commits=2, snapshots=0, chunk_elements=args.chunk_elements),
     )
     worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
     with ExitStack() as stack:

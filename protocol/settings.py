@@ -65,8 +65,17 @@ class SyncSettings:
     """Elements of a chunk: the unit that is sent, reduced, hashed and repaired."""
     log_commits: int = 32
     """Payloads of this many commits stay on each site's disk."""
+    snapshots: int = 2
+    """Snapshots of the outer state that stay on each site's disk. They are taken every log_commits / (snapshots + 1)
+    commits, so that the newest one and the log give the state back after a power cut; 0: none."""
     fsync: bool = False
-    """Wait for the disk before Done. Without it a process crash loses nothing; a power cut may cost a site its log."""
+    """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
+    take a site back by some commits, to its last snapshot at worst."""
+
+    @property
+    def snapshot_every(self) -> int:
+        """Commits between two snapshots of a site; 0: none are taken."""
+        return max(1, self.log_commits // (self.snapshots + 1)) if self.snapshots else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,6 +225,7 @@ def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.zstd_level", sync.zstd_level, 0, 22)
     _within("sync.chunk_elements", sync.chunk_elements, 1, 1 << 24)
     _within("sync.log_commits", sync.log_commits, 1, 4096)
+    _within("sync.snapshots", sync.snapshots, 0, 64)
 
 
 def settings_to_json(settings: RunSettings) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from atoll.protocol.errors import WorkerError
+from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import Commit, CoordinatorMessage, Plan, SiteMessage, Sources
 
@@ -207,6 +207,7 @@ class DataPlaneFailed:
     """A non-finite value, a full disk: the site cannot go on."""
 
     text: str
+    exit_code: int = NonFiniteError.exit_code
 
 
 @dataclass(frozen=True, slots=True)

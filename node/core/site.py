@@ -13,7 +13,7 @@ from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import DiscardState, Event, Output, SeedState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
-from atoll.protocol.errors import NonFiniteError, RefusedError
+from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
@@ -137,8 +137,8 @@ class SiteCore:
                     self.site.saving = None
             case events.LeaveAsked(reason):
                 self._leave_asked(reason)
-            case events.DataPlaneFailed(text):
-                endings.give_up(self.ctx, text, NonFiniteError.exit_code)
+            case events.DataPlaneFailed(text, exit_code):
+                endings.give_up(self.ctx, text, exit_code)
             case events.Tick():
                 self._tick()
 

@@ -8,6 +8,7 @@ import secrets
 import shutil
 from pathlib import Path
 
+from atoll.node.dataplane.disk import disk_error, sync_folder
 from atoll.protocol.errors import HostError
 
 KEY_BYTES = 32
@@ -21,7 +22,9 @@ class Home:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not folder.exists():
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                sync_folder(folder.parent)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise HostError(f"home folder {folder}: {error.strerror}; choose another with --home") from None
@@ -46,14 +49,25 @@ class Home:
     def manifest_file(self) -> Path:
         return self.folder / "manifest.pb"
 
+    @property
+    def snapshot_folder(self) -> Path:
+        return self.folder / "snapshots"
+
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file aside, sync, rename: after a power cut it is the old or the new one."""
+        """Write a small file aside, sync, rename, sync the folder: when this returns, a power cut does not undo it.
+
+        The start count needs that: an incarnation that comes twice would speak for another's contributions.
+        """
         aside = self.folder / f".{name}.new"
-        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, self.folder / name)
+        try:
+            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, self.folder / name)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise disk_error(error, self.folder / name, len(data)) from error
 
     def note_socket_folder(self, folder: Path) -> None:
         """`folder` lies outside of the home, where paths are short. A killed node's is removed by its next start."""

@@ -258,11 +258,13 @@ class Node:
             self._result.set_exception(error)
 
     def _task(self, work: Coroutine[Any, Any, None], failed: Callable[[str], e.Event]) -> asyncio.Task[None]:
-        """Run `work`; one of atoll's own errors or an I/O error becomes an event."""
+        """Run `work`; one of atoll's own errors or an I/O error becomes an event. A HostError ends the site."""
 
         async def guarded() -> None:
             try:
                 await work
+            except HostError as error:
+                self.handle(e.DataPlaneFailed(str(error), error.exit_code))
             except (AtollError, OSError) as error:
                 if log.isEnabledFor(logging.DEBUG):
                     log.exception("failed")
@@ -361,6 +363,7 @@ class Node:
     async def _seed(self) -> None:
         assert self.plane is not None
         self.handle(e.StateSeeded(state_hash=await self.plane.seed(self.config.from_saved)))
+        self._snapshot_if_due()
 
     async def _fetch_state(self, sources: m.Sources) -> None:
         plane = self.plane
@@ -386,6 +389,7 @@ class Node:
                 final=record is not None and record.final,
             )
         )
+        self._snapshot_if_due()
 
     @property
     def _pace(self) -> Pace:
@@ -427,8 +431,8 @@ class Node:
             if self._result.done():
                 raise
             return  # another attempt, or the end of the sync
-        except NonFiniteError as error:
-            self.handle(e.DataPlaneFailed(str(error)))
+        except (NonFiniteError, HostError) as error:
+            self.handle(e.DataPlaneFailed(str(error), error.exit_code))
             return
         except (AtollError, OSError) as error:
             self.handle(_broken(plan, error))
@@ -452,6 +456,11 @@ class Node:
         self.observer.apply_s = time.monotonic() - started
         self.handle(e.CommitApplied(commit=commit.commit, state_hash=state_hash))
         log.info("commit %d: step %d, %s", commit.commit, commit.run_step, self.observer.last_sync())
+        self._snapshot_if_due()
+
+    def _snapshot_if_due(self) -> None:
+        if self.plane is not None and self.plane.snapshot_is_due:
+            self._task(self.plane.write_snapshot(), e.DataPlaneFailed)
 
     async def _publish(self, version: int, mode: e.MergeMode) -> None:
         assert self.plane is not None

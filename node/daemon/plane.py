@@ -14,10 +14,13 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.optim import outer_optimizer
-from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_state import OuterState, TornState
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.rebuild import rebuild
+from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol import wire
+from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Chunk, Layout, Manifest
 from atoll.protocol.messages import Commit
@@ -37,11 +40,16 @@ class DataPlane:
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements)
         self.optimizer = outer_optimizer(settings.outer)
-        self.log = PayloadLog(home.payload_folder, self.layout, settings.run_id, settings.sync.log_commits)
-        self.outer: OuterState | None = None
-        if OuterState.exists(home.state_folder):
-            self.outer = OuterState.open(home.state_folder, self.layout, self.optimizer.slots, settings.run_id)
-            self._finish_torn_commit()
+        sync, slots, run_id = settings.sync, self.optimizer.slots, settings.run_id
+        self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
+        self.log = PayloadLog(home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync)
+        self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
+        self._snapshot: asyncio.Future[None] | None = None  # being written
+        self._snapshot_began = 0  # at this commit
+        if self.outer is None and self.snapshots.files:
+            self.outer = OuterState.create(home.state_folder, self.layout, slots, run_id)
+        if self.outer is not None:
+            rebuild(self.outer, self.log, self.snapshots, self.optimizer)
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
         self.dtypes: Mapping[str, str] = {}
@@ -53,7 +61,7 @@ class DataPlane:
         """What an earlier start of this node left on disk, if it holds a whole state."""
         if not home.manifest_file.exists():
             return None
-        return DataPlane(home, settings, wire.decode(Manifest, home.manifest_file.read_bytes()), num_threads)
+        return DataPlane(home, settings, _read_manifest(home.manifest_file), num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
         """Allocate the shared buffers (once) and note what the workers receive."""
@@ -61,7 +69,8 @@ class DataPlane:
         if self.snapshot is None:
             self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
             self.publish_buffer = SharedBuffer(self.layout.buffer_bytes, "publish")
-            self.home.write(self.home.manifest_file.name, wire.encode(self.layout.manifest))
+            body = wire.encode(self.layout.manifest)
+            self.home.write(self.home.manifest_file.name, _manifest_check(body) + body)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""
@@ -83,22 +92,19 @@ class DataPlane:
             self.outer = None
         self._published_frozen = False
         OuterState.discard(self.home.state_folder)
+        self.snapshots.clear()
 
-    def _finish_torn_commit(self) -> None:
-        """A kill in the middle of an apply leaves chunks at two commits; the log has what the older ones lack."""
-        outer = self.outer
-        assert outer is not None
-        chunks = self.layout.chunks[: self.layout.num_sync_chunks]
-        versions = {outer.versions[c.index] for c in chunks if c.num_elements}
-        newest = max((v for v in versions if v is not None), default=0)
-        if outer.missing or versions != {newest - 1, newest} or not self.log.has(newest):
-            return
+    def _found_on_disk(self) -> OuterState | None:
+        """What an earlier start left; None if there is nothing, or only parts of files."""
+        folder = self.home.state_folder
+        if not OuterState.exists(folder):
+            return None
         try:
-            for chunk in chunks:
-                if outer.versions[chunk.index] == newest - 1:
-                    self._apply_chunk(outer, chunk, newest)
-        except StateError as error:
-            log.warning("commit %d was torn and cannot be finished here (%s); peers have it", newest, error)
+            return OuterState.open(folder, self.layout, self.optimizer.slots, self.settings.run_id)
+        except TornState as error:
+            log.warning("%s; the outer state is put together from snapshots, or fetched", error)
+            OuterState.discard(folder)
+            return None
 
     def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
         payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""
@@ -138,7 +144,34 @@ class DataPlane:
             return outer.state_hash()
 
         async with self.lock:
+            await self._keep_log_for_snapshot(commit.commit)
             return await asyncio.to_thread(work)
+
+    # --- snapshots
+
+    @property
+    def snapshot_is_due(self) -> bool:
+        every, commit = self.settings.sync.snapshot_every, self.outer.commit if self.outer is not None else None
+        if not every or commit is None or self._snapshot is not None:
+            return False
+        return not self.snapshots.files or commit >= self.snapshots.files[0].newest + every
+
+    async def write_snapshot(self) -> None:
+        """Commits go on meanwhile. Raises StateError for a damaged chunk, HostError for the disk."""
+        assert self.outer is not None
+        keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
+        self._snapshot, self._snapshot_began = done, self.outer.commit or 0
+        try:
+            await asyncio.to_thread(self.snapshots.write, self.outer, keep)
+        finally:
+            self._snapshot = None
+            done.set_result(None)
+
+    async def _keep_log_for_snapshot(self, commit: int) -> None:
+        """The log drops what is too old at each commit: never what the newest snapshot still needs."""
+        oldest = self.snapshots.files[0].oldest if self.snapshots.files else self._snapshot_began
+        if self._snapshot is not None and oldest + self.settings.sync.log_commits < commit:
+            await self._snapshot
 
     async def publish(self, mode: MergeMode) -> None:
         """Fill PUBLISH. SHIFT needs the workers' version in it."""
@@ -177,3 +210,15 @@ class DataPlane:
         for buffer in (self.snapshot, self.publish_buffer):
             if buffer is not None:
                 buffer.close()
+
+
+def _manifest_check(body: bytes) -> bytes:
+    return Digest("atoll/manifest-file/v1").data(body).finish()
+
+
+def _read_manifest(path: Path) -> Manifest:
+    data = path.read_bytes()
+    body = data[DIGEST_BYTES:]
+    if data[:DIGEST_BYTES] != _manifest_check(body):
+        raise StateError(f"{path} is damaged; remove it, and this site takes the state of the others")
+    return wire.decode(Manifest, body)

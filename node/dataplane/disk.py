@@ -31,6 +31,7 @@ def allocate(path: Path, size_bytes: int) -> None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, max(1, size_bytes))
+            os.fsync(descriptor)  # its size: a shorter one would have to be made anew
         finally:
             os.close(descriptor)
     except OSError as error:

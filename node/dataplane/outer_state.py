@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.disk import allocate, disk_error, write_whole
+from atoll.node.dataplane.disk import allocate, disk_error, sync_folder, write_whole
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
 from atoll.node.dataplane.slots import SlotMap
@@ -69,6 +69,10 @@ def record_bytes(layout: Layout, slots: tuple[str, ...], chunk: int) -> int:
     return spec.num_bytes * (1 + len(slots)) if spec.role is Role.TRAINABLE else spec.num_bytes
 
 
+class TornState(StateError):
+    """The files are not whole: what is left of them is not a state, and may be made anew."""
+
+
 class OuterState:
     """Made by `create` or `open`. `layout` and `slots` are those of the run."""
 
@@ -80,8 +84,12 @@ class OuterState:
         self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         self._map = SlotMap(self._sizes)
         self._lock_file = _locked(folder / "outer.index", OuterIndex.size_bytes(len(layout.chunks)))
-        self._index = OuterIndex(memoryview(_mapped(folder / "outer.index", 0)), _key(layout, slots, run_id))
-        self._data: Bytes = np.frombuffer(_mapped(folder / "outer.chunks", self._map.file_bytes), np.uint8)
+        try:
+            self._index = OuterIndex(memoryview(_mapped(folder / "outer.index", 0)), state_key(layout, slots, run_id))
+            self._data: Bytes = np.frombuffer(_mapped(folder / "outer.chunks", self._map.file_bytes), np.uint8)
+        except BaseException:
+            self.close()
+            raise
         self._entries: list[Entry | None] = [None] * len(layout.chunks)
         self._serials = [0] * len(layout.chunks)
         self._changed = threading.Condition()  # guards all that follows
@@ -107,26 +115,29 @@ class OuterState:
         sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         allocate(folder / "outer.chunks", SlotMap(sizes).file_bytes)
         allocate(folder / "outer.index", OuterIndex.size_bytes(len(layout.chunks)))
-        write_whole(folder / "outer.json", json.dumps(_meta(layout, slots, run_id), indent=1).encode())
+        write_whole(folder / "outer.json", json.dumps(_meta(layout, slots, run_id), indent=1).encode(), fsync=True)
         return cls(folder, layout, slots, run_id)
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> OuterState:
         """The state that `folder` holds, each chunk checked against its hash; `missing` lists the damaged ones.
 
-        Raises StateError if there is none, or it belongs to another run, manifest or outer optimizer.
+        Raises StateError if it belongs to another run, manifest or outer optimizer, or is in use; TornState if the
+        files are not whole.
         """
         path = folder / "outer.json"
         try:
             with path.open("rb") as file:
                 found = json.loads(file.read(_MAX_META_BYTES))
         except (OSError, ValueError) as error:
-            raise StateError(f"{path}: not an outer state ({error}); remove the folder to fetch it anew") from None
+            raise TornState(f"{path}: not an outer state ({error})") from None
+        if not isinstance(found, dict) or not found:
+            raise TornState(f"{path}: not an outer state")
         for key, value in _meta(layout, slots, run_id).items():
-            theirs = found.get(key) if isinstance(found, dict) else None
+            theirs = found.get(key)
             if theirs != value:
                 raise StateError(
-                    f"{folder}: the outer state there has {key} {theirs!r}, this run has {value!r}; "
+                    f"{path}: the outer state there has {key} {theirs!r}, this run has {value!r}; "
                     "choose another folder with --home, or remove this one"
                 )
         state = cls(folder, layout, slots, run_id)
@@ -135,8 +146,11 @@ class OuterState:
 
     @staticmethod
     def discard(folder: Path) -> None:
+        """Removes it for good: after a power cut it does not come back."""
         for name in ("outer.json", "outer.index", "outer.chunks"):
             (folder / name).unlink(missing_ok=True)
+        if folder.exists():
+            sync_folder(folder)
 
     def close(self) -> None:
         """Gives up the folder. No view or method of this object may be used after it."""
@@ -413,7 +427,8 @@ def _meta(layout: Layout, slots: tuple[str, ...], run_id: str) -> dict[str, Any]
     }
 
 
-def _key(layout: Layout, slots: tuple[str, ...], run_id: str) -> bytes:
+def state_key(layout: Layout, slots: tuple[str, ...], run_id: str) -> bytes:
+    """Ties what is on a disk to one run, model and outer optimizer."""
     digest = Digest("atoll/outer-state/v1").text(run_id).data(layout.manifest.digest).uint(layout.chunk_elements)
     for slot in slots:
         digest.text(slot)
@@ -425,7 +440,7 @@ def _locked(path: Path, size_bytes: int) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise StateError(f"{path}: {error.strerror}; remove the folder to fetch the state anew") from None
+        raise TornState(f"{path}: {error.strerror}") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -433,7 +448,7 @@ def _locked(path: Path, size_bytes: int) -> int:
         raise StateError(f"{path}: in use by another node; give each node its own --home") from None
     if os.fstat(descriptor).st_size < size_bytes:
         os.close(descriptor)
-        raise StateError(f"{path}: truncated; remove the folder to fetch the state anew")
+        raise TornState(f"{path}: truncated")
     return descriptor
 
 
@@ -442,9 +457,11 @@ def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(descriptor).st_size < size_bytes:
-                raise StateError(f"{path}: truncated; remove the folder to fetch the state anew")
+                raise TornState(f"{path}: truncated")
             return mmap.mmap(descriptor, 0)
         finally:
             os.close(descriptor)
+    except FileNotFoundError as error:
+        raise TornState(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise disk_error(error, path) from error

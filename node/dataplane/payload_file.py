@@ -202,6 +202,9 @@ class PayloadFile:
             offset, length, expected = self._parse(chunk, entry)
             data = self._read(length, offset)
         if payload_hash(data) != expected:
+            with self._lock:  # missing from now on, so that it can be put again
+                self._hashes.pop(chunk, None)
+                self.sealed = False
             raise StateError(f"{self.path.name}: the payload of chunk {chunk} is damaged; fetch it again")
         return data
 

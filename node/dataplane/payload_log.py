@@ -30,15 +30,17 @@ class PayloadLog:
     """Keeps the last `keep_commits` commits in `folder`. What was sealed or committed before is found again.
 
     Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
+    With `fsync` a commit is on the disk for good when `commit` returns; without, the kernel writes it when it likes.
     """
 
-    def __init__(self, folder: Path, layout: Layout, run_id: str, keep_commits: int) -> None:
+    def __init__(self, folder: Path, layout: Layout, run_id: str, keep_commits: int, *, fsync: bool = False) -> None:
         if not 1 <= keep_commits <= MAX_LOG_COMMITS:
             raise ConfigError(f"sync.log_commits = {keep_commits}: choose 1 to {MAX_LOG_COMMITS}")
         self._folder = folder
         self._layout = layout
         self._run_id = run_id
         self._keep = keep_commits
+        self._fsync = fsync
         self._lock = threading.RLock()
         self._files: dict[AttemptKey, PayloadFile] = {}
         self._commits: dict[int, Commit] = {}
@@ -90,7 +92,7 @@ class PayloadLog:
                 raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
-            write_whole(self._record_path(commit.commit), self._record(commit))
+            write_whole(self._record_path(commit.commit), self._record(commit), fsync=self._fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
 
@@ -178,8 +180,11 @@ class PayloadLog:
         if len(data) > _MAX_RECORD_BYTES or data[:DIGEST_BYTES] != self._check(body):
             raise StateError("torn, or of another run")
         commit = wire.decode(Commit, body)
-        if path != self._record_path(commit.commit) or _key(commit) not in self._files:
+        held = self._files.get(_key(commit))
+        if path != self._record_path(commit.commit) or held is None:
             raise StateError("its payloads are not whole")
+        if held.digest(commit) != commit.payload_digest:
+            raise StateError("its payloads have another digest")
         return commit
 
 

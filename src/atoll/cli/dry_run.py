@@ -91,6 +91,7 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
     shared = 2 * layout.buffer_bytes
     total = NODE_CONSTANT_BYTES + outer + shared + encoded
     log = encoded * settings.sync.log_commits
+    snapshots = outer * (settings.sync.snapshots + 1 if settings.sync.snapshots else 0)  # one more while it is written
     return [
         (
             "memory",
@@ -98,7 +99,11 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
             f"{byte_count(outer)} outer state (mapped), {byte_count(encoded)} held as a reducer, "
             f"{byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),
-        ("disk", f"{byte_count(outer + log)}: outer state, payloads of {settings.sync.log_commits} commits"),
+        (
+            "disk",
+            f"{byte_count(outer + log + snapshots)}: outer state, payloads of {settings.sync.log_commits} commits, "
+            f"{settings.sync.snapshots} snapshots and one being written",
+        ),
         ("traffic", f"less than {byte_count(2 * encoded)} each way in a sync"),
     ]
 

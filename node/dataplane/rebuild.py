@@ -1,0 +1,158 @@
+"""After a crash or a power cut: the newest whole state that this disk can give back.
+
+A chunk may be in the outer state (at one version) and in snapshots (at others), and the payload log leads from each of
+them to the commits after it, as far as the log is whole. The state goes to the newest commit that every chunk reaches.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
+from atoll.protocol.errors import InvalidMessage, StateError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A record of one chunk at `version`; the log leads on from it to `reaches`."""
+
+    version: int
+    reaches: int
+    snapshot: SnapshotFile | None  # None: the outer state itself
+
+
+def rebuild(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer) -> int | None:
+    """Brings `outer` to the newest commit that can be had here; that commit, or None if there is none.
+
+    In that case chunks that can be restored at all are; what is left is `outer.missing`, and must be fetched.
+    """
+    return _Rebuild(outer, payloads, snapshots, optimizer).run()
+
+
+class _Rebuild:
+    def __init__(
+        self, outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer
+    ) -> None:
+        self._outer = outer
+        self._layout = outer.layout
+        self._log = payloads
+        self._snapshots = snapshots
+        self._optimizer = optimizer
+        self._sync_chunks = [c.index for c in self._layout.chunks[: self._layout.num_sync_chunks] if c.num_elements]
+        self._newest = max((c.commit for c in payloads.commits()), default=0)
+        self._readable: dict[tuple[int, int], bool] = {}  # (commit, chunk)
+        self._damaged: set[tuple[Path, int]] = set()  # records of snapshots
+        self._num_restored = 0
+
+    def run(self) -> int | None:
+        before = self._outer.commit
+        self._restore_frozen()
+        if before is None or before < self._newest:
+            while not self._bring_all():
+                pass  # a record turned out to be damaged: once more without it
+        self._report(before)
+        return self._outer.commit
+
+    def _report(self, before: int | None) -> None:
+        commit, where = self._outer.commit, self._outer.folder
+        restored = f", {self._num_restored} chunks from snapshots" if self._num_restored else ""
+        if commit is None:
+            missing = len(self._outer.missing)
+            log.warning("%s: no whole state can be put together here (%d chunks are missing)", where, missing)
+        elif commit < self._newest:
+            log.warning(
+                "%s: the state is whole at commit %d%s; commit %d, which was here, cannot be put together any more",
+                where, commit, restored, self._newest,
+            )  # fmt: skip
+        elif commit != before:
+            log.info("%s: put together at commit %d after a crash%s", where, commit, restored)
+
+    def _restore_frozen(self) -> None:
+        frozen = self._snapshots.frozen
+        for chunk in self._outer.missing if frozen is not None else ():
+            if frozen is not None and frozen.version(chunk) is not None:
+                try:
+                    self._put(chunk, frozen)
+                except StateError as error:
+                    log.warning("%s", error)
+
+    def _bring_all(self) -> bool:
+        """False if it has to be tried again."""
+        sources = {chunk: self._sources(chunk, with_snapshots=False) for chunk in self._sync_chunks}
+        target = _newest_common(list(sources.values()))
+        if target is None or target < self._newest:
+            sources = {chunk: self._sources(chunk, with_snapshots=True) for chunk in self._sync_chunks}
+            target = _newest_common(list(sources.values()))
+        for chunk, found in sources.items():
+            if target is not None:
+                source = next(s for s in found if s.version <= target <= s.reaches)
+                if not self._bring(chunk, source, target):
+                    return False
+            elif found and self._outer.hash_of(chunk) is None and not self._bring(chunk, found[0], found[0].version):
+                return False
+        return True
+
+    def _sources(self, chunk: int, *, with_snapshots: bool) -> list[_Source]:
+        """The newest first."""
+        held = self._outer.versions[chunk]
+        found = [] if held is None else [_Source(held, self._reach(chunk, held), None)]
+        for file in self._snapshots.files if with_snapshots else ():
+            version = file.version(chunk)
+            if version is not None and (file.path, chunk) not in self._damaged:
+                found.append(_Source(version, self._reach(chunk, version), file))
+        return sorted(found, key=lambda s: (-s.version, s.snapshot is not None))
+
+    def _reach(self, chunk: int, version: int) -> int:
+        while self._is_readable(version + 1, chunk):
+            version += 1
+        return version
+
+    def _is_readable(self, commit: int, chunk: int) -> bool:
+        if not self._log.has(commit):
+            return False
+        if (commit, chunk) not in self._readable:
+            try:
+                self._log.read(commit, chunk)
+                self._readable[commit, chunk] = True
+            except StateError as error:
+                log.warning("%s", error)
+                self._readable[commit, chunk] = False
+        return self._readable[commit, chunk]
+
+    def _bring(self, chunk: int, source: _Source, target: int) -> bool:
+        """False if the source or a payload was not what it seemed to be."""
+        commit = source.version
+        try:
+            if source.snapshot is not None:
+                self._put(chunk, source.snapshot)
+        except StateError as error:
+            log.warning("%s", error)
+            assert source.snapshot is not None
+            self._damaged.add((source.snapshot.path, chunk))
+            return False
+        try:
+            for commit in range(source.version + 1, target + 1):
+                self._outer.apply(chunk, self._log.read(commit, chunk), commit, self._optimizer)
+        except (StateError, InvalidMessage) as error:
+            log.warning("%s", error)
+            self._readable[commit, chunk] = False
+            return False
+        return True
+
+    def _put(self, chunk: int, file: SnapshotFile) -> None:
+        record = file.read(chunk)
+        self._outer.put(chunk, record.version, record.data)
+        self._num_restored += 1
+
+
+def _newest_common(sources: list[list[_Source]]) -> int | None:
+    """The newest commit that every chunk reaches from one of its sources."""
+    ends = sorted({s.reaches for found in sources for s in found}, reverse=True)
+    return next((end for end in ends if all(any(s.version <= end <= s.reaches for s in f) for f in sources)), None)

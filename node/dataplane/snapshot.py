@@ -1,0 +1,212 @@
+"""Snapshots of the outer state: files that, once there, are whole, and from which the payload log leads on.
+
+A snapshot is copied chunk by chunk while commits go on, so its chunks may be at several commits; each has its version
+and hash in the file's table, and the payloads of the commits between are in the log (`rebuild.py` puts them together).
+Frozen tensors never change and have a file of their own, written once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.node.dataplane.disk import disk_error, sync_folder
+from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, record_bytes, state_key
+from atoll.protocol.digest import DIGEST_BYTES, Digest
+from atoll.protocol.errors import StateError
+from atoll.protocol.layout import Layout, chunk_hash
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"ATOLLSN1"
+_HEADER = struct.Struct("<8s32sQ")  # magic, key of run and layout, number of chunks; the table; a digest of both
+_ENTRY = struct.Struct("<IQ32s")  # chunk, version, hash
+_NAME = re.compile(r"commit-(\d{1,20})\.snapshot")
+FROZEN = "frozen.snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    version: int
+    hash: bytes
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotFile:
+    """One snapshot, its table checked; the records are checked as they are read."""
+
+    path: Path
+    _places: dict[int, _Place] = field(repr=False)
+
+    @property
+    def oldest(self) -> int:
+        """The lowest version of a chunk: the log must have all commits after it."""
+        return min((p.version for p in self._places.values()), default=0)
+
+    @property
+    def newest(self) -> int:
+        """The highest version of a chunk: the first commit at which the whole state can be."""
+        return max((p.version for p in self._places.values()), default=0)
+
+    def version(self, chunk: int) -> int | None:
+        """None if the chunk is not in this file."""
+        place = self._places.get(chunk)
+        return place.version if place else None
+
+    def read(self, chunk: int) -> ChunkRecord:
+        """Raises StateError, naming the file, if the record is not the one that was written."""
+        place = self._places[chunk]
+        try:
+            with self.path.open("rb") as file:
+                file.seek(place.offset)
+                data = file.read(place.size)
+        except OSError as error:
+            raise StateError(f"{self.path}: {error.strerror}") from None
+        if chunk_hash(data) != place.hash:
+            raise StateError(f"{self.path}: the record of chunk {chunk} is damaged")
+        return ChunkRecord(place.version, place.hash, data)
+
+
+class Snapshots:
+    """The snapshots of one run in a folder. Damaged ones are removed, with a warning, when the folder is opened."""
+
+    def __init__(self, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> None:
+        self._folder = folder
+        self._aside = folder / "snapshot.new"
+        self._lock = threading.Lock()
+        self._num_cleared = 0
+        self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
+        self._key = state_key(layout, slots, run_id)
+        self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
+        self._frozen_chunks = [c.index for c in layout.chunks[layout.num_sync_chunks :] if c.num_elements]
+        self.files: list[SnapshotFile] = []
+        """Of the sync's chunks, the newest first."""
+        self.frozen: SnapshotFile | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise disk_error(error, folder) from error
+        self._open_all()
+
+    def write(self, outer: OuterState, keep: int) -> None:
+        """A snapshot of `outer` as it is now, on the disk for good; then at most `keep` are left. Nothing comes of it
+        if `clear` is called meanwhile.
+
+        Raises StateError if a chunk is missing, or its bytes do not have its hash any more; HostError for the disk.
+        """
+        num_cleared = self._num_cleared
+        if self._frozen_chunks and self.frozen is None:
+            self._write_aside(outer, self._frozen_chunks)
+            self._put_in_place(num_cleared, FROZEN)
+        newest = self._write_aside(outer, self._sync_chunks)
+        self._put_in_place(num_cleared, f"commit-{newest}.snapshot")
+        with self._lock:
+            for old in self.files[keep:]:
+                old.path.unlink(missing_ok=True)
+            del self.files[keep:]
+
+    def clear(self) -> None:
+        """Removes all, for good: what is discarded must not come back."""
+        with self._lock:
+            self._num_cleared += 1
+            for path in sorted(self._folder.iterdir()):
+                path.unlink()
+            self.files, self.frozen = [], None
+            sync_folder(self._folder)
+
+    def _write_aside(self, outer: OuterState, chunks: Sequence[int]) -> int:
+        """A synced file under another name; the highest version in it."""
+        table = bytearray(_HEADER.pack(_MAGIC, self._key, len(chunks)))
+        newest = 0
+        try:
+            with self._aside.open("wb") as file:
+                file.seek(self._table_bytes(len(chunks)))
+                for chunk in chunks:
+                    record = outer.read(chunk)
+                    if chunk_hash(record.data) != record.hash:
+                        raise StateError(
+                            f"{outer.folder}: chunk {chunk} of {outer.layout.name_of(chunk)!r} is damaged at commit "
+                            f"{record.version}: its bytes do not have its hash"
+                        )
+                    file.write(record.data)
+                    table += _ENTRY.pack(chunk, record.version, record.hash)
+                    newest = max(newest, record.version)
+                file.seek(0)
+                file.write(table + self._digest(table))
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException as error:
+            self._aside.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise disk_error(error, self._aside, sum(self._sizes[c] for c in chunks)) from error
+            raise
+        return newest
+
+    def _put_in_place(self, num_cleared: int, name: str) -> None:
+        path = self._folder / name
+        with self._lock:
+            if num_cleared != self._num_cleared:
+                return
+            try:
+                os.replace(self._aside, path)
+                sync_folder(self._folder)
+            except OSError as error:
+                raise disk_error(error, path) from error
+            if name == FROZEN:
+                self.frozen = self._open(path, self._frozen_chunks)
+            else:
+                self.files = [self._open(path, self._sync_chunks), *(f for f in self.files if f.path != path)]
+
+    # --- opening
+
+    def _open_all(self) -> None:
+        for path in sorted(self._folder.iterdir()):
+            try:
+                if path.name.endswith(".new"):
+                    path.unlink()
+                elif path.name == FROZEN:
+                    self.frozen = self._open(path, self._frozen_chunks)
+                elif _NAME.fullmatch(path.name):
+                    self.files.append(self._open(path, self._sync_chunks))
+            except StateError as error:
+                log.warning("removed a snapshot: %s", error)
+                path.unlink()
+        self.files.sort(key=lambda f: -f.newest)
+
+    def _open(self, path: Path, expected: Iterable[int]) -> SnapshotFile:
+        chunks = list(expected)
+        size = self._table_bytes(len(chunks))
+        try:
+            with path.open("rb") as file:
+                head = file.read(size)
+                end = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise StateError(f"{path}: {error.strerror}") from None
+        table = head[:-DIGEST_BYTES]
+        if len(head) != size or head[-DIGEST_BYTES:] != self._digest(table):
+            raise StateError(f"{path}: torn, or of another run")
+        magic, key, count = _HEADER.unpack_from(table)
+        if (magic, key, count) != (_MAGIC, self._key, len(chunks)):
+            raise StateError(f"{path}: of another run or model")
+        places, offset = {}, size
+        for place in range(count):
+            chunk, version, value = _ENTRY.unpack_from(table, _HEADER.size + place * _ENTRY.size)
+            places[chunk] = _Place(version, value, offset, self._sizes[chunk])
+            offset += self._sizes[chunk]
+        if end != offset:
+            raise StateError(f"{path}: {end} bytes, {offset} are expected")
+        return SnapshotFile(path=path, _places=places)
+
+    def _table_bytes(self, count: int) -> int:
+        return _HEADER.size + count * _ENTRY.size + DIGEST_BYTES
+
+    def _digest(self, table: bytes | bytearray) -> bytes:
+        return Digest("atoll/snapshot/v1").data(bytes(table)).finish()

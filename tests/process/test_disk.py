@@ -1,0 +1,94 @@
+"""What can go wrong with disks, in whole runs of real processes with a worker that needs no torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.errors import HostError
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.local_run import LocalRun, Status
+
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
+SLOW = [*WORKER, "--step-delay-s", "0.02"]
+SETTINGS = RunSettings(
+    run_id="run",
+    steps=100,
+    min_sites=3,
+    data="local",
+    time_limits="local",
+    sync=SyncSettings(every=10, chunk_elements=1000, codec="fp32", log_commits=6, snapshots=2),
+    outer=OuterSettings(learning_rate=0.7, momentum=0.5),
+)
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def committed(count: int) -> Callable[[Status], bool]:
+    return lambda status: bool(status["last_commit"] >= count)
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of its own, of that size."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a file system needs root")
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_a_site_whose_disk_is_full_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    # The outer state takes 115 KB with its spare places, each snapshot 96 KB, the payloads of a commit 48 KB.
+    with LocalRun(tmp_path, SETTINGS) as run, small_disk(run.home("c"), 480 << 10):
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        codes = run.wait_all(LIMIT_S)
+        assert codes == {"a": 0, "b": 0, "c": HostError.exit_code}
+        lines = run.nodes["c"].lines
+        assert any("no space is left" in line and "make room" in line for line in lines), lines
+        assert not any("Traceback" in line for line in lines), lines
+        assert run.journal("c", "commit"), "it took part before"
+        hashes = run.hashes(10)
+        assert set(hashes) == {"a", "b"}
+        assert len(set(hashes.values())) == 1
+        assert any("c (site" in text and "no space is left" in text for text in run.status()["errors"])
+        assert not list(run.home("c").rglob("*.new")), "nothing half written is left"
+
+
+def test_a_file_that_may_not_grow_is_an_error_with_its_name(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=2)) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.start_node("c", SLOW, prefix=["prlimit", f"--fsize={60 << 10}", "--"])
+        codes = run.wait_all(LIMIT_S)
+        assert codes == {"a": 0, "b": 0, "c": HostError.exit_code}
+        assert any("outer.chunks: File too large" in line for line in run.nodes["c"].lines), run.nodes["c"].lines
+
+
+def test_snapshots_are_taken_and_old_ones_go(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, WORKER)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        for name in "abc":
+            found = sorted(int(p.stem.split("-")[1]) for p in (run.home(name) / "snapshots").glob("commit-*.snapshot"))
+            assert len(found) == 2, found
+            assert found[1] >= 10 - SETTINGS.sync.snapshot_every
+            log = {int(p.stem.split("-")[1]) for p in (run.home(name) / "payloads").glob("commit-*.record")}
+            assert log >= set(range(found[0] + 1, 11)), "the log leads on from both"

@@ -1,0 +1,190 @@
+"""Snapshots, and the state that is put together from them, the outer state and the payload log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from atoll.node.dataplane import snapshot
+from atoll.node.dataplane.outer_state import ChunkRecord, OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.rebuild import rebuild
+from atoll.node.dataplane.snapshot import Snapshots
+from atoll.protocol.errors import StateError
+from atoll.protocol.layout import Layout
+from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded
+
+SLOTS = ("momentum",)
+
+
+class Site:
+    """The three things a node has on its disk, after some commits; `records[n]` is what commit n really is."""
+
+    def __init__(self, folder: Path, *, keep_commits: int = 32) -> None:
+        self.folder = folder
+        self.layout: Layout = layout()
+        self.log = PayloadLog(folder / "payloads", self.layout, RUN, keep_commits)
+        self.snapshots = Snapshots(folder / "snapshots", self.layout, SLOTS, RUN)
+        self.outer = seeded(folder / "state", self.layout)
+        self.records: list[list[ChunkRecord]] = [self.now()]
+
+    def now(self) -> list[ChunkRecord]:
+        return [self.outer.read(c.index) for c in self.layout.chunks]
+
+    def commit(self, count: int = 1) -> Site:
+        for _ in range(count):
+            number = len(self.records)
+            found = payloads(self.outer, (number, number + 50))
+            logged(self.log, self.outer, number, found)
+            apply_all(self.outer, found, number)
+            self.records.append(self.now())
+        return self
+
+    def snapshot(self, keep: int = 2) -> Site:
+        self.snapshots.write(self.outer, keep)
+        return self
+
+    def restarted(self, *, without_outer: bool = False) -> OuterState:
+        """What the next start of the node puts together."""
+        self.outer.close()
+        self.log.close()
+        if without_outer:
+            OuterState.create(self.folder / "state", self.layout, SLOTS, RUN).close()
+        self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, 32)
+        self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN)
+        self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN)
+        rebuild(self.outer, self.log, self.snapshots, OPTIMIZER)
+        return self.outer
+
+    def assert_is(self, commit: int) -> None:
+        assert self.outer.commit == commit
+        assert self.now() == self.records[commit]
+
+    def damage(self, record: bytes) -> None:
+        """Other bytes where this record lies in the outer state."""
+        path = self.folder / "state" / "outer.chunks"
+        start = path.read_bytes().index(record)
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(b"\xff" * 8)
+
+    def tear_log(self, commit: int) -> None:
+        """The payloads of a commit are there by name only."""
+        path = self.folder / "payloads" / f"attempt-{commit}-1-0.payloads"
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+@pytest.fixture(name="site")
+def _site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_snapshot_and_log_give_the_newest_commit(site: Site) -> None:
+    site.commit(2).snapshot().commit(3).restarted(without_outer=True)
+    site.assert_is(5)
+
+
+def test_without_a_snapshot_there_is_nothing_to_begin_with(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    assert site.commit(3).restarted(without_outer=True).commit is None
+    assert "no whole state can be put together here" in caplog.text
+
+
+def test_a_chunk_that_is_damaged_comes_from_the_snapshot(site: Site) -> None:
+    site.commit(2).snapshot().commit(2)
+    site.damage(site.records[4][1].data)
+    site.restarted()
+    site.assert_is(4)
+
+
+def test_a_frozen_chunk_comes_from_its_own_file(site: Site) -> None:
+    site.snapshot().commit()
+    assert (site.folder / "snapshots" / snapshot.FROZEN).exists()
+    site.damage(site.records[0][-1].data)
+    site.restarted()
+    site.assert_is(1)
+
+
+@pytest.mark.parametrize("torn", [3, 4, 5])
+def test_a_log_that_is_torn_ends_the_way_there_and_says_so(
+    site: Site, torn: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    site.commit(2).snapshot().commit(3)
+    site.tear_log(torn)
+    site.restarted(without_outer=True)
+    site.assert_is(torn - 1)
+    if torn < 5:
+        assert "commit 5, which was here, cannot be put together any more" in caplog.text
+
+
+def test_an_older_snapshot_is_used_if_the_newest_is_damaged(site: Site) -> None:
+    site.commit().snapshot().commit(2).snapshot().commit()
+    newest = site.folder / "snapshots" / "commit-3.snapshot"
+    data = bytearray(newest.read_bytes())
+    data[-100] ^= 1  # a record: its table is right
+    newest.write_bytes(data)
+    site.restarted(without_outer=True)
+    site.assert_is(4)
+
+
+def test_a_snapshot_that_is_cut_off_is_removed_and_named(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    site.commit().snapshot().commit().snapshot()
+    newest = site.folder / "snapshots" / "commit-2.snapshot"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    again = Snapshots(site.folder / "snapshots", site.layout, SLOTS, RUN)
+    assert [f.newest for f in again.files] == [1]
+    assert not newest.exists()
+    assert "commit-2.snapshot" in caplog.text
+
+
+def test_chunks_of_two_commits_in_one_snapshot(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is applied while the snapshot is written: the log puts the chunks together again."""
+    site.commit()
+    read, asked = site.outer.read, []
+
+    def and_commit(chunk: int) -> ChunkRecord:
+        asked.append(chunk)
+        if len(asked) == 4:
+            monkeypatch.undo()
+            site.commit()
+        return read(chunk)
+
+    monkeypatch.setattr(site.outer, "read", and_commit)
+    site.snapshot()
+    (written,) = site.snapshots.files
+    assert (written.oldest, written.newest) == (1, 2)
+    site.commit()
+    site.restarted(without_outer=True)
+    site.assert_is(3)
+
+
+def test_old_snapshots_go(site: Site) -> None:
+    for _ in range(4):
+        site.commit().snapshot(keep=2)
+    assert [f.newest for f in site.snapshots.files] == [4, 3]
+    assert sorted(p.name for p in (site.folder / "snapshots").iterdir()) == [
+        "commit-3.snapshot", "commit-4.snapshot", "frozen.snapshot",
+    ]  # fmt: skip
+
+
+def test_damage_is_not_copied_into_a_snapshot(site: Site) -> None:
+    site.commit().snapshot()
+    site.damage(site.records[1][1].data)
+    with pytest.raises(StateError, match=r"chunk 1 of .* is damaged at commit 1"):
+        site.snapshot()
+    assert [f.newest for f in site.snapshots.files] == [1]
+    assert not (site.folder / "snapshots" / "snapshot.new").exists()
+
+
+def test_what_is_discarded_meanwhile_does_not_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = site.outer.read
+
+    def and_clear(chunk: int) -> ChunkRecord:
+        site.snapshots.clear()
+        return read(chunk)
+
+    monkeypatch.setattr(site.outer, "read", and_clear)
+    site.snapshot()
+    assert site.snapshots.files == []
+    assert not list((site.folder / "snapshots").glob("*.snapshot"))

@@ -1,0 +1,199 @@
+"""A node's disk after a power cut at any moment: a verified state of a commit, or a refusal that names the damage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.dataplane import publish
+from atoll.node.dataplane.outer_index import OuterIndex
+from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.protocol.errors import AtollError
+from atoll.protocol.layout import chunk_hash
+from atoll.protocol.messages import Commit
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, manifest, payloads
+from tests.harness.power_cut import Recorder
+
+SETTINGS = RunSettings(
+    run_id=RUN,
+    steps=100,
+    data="local",
+    sync=SyncSettings(chunk_elements=400, log_commits=4, snapshots=1, fsync=True),
+    outer=OuterSettings(learning_rate=0.7, momentum=0.9),
+)
+NUM_COMMITS = 7
+NUM_IMAGES = 100
+
+
+@dataclass(slots=True)
+class Truth:
+    """What the run really was: the state hash of each commit, the hash of each chunk at it; and what a cut may cost."""
+
+    state_hashes: list[bytes]
+    chunk_hashes: list[list[bytes]]
+    promises: list[tuple[int, int]]  # (moment, commit): from then on at least this commit comes back
+    done: list[tuple[int, Commit]]  # Done was said: from then on the payloads of this commit come back
+    starts: list[tuple[int, int]]  # (moment, start count)
+
+
+async def commit(plane: DataPlane, number: int, truth: Truth, recorder: Recorder) -> None:
+    outer = plane.outer
+    assert outer is not None
+    record = commit_record(number)
+    file = plane.log.begin(record.sync, record.term, record.attempt)
+    for chunk, data in payloads(outer, (number, number + 50)).items():
+        file.put(chunk, data, payload_hash(data))
+    file.seal(plane.settings.sync.fsync)
+    record = replace(record, payload_digest=file.digest(record))
+    truth.done.append((recorder.note(), record))
+    truth.state_hashes.append(await plane.apply(record))
+    hashes = outer.chunk_hashes(number)
+    assert hashes is not None
+    truth.chunk_hashes.append(hashes)
+    if plane.settings.sync.fsync:
+        truth.promises.append((recorder.note(), number))
+    if plane.snapshot_is_due:
+        await plane.write_snapshot()
+        truth.promises.append((recorder.note(), number))
+
+
+def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Truth]:
+    """Two starts of one node, several commits each, with a snapshot every other one."""
+    folder.mkdir()
+    truth = Truth([], [], [], [], [])
+    with Recorder(folder, monkeypatch) as recorder:
+        recorder.noting(OuterIndex, "write")
+        recorder.noting(PayloadFile, "put")
+        recorder.noting(PayloadLog, "commit")
+        for last in (3, NUM_COMMITS):
+            home = Home(folder)
+            truth.starts.append((recorder.note(), home.incarnation))
+            plane = DataPlane(home, settings, manifest(), 1)
+            plane.attach_workers(DTYPES)
+            if plane.outer is None:
+                outer = plane.fresh_outer()
+                publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+                truth.state_hashes.append(outer.state_hash())
+                truth.chunk_hashes.append(outer.chunk_hashes(0) or [])
+                asyncio.run(plane.write_snapshot())
+                truth.promises.append((recorder.note(), 0))
+            for number in range(len(truth.state_hashes), last + 1):
+                asyncio.run(commit(plane, number, truth, recorder))
+            plane.close()
+            home.close()
+    return recorder, truth
+
+
+def loaded(folder: Path, settings: RunSettings, truth: Truth, done: Commit | None = None) -> int | None:
+    """The commit that a node finds there, each of its bytes checked; None if it finds no whole state.
+
+    `done`: a commit that it has the payloads of; hearing of it, it comes to it.
+    """
+    home = Home(folder)
+    plane = None
+    try:
+        plane = DataPlane.load(home, settings, 1)
+        if plane is None or plane.outer is None:
+            return None
+        for chunk, version in enumerate(plane.outer.versions):
+            if version is not None and plane.layout.chunks[chunk].num_elements:
+                record = plane.outer.read(chunk)
+                assert chunk_hash(record.data) == record.hash == truth.chunk_hashes[version][chunk]
+        held = plane.held()
+        if held is None:
+            return None
+        assert held[1] == truth.state_hashes[held[0]]
+        if done is not None and done.commit == held[0] + 1:
+            assert asyncio.run(plane.apply(done)) == truth.state_hashes[done.commit]
+            return done.commit
+        return held[0]
+    finally:
+        if plane is not None:
+            plane.close()
+        home.close()
+
+
+@pytest.mark.parametrize("fsync", [True, False])
+def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fsync=fsync))
+    recorder, truth = a_run(tmp_path / "run", settings, monkeypatch)
+    found = set()
+    for seed in range(NUM_IMAGES):
+        folder = tmp_path / f"image-{seed}"
+        folder.mkdir()
+        cut = recorder.image(seed, folder)
+        promised = max((n for moment, n in truth.promises if moment <= cut), default=None)
+        done = [record for moment, record in truth.done if moment <= cut] if fsync else []
+        promised = max(promised or 0, done[-1].commit) if done else promised
+        commit = loaded(folder, settings, truth, done[-1] if done else None)
+        if promised is not None:
+            assert commit is not None, (seed, promised)
+            assert commit >= promised, (seed, commit, promised)
+        found.add(commit)
+        started = max((n for moment, n in truth.starts if moment <= cut), default=0)
+        again = Home(folder)
+        assert again.incarnation > started + 1, (seed, "a start count came twice")
+        again.close()
+        shutil.rmtree(folder)
+    assert len(found) >= NUM_COMMITS, "cuts at many moments"
+
+
+def damaged(choose: random.Random, path: Path, earlier: bytes | None) -> str:
+    """Truncates, tears, flips or takes back one file; what was done."""
+    data = bytearray(path.read_bytes())
+    place = choose.randrange(len(data)) if data else 0
+    how = choose.choice(["truncated", "flipped", "zeroed", "mixed", "gone", "empty"])
+    if how == "truncated":
+        del data[place:]
+    elif how == "flipped" and data:
+        data[place] ^= 1 << choose.randrange(8)
+    elif how == "zeroed":
+        data[place:] = bytes(len(data) - place)
+    elif how == "mixed" and earlier is not None:
+        data[:place] = earlier[:place].ljust(place, b"\0")
+    elif how == "empty":
+        data.clear()
+    if how == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(data)
+    return f"{path.name} {how} at {place}"
+
+
+def test_whatever_happens_to_its_files_a_node_starts_right_or_says_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder, truth = a_run(tmp_path / "run", SETTINGS, monkeypatch)
+    last, middle = recorder.moments[-1], recorder.moments[len(recorder.moments) // 2]
+    found: dict[int | str | None, int] = {}
+    for seed in range(2 * NUM_IMAGES):
+        choose = random.Random(seed)
+        folder = tmp_path / f"image-{seed}"
+        for name, inode in last.names.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(last.contents[inode])
+        words = []
+        for name in choose.sample(sorted(last.names), choose.choice([1, 1, 2, 3])):
+            words.append(damaged(choose, folder / name, middle.contents.get(middle.names.get(name, -1))))
+        outcome: int | str | None
+        try:
+            outcome = loaded(folder, SETTINGS, truth)
+        except AtollError as error:
+            names_it = any(word.split(maxsplit=1)[0] in str(error) for word in words)
+            outcome = "refused" if names_it else f"{words}: {error}"
+        found[outcome] = found.get(outcome, 0) + 1
+        shutil.rmtree(folder)
+    assert found.get(NUM_COMMITS, 0) > NUM_IMAGES, "one damaged file is no loss as a rule"
+    assert found.pop("refused") > 0
+    assert not [outcome for outcome in found if isinstance(outcome, str)], "an error that does not name the file"
