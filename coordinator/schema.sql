@@ -41,6 +41,7 @@ CREATE TABLE plans (                           -- of the open sync; those of end
     sync    INTEGER NOT NULL,
     attempt INTEGER NOT NULL,
     plan    BLOB    NOT NULL,                  -- protobuf atoll.protocol.v1.Plan
+    ranges  TEXT    NOT NULL,                  -- JSON list, of each contributor what it was trained on
     PRIMARY KEY (sync, attempt)
 ) STRICT;
 
@@ -51,6 +52,22 @@ CREATE TABLE commits (
     run_tokens    INTEGER NOT NULL,
     mean_loss     REAL,
     committed_at  REAL    NOT NULL             -- seconds since 1970, for people
+) STRICT;
+
+CREATE TABLE data_lines (                      -- ranges in all three: JSON, [first, number of samples]
+    line        INTEGER PRIMARY KEY,           -- 0, or a site's id if data = "local"
+    num_samples INTEGER NOT NULL,
+    frontier    INTEGER NOT NULL,              -- positions from here on were never leased
+    returned    TEXT    NOT NULL,              -- were leased and are open again
+    done        TEXT                           -- are listed in commits
+) STRICT;
+
+CREATE TABLE data_leases (
+    line        INTEGER NOT NULL,
+    site_id     INTEGER NOT NULL,
+    incarnation INTEGER NOT NULL,              -- 0: kept for a commit that may still list them
+    ranges      TEXT    NOT NULL,
+    PRIMARY KEY (line, site_id, incarnation)
 ) STRICT;
 
 CREATE TABLE attestations (

@@ -157,11 +157,13 @@ class CoordinatorServer:
         """The run ends with the sync that is open."""
         self._events.put_nowait((StopAsked(reason), None))
 
-    def document(self) -> dict[str, Any]:
+    def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
         """The run for people and programs, as on /status.json. Call it on the event loop."""
         document = asdict(self._core.view(time.monotonic()))
         for commit in document["commits"]:
             commit["time"] = self._commit_times.get(commit["commit"])
+        if data_ranges:
+            document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["time"] = time.time()
         document["settings"] = asdict(self.settings)
         document["parent"] = self._parent
@@ -246,7 +248,7 @@ class CoordinatorServer:
         return "the coordinator ended it"
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
-        return session_pb2.StatusResponse(json=json.dumps(self.document()))
+        return session_pb2.StatusResponse(json=json.dumps(self.document(data_ranges=request.data_ranges)))
 
 
 def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:

@@ -6,7 +6,7 @@ import importlib.resources
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,10 @@ from atoll.coordinator.core.events import (
     AbandonRecord,
     AttestationRecord,
     CommitRecord,
+    DoneRecord,
     FinishedRecord,
+    LeaseRecord,
+    LineRecord,
     ManifestRecord,
     OpenRecord,
     Persisted,
@@ -27,11 +30,11 @@ from atoll.coordinator.store import check_same_run
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, Open, Plan
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",
@@ -55,6 +58,14 @@ def file_system_of(path: Path, mounts: str) -> str:
         if path.is_relative_to(mount) and len(mount.parts) >= best:
             best, found = len(mount.parts), fields[2]
     return found
+
+
+def _to_json(ranges: Iterable[DataRange]) -> str:
+    return json.dumps([(r.first, r.num_samples) for r in ranges])
+
+
+def _from_json(text: str) -> tuple[DataRange, ...]:
+    return tuple(DataRange(first=first, num_samples=num_samples) for first, num_samples in json.loads(text))
 
 
 def _refuse_network_file_systems(path: Path) -> None:
@@ -223,8 +234,8 @@ class SqliteStore:
             if is_open
             else None,
             plans=tuple(
-                wire.decode(Plan, r[0])
-                for r in db.execute("SELECT plan FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],))
+                PlanRecord(wire.decode(Plan, r[0]), tuple(map(_from_json, json.loads(r[1]))))
+                for r in db.execute("SELECT plan, ranges FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],))
             )
             if is_open
             else (),
@@ -237,6 +248,20 @@ class SqliteStore:
                 )
             ),
             attestations=tuple(AttestationRecord(r[0], r[1]) for r in reversed(attestations)),
+            lines=tuple(
+                LineRecord(line=r[0], num_samples=r[1], frontier=r[2], returned=_from_json(r[3]))
+                for r in db.execute("SELECT line, num_samples, frontier, returned FROM data_lines ORDER BY line")
+            ),
+            done=tuple(
+                DoneRecord(line=r[0], ranges=_from_json(r[1]))
+                for r in db.execute("SELECT line, done FROM data_lines WHERE done IS NOT NULL ORDER BY line")
+            ),
+            leases=tuple(
+                LeaseRecord(line=r[0], site_id=r[1], incarnation=r[2], ranges=_from_json(r[3]))
+                for r in db.execute(
+                    "SELECT line, site_id, incarnation, ranges FROM data_leases ORDER BY line, site_id, incarnation"
+                )
+            ),
             num_abandoned=num_abandoned,
             stop_reason=stop_reason,
             finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
@@ -289,10 +314,10 @@ class SqliteStore:
                     (record.open.sync, wire.encode(record.open), json.dumps(record.expected)),
                 )
                 execute("DELETE FROM plans WHERE sync < ?", (record.open.sync,))
-            case PlanRecord(plan):
+            case PlanRecord(plan, ranges):
                 execute(
-                    "INSERT INTO plans (sync, attempt, plan) VALUES (?, ?, ?)",
-                    (plan.sync, plan.attempt, wire.encode(plan)),
+                    "INSERT INTO plans (sync, attempt, plan, ranges) VALUES (?, ?, ?, ?)",
+                    (plan.sync, plan.attempt, wire.encode(plan), json.dumps([_to_json(r) for r in ranges])),
                 )
             case CommitRecord():
                 commit = record.commit
@@ -313,6 +338,20 @@ class SqliteStore:
                 self._end_sync(sync, f"abandoned: {reason}", wall_time_s)
             case AttestationRecord(commit_number, state_hash):
                 execute("INSERT OR REPLACE INTO attestations VALUES (?, ?)", (commit_number, state_hash))
+            case LineRecord():
+                execute(
+                    "INSERT INTO data_lines (line, num_samples, frontier, returned) VALUES (?, ?, ?, ?) ON CONFLICT "
+                    "(line) DO UPDATE SET frontier = excluded.frontier, returned = excluded.returned",
+                    (record.line, record.num_samples, record.frontier, _to_json(record.returned)),
+                )
+            case DoneRecord():
+                execute("UPDATE data_lines SET done = ? WHERE line = ?", (_to_json(record.ranges), record.line))
+            case LeaseRecord():
+                key = (record.line, record.site_id, record.incarnation)
+                if record.ranges:
+                    execute("INSERT OR REPLACE INTO data_leases VALUES (?, ?, ?, ?)", (*key, _to_json(record.ranges)))
+                else:
+                    execute("DELETE FROM data_leases WHERE (line, site_id, incarnation) = (?, ?, ?)", key)
             case StopRecord(reason):
                 execute("UPDATE run SET stop_reason = ?", (reason,))
             case FinishedRecord(commit_number, reason):

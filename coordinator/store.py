@@ -15,7 +15,10 @@ from atoll.coordinator.core.events import (
     AbandonRecord,
     AttestationRecord,
     CommitRecord,
+    DoneRecord,
     FinishedRecord,
+    LeaseRecord,
+    LineRecord,
     ManifestRecord,
     OpenRecord,
     Persisted,
@@ -100,6 +103,9 @@ class _Kept:
     commits: list[CommitRecord] = field(default_factory=list)
     times: dict[int, float] = field(default_factory=dict)
     attestations: dict[int, AttestationRecord] = field(default_factory=dict)
+    lines: dict[int, LineRecord] = field(default_factory=dict)
+    done: dict[int, DoneRecord] = field(default_factory=dict)
+    leases: dict[tuple[int, int, int], LeaseRecord] = field(default_factory=dict)
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None
@@ -135,7 +141,7 @@ class MemoryStore:
             manifest=kept.manifest,
             sites=tuple(kept.sites[i] for i in sorted(kept.sites)),
             open=kept.opens[last_sync] if is_open else None,
-            plans=tuple(r.plan for r in kept.plans) if is_open else (),
+            plans=tuple(kept.plans) if is_open else (),
             last_sync=last_sync,
             commits=tuple(kept.commits[-settings.sync.log_commits :]),
             losses=tuple(
@@ -144,6 +150,9 @@ class MemoryStore:
                 if r.mean_loss is not None
             ),
             attestations=tuple(attested[-settings.sync.log_commits :]),
+            lines=tuple(kept.lines[n] for n in sorted(kept.lines)),
+            done=tuple(kept.done[n] for n in sorted(kept.done)),
+            leases=tuple(kept.leases[key] for key in sorted(kept.leases)),
             num_abandoned=kept.num_abandoned,
             stop_reason=kept.stop_reason,
             finished=kept.finished,
@@ -177,6 +186,15 @@ class MemoryStore:
                 kept.ended.add(record.sync)
             case AttestationRecord():
                 kept.attestations[record.commit] = record
+            case LineRecord():
+                kept.lines[record.line] = record
+            case DoneRecord():
+                kept.done[record.line] = record
+            case LeaseRecord():
+                key = (record.line, record.site_id, record.incarnation)
+                kept.leases.pop(key, None)
+                if record.ranges:
+                    kept.leases[key] = record
             case StopRecord():
                 kept.stop_reason = record.reason
             case FinishedRecord():

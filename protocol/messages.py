@@ -13,6 +13,8 @@ from atoll.protocol.layout import Manifest
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
+MAX_RANGES_OF_SITE = 1 << 12
+MAX_RANGES_OF_COMMIT = 1 << 18
 
 
 def bounded(limit: int, default: Any = None) -> Any:
@@ -74,6 +76,23 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DataRange:
+    first: int
+    num_samples: int
+
+    @property
+    def end(self) -> int:
+        """One beyond the last position."""
+        return self.first + self.num_samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRanges:
+    line: int
+    ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_COMMIT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
     commit: int
     sync: int
@@ -87,7 +106,7 @@ class Commit:
     final: bool = False
     next: Open | None = None
     branch: int = 0
-    range_ids: tuple[int, ...] = bounded(1 << 16, ())
+    done: tuple[LineRanges, ...] = bounded(MAX_MEMBERS, ())
 
 
 # --- site -> coordinator
@@ -121,12 +140,6 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DataRange:
-    first: int
-    num_samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
     sync: int
     tokens: int
@@ -134,7 +147,7 @@ class Ready:
     mean_loss: float = 0.0
     train_s: float = 0.0
     wait_s: float = 0.0
-    ranges: tuple[DataRange, ...] = bounded(1 << 16, ())
+    ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
     unreachable_site_ids: tuple[int, ...] = bounded(MAX_MEMBERS, ())
 
 
@@ -192,7 +205,13 @@ class Leave:
     fatal: bool = False
 
 
-SiteMessage = Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRequest:
+    num_samples: int
+    wanted: int
+
+
+SiteMessage = Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave | LeaseRequest
 
 
 # --- coordinator -> site
@@ -286,6 +305,11 @@ class Pulse:
     pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leases:
+    ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
+
+
 CoordinatorMessage = (
-    Welcome | Admitted | Refused | Open | Plan | Commit | Abandoned | Sources | Evicted | Finished | Pulse
+    Welcome | Admitted | Refused | Open | Plan | Commit | Abandoned | Sources | Evicted | Finished | Pulse | Leases
 )

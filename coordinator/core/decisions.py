@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 
-from atoll.coordinator.core import states
+from atoll.coordinator.core import leases, states
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -101,11 +101,13 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         run_tokens=run_tokens,
         final=final,
         next=following.open if following else None,
+        done=leases.finish(run, attempt),
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)
     record = CommitRecord(commit=message, mean_loss=sum(t * x for t, x in losses) / weight if weight else None)
     run.persist(record)
+    run.persist_ledger()
     run.log.append(record)
     run.num_abandoned_in_a_row = 0
     ids = attempt.ids()
@@ -190,6 +192,8 @@ def _end(run: Run, reason: str) -> None:
     run.finished = FinishedRecord(run.log.last, reason[:1024])
     run.sync = None
     run.paused = ""
+    run.ledger.give_back_all()
+    run.persist_ledger()
     run.persist(run.finished)
     run.report(logging.INFO, f"the run is over at commit {run.log.last}: {reason}")
 

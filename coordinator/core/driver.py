@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import decisions, states
+from atoll.coordinator.core import decisions, leases, states
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -38,8 +38,10 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if (site.site_id, site.incarnation) in sync.voided:
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
-    if known is not None and known.tokens != message.tokens:
+    if known is not None and (known.tokens, known.ranges) != (message.tokens, message.ranges):
         return  # a contribution never changes
+    if not leases.may_list(run, site, message.ranges):
+        return
     sync.ready[site.site_id] = message
     if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
         sync.losses[site.site_id] = message.mean_loss
@@ -97,6 +99,7 @@ def advance(run: Run) -> None:
     for _ in range(MAX_STEPS_OF_ADVANCE):
         states.advance(run)
         if not _step(run):
+            leases.settle(run)
             return
     raise AssertionError(f"sync {run.last_sync} does not come to rest")
 
@@ -226,8 +229,9 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     )
     run.paused = ""
     run.num_attempts += 1
-    run.persist(PlanRecord(plan))
-    sync.begin(plan, run.now)
+    record = PlanRecord(plan, tuple(sync.ready[s.site_id].ranges for s in contributors))
+    run.persist(record)
+    sync.begin(record, run.now)
     run.report(
         logging.INFO,
         f"sync {plan.sync} attempt {plan.attempt}: {', '.join(s.label for s in contributors)} contribute"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, CoordinatorMessage, Header, Open, Plan, SiteMessage
+from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Plan, SiteMessage
 
 # --- events
 
@@ -96,6 +96,8 @@ class OpenRecord:
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     plan: Plan
+    ranges: tuple[tuple[DataRange, ...], ...]
+    """What each contributor was trained on, in the order of contributors: the commit of this attempt lists it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +121,34 @@ class AttestationRecord:
     state_hash: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRecord:
+    """A line of positions (`ledger.Line`) but for its leases and what is done."""
+
+    line: int
+    num_samples: int
+    frontier: int
+    returned: tuple[DataRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoneRecord:
+    """Everything of a line that commits list."""
+
+    line: int
+    ranges: tuple[DataRange, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRecord:
+    """Everything that one holder leases in a line; nothing: it is forgotten."""
+
+    line: int
+    site_id: int
+    incarnation: int
+    ranges: tuple[DataRange, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StopRecord:
     reason: str
@@ -132,7 +162,7 @@ class FinishedRecord:
 
 Record = (
     SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
-    | StopRecord | FinishedRecord
+    | LineRecord | DoneRecord | LeaseRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 
@@ -149,7 +179,7 @@ class Persisted:
     sites: tuple[SiteRecord, ...] = ()
     open: OpenRecord | None = None
     """The newest sync, if it is neither committed nor abandoned."""
-    plans: tuple[Plan, ...] = ()
+    plans: tuple[PlanRecord, ...] = ()
     """All attempts at it, ascending."""
     last_sync: int = 0
     """The highest sync number ever used."""
@@ -159,6 +189,10 @@ class Persisted:
     """(commit, run_step, run_tokens, mean loss) of the whole run, ascending."""
     attestations: tuple[AttestationRecord, ...] = ()
     """The newest ones, ascending."""
+    lines: tuple[LineRecord, ...] = ()
+    done: tuple[DoneRecord, ...] = ()
+    leases: tuple[LeaseRecord, ...] = ()
+    """By line, then site id and incarnation, ascending."""
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None

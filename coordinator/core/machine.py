@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import admission, driver, states
+from atoll.coordinator.core import admission, driver, leases, states
+from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     Event,
     Malformed,
@@ -79,6 +80,10 @@ class Core:
     def view(self, now: float) -> RunView:
         """For people; `now` says how old the last words of each site are."""
         return view_of(self.run, now)
+
+    def data_ranges(self) -> tuple[RangeView, ...]:
+        """The account of samples, range by range."""
+        return range_views(self.run)
 
     # --- events
 
@@ -178,6 +183,8 @@ class Core:
                 driver.done(run, site, message)
             case m.ExchangeFailed():
                 driver.exchange_failed(run, site, message)
+            case m.LeaseRequest():
+                leases.request(run, number, site, message)
 
     def _leave(self, site: Site, message: m.Leave) -> None:
         run, reason = self.run, message.reason or "left"

@@ -18,12 +18,14 @@ from atoll.coordinator.core.events import (
     Report,
     Send,
 )
+from atoll.coordinator.core.ledger import Ledger
 from atoll.coordinator.core.membership import Membership, Site, Standing
 from atoll.coordinator.core.syncs import Sync
 from atoll.coordinator.core.topology import chunk_bytes
 from atoll.coordinator.core.trouble import Trouble
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout
+from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
 
@@ -48,6 +50,7 @@ class Run:
         self.sizes_bytes: tuple[int, ...] = ()
         if persisted.manifest is not None:
             self.set_manifest(persisted.manifest)
+        self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
@@ -83,6 +86,10 @@ class Run:
     def persist(self, *records: Record) -> None:
         self.out.persist(*records)
 
+    def persist_ledger(self) -> None:
+        if records := self.ledger.changes():
+            self.persist(*records)
+
     def report(self, level: int, text: str) -> None:
         self.out.outputs.append(Report(level, text))
 
@@ -115,6 +122,12 @@ class Run:
         self.send_on(stream, m.Refused(kind=kind, text=text[:4096], theirs=theirs[:4096], ours=ours[:4096]))
         self.close(stream, f"refused: {text}")
 
+    # --- data leases
+
+    def line_of(self, site_id: int) -> int:
+        """The line of positions that the site draws from."""
+        return site_id if self.settings.data == "local" else GLOBAL_LINE
+
     # --- membership
 
     def change_epoch(self, site: Site) -> None:
@@ -140,6 +153,11 @@ class Run:
         site.waits_for_sources = None
         if was_live:
             self.change_epoch(site)
+            attempt = self.sync.attempt if self.sync is not None else None
+            planned = attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation
+            keep = attempt.ranges_of(site.site_id) if attempt is not None and planned else ()
+            self.ledger.give_back(self.line_of(site.site_id), (site.site_id, site.incarnation), keep)
+            self.persist_ledger()
             self._void_contribution(site, reason, after_done=after_done)
 
     def _void_contribution(self, site: Site, reason: str, *, after_done: bool) -> None:

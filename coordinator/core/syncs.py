@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.events import OpenRecord
+from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.messages import Done, Open, Plan, Ready, Tree
+from atoll.protocol.messages import DataRange, Done, Open, Plan, Ready, Tree
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
@@ -22,6 +22,7 @@ class Attempt:
     """A plan that was persisted, and what is known of it."""
 
     plan: Plan
+    ranges: tuple[tuple[DataRange, ...], ...]  # of each contributor
     planned_at: float
     done: dict[int, Done] = field(default_factory=dict)
     lost: dict[int, str] = field(
@@ -38,6 +39,9 @@ class Attempt:
     def incarnation_of(self, site_id: int) -> int | None:
         return next((c.incarnation for c in self.plan.contributors if c.site_id == site_id), None)
 
+    def ranges_of(self, site_id: int) -> tuple[DataRange, ...]:
+        return next((r for i, r in zip(self.ids(), self.ranges, strict=True) if i == site_id), ())
+
     def survivors(self, failed: Mapping[int, str]) -> list[int]:
         """Contributors that are still there and able, ascending."""
         return [i for i in self.ids() if i not in self.lost and i not in self.departed and i not in failed]
@@ -50,7 +54,7 @@ class Sync:
         self,
         record: OpenRecord,
         now: float,
-        plans: Sequence[Plan] = (),
+        plans: Sequence[PlanRecord] = (),
         live: Collection[tuple[int, int]] = (),
     ) -> None:
         """`plans` of a sync that was open when the coordinator ended, and who was in the run then: (site id,
@@ -73,8 +77,8 @@ class Sync:
         self.demoted: set[int] = set()  # receive only, because exchanges failed
         self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()
-        for plan in plans:
-            self.begin(plan, now)
+        for planned in plans:
+            self.begin(planned, now)
         if self.attempt is not None:
             self._resume(self.attempt, live, now)
 
@@ -86,12 +90,18 @@ class Sync:
             if (member.site_id, member.incarnation) in self.voided:
                 attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
             else:
-                self.ready[member.site_id] = Ready(sync=plan.sync, tokens=member.tokens, num_steps=plan.num_steps)
+                self.ready[member.site_id] = Ready(
+                    sync=plan.sync,
+                    tokens=member.tokens,
+                    num_steps=plan.num_steps,
+                    ranges=attempt.ranges_of(member.site_id),
+                )
         self.first_ready_at = now if self.ready else None
 
-    def begin(self, plan: Plan, now: float) -> None:
+    def begin(self, record: PlanRecord, now: float) -> None:
+        plan = record.plan
         self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
-        self.attempt = Attempt(plan=plan, planned_at=now)
+        self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
         self.last_attempt = plan.attempt
         self._issued.add((self.attempt.ids(), plan.trees))
 

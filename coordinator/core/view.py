@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.coordinator.core import driver, states
+from atoll.coordinator.core.data_view import LineView, data_view
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 
@@ -109,6 +110,8 @@ class RunView:
     sites: tuple[SiteView, ...]
     commits: tuple[CommitView, ...]
     """The newest, ascending."""
+    data: tuple[LineView, ...]
+    """The account of samples; empty if no site has asked for any."""
     losses: tuple[tuple[int, int, int, float], ...]
     """(commit, run_step, run_tokens, mean loss) of the whole run, thinned out when it is long."""
 
@@ -173,6 +176,7 @@ def view_of(run: Run, now: float) -> RunView:
             _site_view(s, now) for s in sorted(run.members.sites.values(), key=lambda s: (s.site_id or 1 << 32, s.name))
         ),
         commits=_commit_views(run),
+        data=data_view(run),
         losses=tuple(run.log.losses),
     )
 

@@ -331,6 +331,57 @@ class Plan(_message.Message):
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
 
 @_typing.final
+class DataRange(_message.Message):
+    """Positions first .. first + num_samples - 1 of a line of positions (docs/protocol.md, "Sample order")."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    num_samples: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataRange: _TypeAlias = DataRange  # noqa: Y015
+
+@_typing.final
+class LineRanges(_message.Message):
+    """Positions of one line: 0 is the one that all sites share, with data = "local" each site has its own, by site id."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    line: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataRange]:
+        """ascending, merged"""
+
+    def __init__(
+        self,
+        *,
+        line: _builtins.int = ...,
+        ranges: _abc.Iterable[Global___DataRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["line", b"line", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LineRanges: _TypeAlias = LineRanges  # noqa: Y015
+
+@_typing.final
 class Commit(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -346,7 +397,7 @@ class Commit(_message.Message):
     FINAL_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
-    RANGE_IDS_FIELD_NUMBER: _builtins.int
+    DONE_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
@@ -366,8 +417,8 @@ class Commit(_message.Message):
         """absent if final"""
 
     @_builtins.property
-    def range_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """reserved for data leases"""
+    def done(self) -> _containers.RepeatedCompositeFieldContainer[Global___LineRanges]:
+        """what the contributors trained on, by line"""
 
     def __init__(
         self,
@@ -384,11 +435,11 @@ class Commit(_message.Message):
         final: _builtins.bool = ...,
         next: Global___Open | None = ...,
         branch: _builtins.int = ...,
-        range_ids: _abc.Iterable[_builtins.int] | None = ...,
+        done: _abc.Iterable[Global___LineRanges] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "range_ids", b"range_ids", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "branch", b"branch", "commit", b"commit", "contributors", b"contributors", "done", b"done", "final", b"final", "fragment", b"fragment", "next", b"next", "payload_digest", b"payload_digest", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

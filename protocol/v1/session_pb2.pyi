@@ -99,12 +99,17 @@ Global___Direction: _TypeAlias = Direction  # noqa: Y015
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    DATA_RANGES_FIELD_NUMBER: _builtins.int
+    data_ranges: _builtins.bool
+    """with every range of every line of positions, done, leased or open"""
     def __init__(
         self,
+        *,
+        data_ranges: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_ranges", b"data_ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -145,6 +150,7 @@ class SessionRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     FIND_SOURCES_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
+    LEASE_REQUEST_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -169,6 +175,8 @@ class SessionRequest(_message.Message):
     def find_sources(self) -> Global___FindSources: ...
     @_builtins.property
     def leave(self) -> Global___Leave: ...
+    @_builtins.property
+    def lease_request(self) -> Global___LeaseRequest: ...
     def __init__(
         self,
         *,
@@ -184,12 +192,13 @@ class SessionRequest(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         find_sources: Global___FindSources | None = ...,
         leave: Global___Leave | None = ...,
+        lease_request: Global___LeaseRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "offer", b"offer", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "leave", b"leave", "offer", b"offer", "ready", b"ready", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -213,6 +222,7 @@ class SessionResponse(_message.Message):
     EVICTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     PULSE_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -239,6 +249,8 @@ class SessionResponse(_message.Message):
     def finished(self) -> Global___Finished: ...
     @_builtins.property
     def pulse(self) -> Global___Pulse: ...
+    @_builtins.property
+    def leases(self) -> Global___Leases: ...
     def __init__(
         self,
         *,
@@ -256,12 +268,13 @@ class SessionResponse(_message.Message):
         evicted: Global___Evicted | None = ...,
         finished: Global___Finished | None = ...,
         pulse: Global___Pulse | None = ...,
+        leases: Global___Leases | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "seq", b"seq", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "seq", b"seq", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -465,28 +478,6 @@ class Applied(_message.Message):
 Global___Applied: _TypeAlias = Applied  # noqa: Y015
 
 @_typing.final
-class DataRange(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    FIRST_FIELD_NUMBER: _builtins.int
-    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
-    first: _builtins.int
-    num_samples: _builtins.int
-    def __init__(
-        self,
-        *,
-        first: _builtins.int = ...,
-        num_samples: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "num_samples", b"num_samples"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___DataRange: _TypeAlias = DataRange  # noqa: Y015
-
-@_typing.final
 class Ready(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -508,8 +499,8 @@ class Ready(_message.Message):
     wait_s: _builtins.float
     """time the workers waited for the sync before"""
     @_builtins.property
-    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___DataRange]:
-        """reserved for data leases"""
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]:
+        """trained on since the last commit that this site is in; ascending, merged"""
 
     @_builtins.property
     def unreachable_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -524,7 +515,7 @@ class Ready(_message.Message):
         mean_loss: _builtins.float = ...,
         train_s: _builtins.float = ...,
         wait_s: _builtins.float = ...,
-        ranges: _abc.Iterable[Global___DataRange] | None = ...,
+        ranges: _abc.Iterable[_common_pb2.DataRange] | None = ...,
         unreachable_site_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -862,6 +853,53 @@ class Finished(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Finished: _TypeAlias = Finished  # noqa: Y015
+
+@_typing.final
+class LeaseRequest(_message.Message):
+    """How many samples this incarnation wants to lease in all, those that no commit lists yet included. Answered by Leases."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    WANTED_FIELD_NUMBER: _builtins.int
+    num_samples: _builtins.int
+    """of the data set; the same at all sites unless the run says data = "local" """
+    wanted: _builtins.int
+    def __init__(
+        self,
+        *,
+        num_samples: _builtins.int = ...,
+        wanted: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_samples", b"num_samples", "wanted", b"wanted"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
+
+@_typing.final
+class Leases(_message.Message):
+    """Everything that this incarnation leases, ascending, merged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]: ...
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[_common_pb2.DataRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leases: _TypeAlias = Leases  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):

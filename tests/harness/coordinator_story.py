@@ -8,7 +8,7 @@ were sent.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.plans import reducers
+from atoll.protocol.ranges import Ranges
 from atoll.protocol.settings import RunSettings, SyncSettings
 
 CHUNK_ELEMENTS = 4
@@ -68,6 +69,7 @@ class Story:
         self.log: list[str] = []
         self.sent: list[tuple[str, m.CoordinatorMessage]] = []
         self.kept: set[tuple[str, int, int]] = set()
+        self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
         self._parent_json = parent_json
@@ -112,6 +114,11 @@ class Story:
                 case e.Persist(records):
                     self.store.persist(self.term, records, self.now)
                     self.kept.update(_identity(r) for r in records)
+                    for r in records:
+                        if isinstance(r, e.LeaseRecord):
+                            self.kept_ranges["lease", r.line, r.site_id, r.incarnation] = r.ranges
+                        elif isinstance(r, e.DoneRecord):
+                            self.kept_ranges["done", r.line, 0, 0] = r.ranges
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
                     self._deliver(stream, message)
@@ -132,11 +139,11 @@ class Story:
             site.received[stream] = site.received.get(stream, 0) + 1
         if isinstance(message, m.Admitted | m.Welcome) and message.site_id:
             site.site_id = message.site_id
-        self._check_kept(message)
+        self._check_kept(site, message)
         if not isinstance(message, m.Pulse):
             self.log.append(f"-> {site.name}: {self._in_words(message)}")
 
-    def _check_kept(self, message: m.CoordinatorMessage) -> None:
+    def _check_kept(self, site: FakeSite, message: m.CoordinatorMessage) -> None:
         """Invariant 5: a decision is in the store before it is sent. And a plan is one that sites can execute."""
         match message:
             case m.Plan():
@@ -147,6 +154,11 @@ class Story:
                 assert message.final == (message.next is None)
                 if message.next is not None:
                     assert ("open", message.next.sync, message.next.base_commit) in self.kept, message
+                for line in message.done:
+                    assert Ranges(self.kept_ranges["done", line.line, 0, 0]).holds_all(line.ranges), message
+            case m.Leases():
+                key = ("lease", self.core.run.line_of(site.site_id), site.site_id, site.incarnation)
+                assert message.ranges == self.kept_ranges.get(key, ()), message
             case m.Open():
                 assert ("open", message.sync, message.base_commit) in self.kept, message
             case m.Abandoned():
@@ -219,11 +231,19 @@ class Story:
     def applied(self, name: str, commit: int, state: str) -> None:
         self.says(name, m.Applied(commit=commit, state_hash=a_hash(state)))
 
-    def ready(self, name: str, tokens: int = 100, loss: float = 2.0) -> None:
+    def ready(self, name: str, tokens: int = 100, loss: float = 2.0, data: Iterable[m.DataRange] = ()) -> None:
         sync = self.core.run.sync
         assert sync is not None
-        message = m.Ready(sync=sync.open.sync, tokens=tokens, num_steps=sync.open.num_steps, mean_loss=loss)
+        message = m.Ready(
+            sync=sync.open.sync, tokens=tokens, num_steps=sync.open.num_steps, mean_loss=loss, ranges=tuple(data)
+        )
         self.says(name, message)
+
+    def wants(self, name: str, wanted: int, of: int = 1000) -> tuple[m.DataRange, ...]:
+        """Asks for leases; what it holds then."""
+        self.says(name, m.LeaseRequest(num_samples=of, wanted=wanted))
+        leases: m.Leases = self.last(name, m.Leases)
+        return leases.ranges
 
     def done(self, name: str, state: str, payloads: str = "p", plan: m.Plan | None = None) -> None:
         plan = plan or self.plan()
@@ -335,7 +355,8 @@ class Story:
                 return f"Plan {message.sync}.{message.attempt} of term {message.term}: {weights}{to}; {work}"
             case m.Commit():
                 following = f"; then {_open_in_words(message.next)}" if message.next else "; the last"
-                return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{following}"
+                done = "".join(f", done {_ranges_in_words(line.ranges)}" for line in message.done)
+                return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{done}{following}"
             case m.Abandoned():
                 following = f"; then {_open_in_words(message.next)}" if message.next else ""
                 return f"Abandoned sync {message.sync}{following}"
@@ -350,6 +371,18 @@ class Story:
                 return f"Finished at commit {message.commit}"
             case m.Pulse():
                 return "Pulse"
+            case m.Leases():
+                return f"Leases {_ranges_in_words(message.ranges)}"
+
+
+def _ranges_in_words(ranges: Iterable[m.DataRange]) -> str:
+    return " ".join(f"{r.first}-{r.first + r.num_samples - 1}" for r in ranges) or "nothing"
+
+
+def ranges_of(text: str) -> tuple[m.DataRange, ...]:
+    """`0-99,200-249`"""
+    pairs = [part.split("-") for part in text.split(",") if part]
+    return tuple(m.DataRange(first=int(a), num_samples=int(b) - int(a) + 1) for a, b in pairs)
 
 
 def _open_in_words(message: m.Open) -> str:
@@ -378,6 +411,12 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "manifest", 0, 0
         case e.StopRecord():
             return "stop", 0, 0
+        case e.LineRecord():
+            return "line", record.line, record.frontier
+        case e.DoneRecord():
+            return "done", record.line, 0
+        case e.LeaseRecord():
+            return "lease", record.site_id, record.incarnation
 
 
 def _record_in_words(record: e.Record) -> str:
@@ -395,6 +434,14 @@ def _record_in_words(record: e.Record) -> str:
             return f"the state hash of commit {first}"
         case e.FinishedRecord():
             return f"that the run is over at commit {first}"
+        case e.LineRecord():
+            open_again = f", open again {_ranges_in_words(record.returned)}" if record.returned else ""
+            return f"that positions below {record.frontier} were leased{open_again}"
+        case e.DoneRecord():
+            return f"that {_ranges_in_words(record.ranges)} are done"
+        case e.LeaseRecord():
+            whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
+            return f"the lease of {whose}: {_ranges_in_words(record.ranges)}"
         case _:
             return f"the {kind}"
 
@@ -425,6 +472,10 @@ def play(text: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def _none(_: object) -> None:
+    """A command's result is in the log."""
+
+
 def _value(text: str) -> Any:
     try:
         return float(text) if "." in text else int(text)
@@ -450,7 +501,8 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "connects": lambda: story.connect(name, **values),
             "offers": lambda: story.offer(name, **values),
             "applied": lambda: story.applied(name, int(rest[0]), rest[1]),
-            "ready": lambda: story.ready(name, **values),
+            "ready": lambda: story.ready(name, **values | {"data": ranges_of(arguments.get("data", ""))}),
+            "wants": lambda: _none(story.wants(name, int(rest[0]), **values)),
             "done": lambda: story.done(name, rest[0], **values),
             "failed": lambda: story.failed(name, *rest),
             "asks": lambda: story.sources(name, **values),

@@ -10,8 +10,11 @@ from atoll.protocol.errors import InvalidMessage, PeerError
 ANSWER_LIMIT_S = 10.0
 
 
-def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
-    """The document of /status.json. Raises ConfigError for what is no address, PeerError if nobody answers."""
+def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: bool = False) -> dict[str, Any]:
+    """The document of /status.json; `data_ranges` adds every range of samples.
+
+    Raises ConfigError for what is no address, PeerError if nobody answers.
+    """
     import grpc
 
     from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, parse_address
@@ -21,7 +24,7 @@ def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any
     with grpc.insecure_channel(address, options=channel_options(MAX_SESSION_MESSAGE_BYTES)) as channel:
         stub = session_pb2_grpc.CoordinatorServiceStub(channel)
         try:
-            response = stub.Status(session_pb2.StatusRequest(), timeout=limit_s)
+            response = stub.Status(session_pb2.StatusRequest(data_ranges=data_ranges), timeout=limit_s)
         except grpc.RpcError as error:
             raise PeerError(
                 f"no coordinator answers at {address} ({_reason(error)}); is `atoll coordinator` running there, "

@@ -65,6 +65,36 @@ class CommitStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedStatus:
+    site: str
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassStatus:
+    number: int
+    num_done: int
+    num_leased: int
+    num_open: int
+    leased: tuple[LeasedStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineStatus:
+    """The account of one line of positions (docs/protocol.md, "Sample order")."""
+
+    line: int
+    site: str
+    num_samples: int
+    num_passes_begun: int
+    num_passes_done: int
+    num_done: int
+    num_leased: int
+    num_open: int
+    passes: tuple[PassStatus, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
     run_id: str
     state: str
@@ -83,9 +113,16 @@ class RunStatus:
     sync: SyncStatus | None
     sites: tuple[SiteStatus, ...]
     commits: tuple[CommitStatus, ...]
+    data: tuple[LineStatus, ...]
 
 
-_LISTS: dict[str, type] = {"sites": SiteStatus, "commits": CommitStatus}
+_LISTS: dict[str, type] = {
+    "sites": SiteStatus,
+    "commits": CommitStatus,
+    "data": LineStatus,
+    "passes": PassStatus,
+    "leased": LeasedStatus,
+}
 
 
 def parse_status(document: Mapping[str, Any]) -> RunStatus:

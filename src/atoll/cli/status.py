@@ -20,6 +20,7 @@ EPILOG = """\
 examples:
   atoll status                                    a coordinator on this machine, at the default port
   atoll status --coordinator 10.0.0.1:7700 --watch
+  atoll status --data                             the account of samples: done, in flight, open
   atoll status --format json | python -m json.tool
 """
 WATCH_EVERY_S = 1.0
@@ -32,6 +33,7 @@ COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "receiv
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--coordinator", metavar="HOST:PORT", default="127.0.0.1:7700", help="default: 127.0.0.1:7700")
     parser.add_argument("--watch", action="store_true", help="show it again and again, until Ctrl-C or the run's end")
+    parser.add_argument("--data", action="store_true", help="account for every sample; with json: every range of them")
     parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
 
 
@@ -40,14 +42,15 @@ def run(args: argparse.Namespace) -> int:
     from atoll.cli.run_status import parse_status
 
     def look() -> tuple[dict[str, Any], RunStatus]:
-        document = fetch_status(args.coordinator)
+        document = fetch_status(args.coordinator, data_ranges=args.data)
         return document, parse_status(document)
 
-    if args.watch and args.format == "text" and sys.stdout.isatty():
+    if args.watch and args.format == "text" and not args.data and sys.stdout.isatty():
         return _watch_live(look)
     while True:
         document, status = look()
-        print(json.dumps(document) if args.format == "json" else text_lines(status), flush=True)
+        text = "\n".join([text_lines(status), *(data_lines(status) if args.data else ())])
+        print(json.dumps(document) if args.format == "json" else text, flush=True)
         if not args.watch or status.finished:
             return 0
         time.sleep(WATCH_EVERY_S)
@@ -105,6 +108,27 @@ def text_lines(status: RunStatus) -> str:
         ]
     lines += [f"a site left for good: {text}" for text in status.errors]
     return "\n".join(lines)
+
+
+def data_lines(status: RunStatus) -> list[str]:
+    """The account of samples: a line of totals, then the passes that are not done, for each line of positions."""
+    if not status.data:
+        return ["data: no site has asked for samples yet"]
+    lines = []
+    for line in status.data:
+        whose = f" of {line.site}" if line.line else ""
+        lines.append(
+            f"data{whose}: {line.num_samples} samples a pass, {line.num_passes_done} passes done, "
+            f"{line.num_passes_begun} begun: {line.num_done} done once + {line.num_leased} in flight + "
+            f"{line.num_open} open = {line.num_done + line.num_leased + line.num_open}"
+        )
+        for item in line.passes:
+            leased = ", ".join(f"{held.site} {held.num_samples}" for held in item.leased)
+            lines.append(
+                f"  pass {item.number}: {item.num_done} done once, {item.num_leased} in flight"
+                f"{f' ({leased})' if leased else ''}, {item.num_open} open"
+            )
+    return lines
 
 
 def table(status: RunStatus, width: int = WIDE_FROM_COLUMNS) -> Table:

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from atoll.protocol import messages as m
+from atoll.protocol.ranges import Ranges, union
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
 STEPS = 60
@@ -28,6 +29,8 @@ class Player:
         self.commits: dict[int, m.Commit] = {}
         self.seeding = False
         self.finished = False
+        self.leased: tuple[m.DataRange, ...] = ()
+        self.used: tuple[m.DataRange, ...] = ()  # since the last commit that it was in
 
     @property
     def connected(self) -> bool:
@@ -44,6 +47,7 @@ class Player:
 
     def forget_work(self) -> None:
         self.said_ready, self.plan, self.open, self.seeding = 0, None, None, False
+        self.leased = self.used = ()
         self.commits.clear()
 
     def read(self) -> None:
@@ -67,20 +71,35 @@ class Player:
                     self.held, self.plan = known[-1], None
                     story.applied(name, self.held, f"s{self.held}")
                 self.commits.update((c.commit, c) for c in message.commits)  # the payloads are in the sites' logs
+                for commit in message.commits:
+                    self.note_done(commit)
             case m.Open():
                 self.open = message
             case m.Abandoned():
                 self.open, self.plan = message.next, None
             case m.Plan():
                 self.plan = message
+            case m.Leases():
+                self.leased = message.ranges
             case m.Commit():
                 self.commits[message.commit] = message
+                self.note_done(message)
             case m.Evicted():
                 self.forget_work()
                 state = (self.held, f"s{self.held}") if self.held is not None else None
                 story.connect(name, state=state, again=True)
             case m.Finished() | m.Refused():
                 self.finished = isinstance(message, m.Finished)
+
+    def note_done(self, commit: m.Commit) -> None:
+        for line in commit.done:
+            self.leased = Ranges(self.leased).minus(line.ranges).as_tuple()
+            self.used = Ranges(self.used).minus(line.ranges).as_tuple()
+
+    def use(self, generator: random.Random) -> None:
+        """Trains on some more of what it leases."""
+        ahead = Ranges(self.leased).minus(self.used)
+        self.used = union(self.used, ahead.take(generator.randrange(0, 30), 1 << 10))
 
     def act(self, generator: random.Random) -> None:
         """Something that is due."""
@@ -117,7 +136,14 @@ class Player:
             self.plan = None
         elif self.open is not None and self.open.base_commit == self.held and self.said_ready < self.open.sync:
             self.said_ready = self.open.sync
-            message = m.Ready(sync=self.open.sync, tokens=generator.randrange(0, 50), num_steps=self.open.num_steps)
+            story.says(name, m.LeaseRequest(num_samples=100, wanted=generator.randrange(0, 100)))
+            self.use(generator)
+            message = m.Ready(
+                sync=self.open.sync,
+                tokens=generator.randrange(0, 50),
+                num_steps=self.open.num_steps,
+                ranges=self.used,
+            )
             story.says(name, message)
         elif self.held < story.core.run.log.last:
             story.sources(name, after=self.held)
@@ -166,6 +192,7 @@ class World:
         elif choice < 0.6:
             if player.connected:
                 self.story.leave(player.name)
+                player.forget_work()  # a node that leaves ends
         else:
             self.story.wait(self.generator.choice([0.1, 0.5, 2.0]))
         self.deliver()
@@ -208,3 +235,10 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
         assert commit.contributors == plan.contributors
         assert sum(c.tokens for c in commit.contributors) > 0
     assert not [text for text in story.log if "payloads differ" in text or "its state of commit" in text]
+    assert not [text for text in story.log if "does not lease" in text]
+    done = [p for c in history.values() for line in c.done for r in line.ranges for p in range(r.first, r.end)]
+    assert len(done) == len(set(done)), "a sample is done twice"
+    assert sorted(done) == [p for r in run.ledger.lines[0].done for p in range(r.first, r.end)]
+    (line,) = story.view.data
+    assert (line.num_done, line.num_leased) == (len(done), 0), "nothing is in flight after the end"
+    assert line.num_done + line.num_open == line.num_passes_begun * 100

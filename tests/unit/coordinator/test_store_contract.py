@@ -12,7 +12,7 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError
-from atoll.protocol.messages import Commit, Member, Open, Plan, Tree
+from atoll.protocol.messages import Commit, DataRange, Member, Open, Plan, Tree
 from atoll.protocol.settings import settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 
@@ -73,7 +73,8 @@ def a_plan(sync: int, attempt: int) -> e.PlanRecord:
             num_steps=10,
             deadline_s=600.0,
             slowest_bytes_per_s=1 << 10,
-        )
+        ),
+        ((DataRange(first=3, num_samples=4), DataRange(first=9, num_samples=1)),),
     )
 
 
@@ -126,12 +127,38 @@ def test_what_was_kept_comes_back(reopen: Reopen) -> None:
         manifest=manifest,
         sites=(a_site(1), a_site(2, live=False, evicted="silent", incarnation=4, epoch=3)),
         open=an_open(2, 1),
-        plans=(a_plan(2, 1).plan, a_plan(2, 2).plan),
+        plans=(a_plan(2, 1), a_plan(2, 2)),
         last_sync=2,
         commits=(a_commit(1),),
         losses=((1, 10, 5, 1.5),),
         attestations=(e.AttestationRecord(0, a_hash("s0")), e.AttestationRecord(1, a_hash("corrected"))),
         stop_reason="enough",
+    )
+
+
+def test_the_account_of_samples_comes_back_as_it_was_last(reopen: Reopen) -> None:
+    def a_line(number: int, frontier: int, *returned: tuple[int, int]) -> e.LineRecord:
+        return e.LineRecord(line=number, num_samples=10, frontier=frontier, returned=some(*returned))
+
+    def a_lease(line: int, site_id: int, incarnation: int, *ranges: tuple[int, int]) -> e.LeaseRecord:
+        return e.LeaseRecord(line=line, site_id=site_id, incarnation=incarnation, ranges=some(*ranges))
+
+    def some(*ranges: tuple[int, int]) -> tuple[DataRange, ...]:
+        return tuple(DataRange(first=first, num_samples=count) for first, count in ranges)
+
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (a_line(0, 20), a_lease(0, 2, 1, (0, 20)), a_line(7, 5), a_lease(7, 7, 3, (0, 5))), 1.0)
+    store.persist(1, (e.DoneRecord(line=0, ranges=some((0, 5))), a_lease(0, 2, 1, (5, 15))), 2.0)
+    store.persist(1, (a_line(0, 20, (5, 3), (9, 2)), a_lease(0, 2, 1), a_lease(0, 2, 0, (8, 1))), 3.0)
+    store.persist(1, (e.DoneRecord(line=0, ranges=some((0, 5), (8, 1))), a_lease(0, 1, 1, ((1 << 62) - 1, 1))), 4.0)
+    found = reopen().begin(SETTINGS)
+    assert found.lines == (a_line(0, 20, (5, 3), (9, 2)), a_line(7, 5))
+    assert found.done == (e.DoneRecord(line=0, ranges=some((0, 5), (8, 1))),)
+    assert found.leases == (
+        a_lease(0, 1, 1, ((1 << 62) - 1, 1)),
+        a_lease(0, 2, 0, (8, 1)),
+        a_lease(7, 7, 3, (0, 5)),
     )
 
 

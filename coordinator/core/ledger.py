@@ -1,0 +1,161 @@
+"""The account of positions: each is done, leased to one incarnation of a site, or open. Plain intervals; no policy.
+
+A line begins at position 0 and has no end. Positions below `frontier` were leased at least once; those of them that
+came back and wait for another site are in `returned`. Everything from `frontier` on is open as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
+from atoll.protocol.messages import MAX_RANGES_OF_SITE, DataRange
+from atoll.protocol.ranges import Ranges
+from atoll.protocol.sample_order import MAX_POSITION
+
+Holder = tuple[int, int]
+"""Site id and incarnation. Incarnation 0: a contribution that outlives its site until its sync has ended."""
+KEPT = 0
+MAX_RETURNED_TAKEN = 256
+"""Intervals of returned positions in one grant, so that no site's list grows without bound."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    num_samples: int
+    frontier: int = 0
+    done: Ranges = field(default_factory=Ranges)
+    returned: Ranges = field(default_factory=Ranges)
+    leases: dict[Holder, Ranges] = field(default_factory=dict)
+
+    @property
+    def num_passes(self) -> int:
+        """That were begun."""
+        return -(-self.frontier // self.num_samples)
+
+
+class Ledger:
+    """All lines of a run. What changed since the last `changes` is collected there, for one transaction."""
+
+    def __init__(
+        self, lines: Iterable[LineRecord] = (), done: Iterable[DoneRecord] = (), leases: Iterable[LeaseRecord] = ()
+    ) -> None:
+        self.lines: dict[int, Line] = {
+            r.line: Line(num_samples=r.num_samples, frontier=r.frontier, returned=Ranges(r.returned)) for r in lines
+        }
+        for d in done:
+            self.lines[d.line].done = Ranges(d.ranges)
+        for r in leases:
+            self.lines[r.line].leases[r.site_id, r.incarnation] = Ranges(r.ranges)
+        self._changed: dict[tuple[str, int, Holder], None] = {}  # in order
+
+    def begin_line(self, line: int, num_samples: int) -> None:
+        self.lines[line] = Line(num_samples=num_samples)
+        self._note_line(line)
+
+    def held(self, line: int, holder: Holder) -> Ranges:
+        found = self.lines.get(line)
+        return found.leases.get(holder, Ranges()) if found else Ranges()
+
+    def kept(self) -> list[tuple[int, int]]:
+        """(line, site id) of contributions that outlived their sites."""
+        return [(n, site_id) for n, line in self.lines.items() for site_id, inc in line.leases if inc == KEPT]
+
+    # --- changes
+
+    def grant(self, number: int, holder: Holder, wanted: int) -> None:
+        """Leases the lowest open positions until the holder has `wanted`, or about as many if they are scattered."""
+        line = self.lines[number]
+        lease = line.leases.get(holder, Ranges())
+        missing = min(wanted - lease.num_samples, MAX_POSITION - line.frontier)
+        if missing <= 0:
+            return
+        room = min(MAX_RETURNED_TAKEN, MAX_RANGES_OF_SITE // 2 - len(lease))
+        if room > 0 and line.returned:
+            taken = line.returned.take(missing, room)
+            lease.update(taken)
+            missing -= sum(r.num_samples for r in taken)
+        if missing:
+            lease.add(line.frontier, line.frontier + missing)
+            line.frontier += missing
+        line.leases[holder] = lease
+        self._note_line(number)
+        self._note_lease(number, holder)
+
+    def finish(self, number: int, holder: Holder, ranges: Iterable[DataRange]) -> None:
+        """They are in a commit. The holder leases them, or did until it was lost."""
+        line = self.lines[number]
+        ranges = tuple(ranges)
+        for who in (holder, (holder[0], KEPT)):
+            lease = line.leases.get(who)
+            if lease is not None and lease.holds_all(ranges):
+                lease.difference_update(ranges)
+                self._note_lease(number, who)
+                break
+        else:
+            raise AssertionError(f"site {holder[0]} does not lease what it contributed to line {number}: {ranges}")
+        line.done.update(ranges)
+        self._changed["done", number, (0, 0)] = None
+
+    def give_back(self, number: int, holder: Holder, keep: Iterable[DataRange] = ()) -> None:
+        """The holder is gone: all it leases is open, but for `keep`, which a commit may still list."""
+        line = self.lines.get(number)
+        lease = line.leases.get(holder) if line is not None else None
+        if line is None or lease is None:
+            return
+        kept = Ranges(r for r in keep if lease.holds_all([r]))
+        line.returned.update(lease.minus(kept))
+        del line.leases[holder]
+        self._note_lease(number, holder)
+        if kept:
+            line.leases.setdefault((holder[0], KEPT), Ranges()).update(kept)
+            self._note_lease(number, (holder[0], KEPT))
+        self._note_line(number)
+
+    def give_back_all(self) -> None:
+        """The run is over: nothing is in flight any more."""
+        for number, line in self.lines.items():
+            for holder in list(line.leases):
+                self.give_back(number, holder)
+
+    def void(self, number: int, ranges: Iterable[DataRange]) -> None:
+        """The commit that listed them counts no longer: they are open again."""
+        line = self.lines[number]
+        ranges = tuple(ranges)
+        assert line.done.holds_all(ranges), ranges
+        line.done.difference_update(ranges)
+        line.returned.update(ranges)
+        self._changed["done", number, (0, 0)] = None
+        self._note_line(number)
+
+    def _note_line(self, number: int) -> None:
+        self._changed["line", number, (0, 0)] = None
+
+    def _note_lease(self, number: int, holder: Holder) -> None:
+        line = self.lines[number]
+        if holder in line.leases and not line.leases[holder]:
+            del line.leases[holder]
+        self._changed["lease", number, holder] = None
+
+    def changes(self) -> tuple[Record, ...]:
+        """What has to be kept, as it is now."""
+        changed, self._changed = self._changed, {}
+        records: list[Record] = []
+        for kind, number, holder in changed:
+            line = self.lines[number]
+            if kind == "line":
+                records.append(
+                    LineRecord(
+                        line=number,
+                        num_samples=line.num_samples,
+                        frontier=line.frontier,
+                        returned=line.returned.as_tuple(),
+                    )
+                )
+            elif kind == "done":
+                records.append(DoneRecord(line=number, ranges=line.done.as_tuple()))
+            else:
+                ranges = line.leases[holder].as_tuple() if holder in line.leases else ()
+                records.append(LeaseRecord(line=number, site_id=holder[0], incarnation=holder[1], ranges=ranges))
+        return tuple(records)

@@ -1,0 +1,39 @@
+"""`atoll status --data`: every sample is accounted for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from atoll.cli.run_status import parse_status
+from atoll.cli.status import data_lines
+from tests.harness.coordinator_story import Story, ranges_of, some_settings
+
+
+def lines_of(story: Story) -> list[str]:
+    return data_lines(parse_status(json.loads(json.dumps(asdict(story.view)))))
+
+
+def test_the_account_in_words() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    assert lines_of(story) == ["data: no site has asked for samples yet"]
+    story.wants("a", 25, of=10)
+    story.wants("b", 10, of=10)
+    story.ready("a", data=ranges_of("0-11"))
+    story.ready("b")
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert lines_of(story) == [
+        "data: 10 samples a pass, 1 passes done, 4 begun: 12 done once + 23 in flight + 5 open = 40",
+        "  pass 1: 2 done once, 8 in flight (a 8), 0 open",
+        "  pass 2: 0 done once, 10 in flight (a 5, b 5), 0 open",
+        "  pass 3: 0 done once, 5 in flight (b 5), 5 open",
+    ]
+
+
+def test_local_lines_are_named() -> None:
+    story = Story(some_settings(data="local"))
+    story.start("a", "b")
+    story.wants("b", 3, of=10)
+    assert lines_of(story)[0].startswith("data of b: 10 samples a pass, 0 passes done, 1 begun: 0 done once + 3 in")

@@ -1,0 +1,213 @@
+"""Leases in the core: what becomes of positions when sites, syncs and the coordinator are lost. Numbers in names are
+those of the design's invariants and rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from tests.harness.coordinator_story import Story, ranges_of, some_settings
+
+
+def a_story(*names: str, **settings: object) -> Story:
+    story = Story(some_settings(**settings))
+    story.start(*names)
+    return story
+
+
+def done(story: Story, line: int = 0) -> tuple[m.DataRange, ...]:
+    return story.core.run.ledger.lines[line].done.as_tuple()
+
+
+def held(story: Story, name: str, line: int = 0) -> tuple[m.DataRange, ...]:
+    site = story.sites[name]
+    return story.core.run.ledger.held(line, (site.site_id, site.incarnation)).as_tuple()
+
+
+def two_planned() -> Story:
+    """a used 0-9 of 0-49, b 50-59 of 50-99; both are planned."""
+    story = a_story("a", "b")
+    story.wants("a", 50)
+    story.wants("b", 50)
+    story.ready("a", data=ranges_of("0-9"))
+    story.ready("b", data=ranges_of("50-59"))
+    story.plan()
+    return story
+
+
+def test_9_a_contributor_lost_after_everybody_is_done_is_in_the_commit_and_so_is_its_data() -> None:
+    story = two_planned()
+    story.done("b", "s0")
+    story.leave("b")
+    assert held(story, "b") == ()
+    story.done("a", "s0")
+    commit = story.last("a", m.Commit)
+    assert [c.site_id for c in commit.contributors] == [1, 2]
+    assert commit.done == (m.LineRanges(line=0, ranges=ranges_of("0-9,50-59")),)
+    assert done(story) == ranges_of("0-9,50-59")
+    assert story.wants("a", 100) == ranges_of("10-49,60-119"), "only the rest of b's lease went to a"
+
+
+def test_9_the_data_of_a_plan_survives_the_coordinator() -> None:
+    story = two_planned()
+    story.restart()
+    attempt = story.core.run.sync.attempt  # type: ignore[union-attr]
+    assert attempt is not None
+    assert attempt.ranges == (ranges_of("0-9"), ranges_of("50-59"))
+    for name, data in (("a", "0-9"), ("b", "50-59")):
+        story.connect(name, state=(0, "s0"), term=1)
+        story.ready(name, data=ranges_of(data))
+        story.done(name, "s0")
+    assert done(story) == ranges_of("0-9,50-59")
+
+
+def test_9_a_lost_contribution_is_open_again_once_its_plan_is_replaced() -> None:
+    story = two_planned()
+    story.done("b", "s0")
+    story.leave("b")
+    assert story.core.run.ledger.kept() == [(0, 2)], "the commit of this plan may list it"
+    story.restart()
+    assert story.plan().attempt == 2, "nobody knows what it was done with"
+    story.connect("a", state=(0, "s0"), term=1)
+    assert story.wants("a", 60) == ranges_of("0-59")
+    assert not story.core.run.ledger.kept()
+
+
+def test_5_leases_come_back_with_the_coordinator() -> None:
+    story = a_story("a", "b")
+    before = story.wants("a", 30)
+    story.restart()
+    story.connect("a", state=(0, "s0"), term=1)
+    assert story.wants("a", 30) == before
+    assert story.wants("a", 31) == ranges_of("0-30")
+
+
+def test_5_a_commit_and_its_data_are_one_transaction() -> None:
+    story = two_planned()
+    transactions: list[Sequence[e.Record]] = []
+    keep = story.store.persist
+
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+        transactions.append(records)
+        keep(term, records, wall_time_s)
+
+    story.store.persist = persist  # type: ignore[method-assign]
+    story.done("a", "s0")
+    story.done("b", "s0")
+    (records,) = [r for r in transactions if any(isinstance(x, e.CommitRecord) for x in r)]
+    assert e.DoneRecord(line=0, ranges=ranges_of("0-9,50-59")) in records
+    assert e.LeaseRecord(line=0, site_id=1, incarnation=1, ranges=ranges_of("10-49")) in records
+
+
+def test_an_abandoned_sync_leaves_the_leases_where_they_are() -> None:
+    story = two_planned()
+    story.failed("a", text="disk full")
+    story.failed("b", text="disk full")
+    assert story.num("a", m.Abandoned) == 1
+    assert (held(story, "a"), held(story, "b")) == (ranges_of("0-49"), ranges_of("50-99"))
+    story.wait(3)
+    story.ready("a", data=ranges_of("0-12"))
+    story.ready("b", data=ranges_of("50-59"))
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert done(story) == ranges_of("0-12,50-59")
+
+
+def test_25_a_ready_with_data_of_others_is_refused_and_the_site_discards_it() -> None:
+    for wrong in ("50-59", "0-50", "0-9,30-60"):
+        story = a_story("a", "b")
+        story.wants("a", 50)
+        story.wants("b", 50)
+        story.ready("a", data=ranges_of(wrong))
+        assert story.core.run.sync.ready == {}  # type: ignore[union-attr]
+        assert "does not lease" in story.last("a", m.Evicted).reason
+        assert held(story, "a") == ()
+        assert held(story, "b") == ranges_of("50-99")
+
+
+@pytest.mark.parametrize("wrong", ["10-19,0-9", "0-9,10-19", "0-9,5-12"])
+def test_25_ranges_are_ascending_and_merged(wrong: str) -> None:
+    story = a_story("a", "b")
+    story.wants("a", 50)
+    story.ready("a", data=ranges_of(wrong))
+    assert story.num("a", m.Evicted) == 1
+
+
+def test_25_a_new_start_leases_nothing_of_the_old_one() -> None:
+    story = a_story("a", "b")
+    story.wants("a", 50)
+    story.join("a", incarnation=2, state=(0, "s0"))
+    assert held(story, "a") == ()
+    assert story.wants("b", 60) == ranges_of("0-59"), "it is open at once"
+    story.ready("a", data=ranges_of("0-9"))
+    assert story.num("a", m.Evicted) == 1
+
+
+def test_another_number_of_samples_is_refused_with_both() -> None:
+    story = a_story("a", "b")
+    story.wants("a", 10, of=1000)
+    story.says("b", m.LeaseRequest(num_samples=999, wanted=10))
+    refused = story.last("b", m.Refused)
+    assert (refused.kind, refused.theirs, refused.ours) == (RefusedKind.DATA, "999", "1000")
+
+
+@pytest.mark.parametrize(("num_samples", "wanted"), [(0, 1), (1 << 49, 1), (10, 1 << 41)])
+def test_impossible_requests_are_refused(num_samples: int, wanted: int) -> None:
+    story = a_story("a", "b")
+    story.says("a", m.LeaseRequest(num_samples=num_samples, wanted=wanted))
+    assert story.last("a", m.Refused).kind is RefusedKind.INVALID
+    assert story.core.run.ledger.lines == {}
+
+
+def test_local_data_has_a_line_for_each_site_that_outlives_its_starts() -> None:
+    story = a_story("a", "b", data="local")
+    assert story.wants("a", 20, of=15) == story.wants("b", 20, of=1000) == ranges_of("0-19")
+    story.ready("a", data=ranges_of("0-9"))
+    story.ready("b", data=ranges_of("0-4"))
+    story.done("a", "s0")
+    story.done("b", "s0")
+    assert story.last("a", m.Commit).done == (
+        m.LineRanges(line=1, ranges=ranges_of("0-9")),
+        m.LineRanges(line=2, ranges=ranges_of("0-4")),
+    )
+    story.join("b", incarnation=2, state=(1, "s1"))
+    assert story.wants("b", 3, of=1000) == ranges_of("5-7")
+    story.says("b", m.LeaseRequest(num_samples=999, wanted=3))
+    assert "another --name" in story.last("b", m.Refused).text
+
+
+def test_the_account_balances_pass_by_pass_and_range_by_range() -> None:
+    story = a_story("a", "b", steps=10)
+    story.wants("a", 25, of=10)
+    story.wants("b", 10, of=10)
+    story.ready("a", data=ranges_of("0-11"))
+    story.ready("b", data=ranges_of("25-27"))
+    (line,) = story.view.data
+    assert (line.num_passes_begun, line.num_passes_done, line.num_done, line.num_leased, line.num_open) == (
+        4, 0, 0, 35, 5,
+    )  # fmt: skip
+    story.done("a", "s0")
+    story.done("b", "s0")
+    (line,) = story.view.data
+    assert story.view.finished
+    assert (line.num_passes_done, line.num_done, line.num_leased, line.num_open) == (1, 15, 0, 25)
+    assert [(p.number, p.num_done, p.num_open) for p in line.passes] == [(1, 2, 8), (2, 3, 7), (3, 0, 10)]
+    ranges = [(r.first, r.num_samples, r.state) for r in story.core.data_ranges()]
+    assert ranges == [(0, 12, "done"), (12, 13, "open"), (25, 3, "done"), (28, 12, "open")]
+
+
+def test_what_is_in_flight_is_named_by_site() -> None:
+    story = a_story("a", "b")
+    story.wants("a", 25, of=20)
+    story.wants("b", 5, of=20)
+    (line,) = story.view.data
+    assert [[asdict(held) for held in p.leased] for p in line.passes] == [
+        [{"site": "a", "num_samples": 20}],
+        [{"site": "a", "num_samples": 5}, {"site": "b", "num_samples": 5}],
+    ]
+    assert [(r.state, r.site) for r in story.core.data_ranges()] == [("leased", "a"), ("leased", "b"), ("open", "")]

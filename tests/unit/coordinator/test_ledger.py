@@ -1,0 +1,126 @@
+"""Whatever happens to leases, every position is done, leased to one holder or open, and never two of these."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
+from atoll.coordinator.core.ledger import KEPT, MAX_RETURNED_TAKEN, Ledger
+from atoll.protocol.messages import DataRange
+from atoll.protocol.ranges import Ranges
+
+NUM_SAMPLES = 10
+
+
+def positions(ranges: object) -> set[int]:
+    return {p for r in ranges for p in range(r.first, r.end)}  # type: ignore[attr-defined]
+
+
+class Kept:
+    """Records as a store keeps them."""
+
+    def __init__(self) -> None:
+        self.lines: dict[int, LineRecord] = {}
+        self.done: dict[int, DoneRecord] = {}
+        self.leases: dict[tuple[int, int, int], LeaseRecord] = {}
+
+    def keep(self, records: tuple[Record, ...]) -> None:
+        for record in records:
+            if isinstance(record, LineRecord):
+                self.lines[record.line] = record
+            elif isinstance(record, DoneRecord):
+                self.done[record.line] = record
+            elif isinstance(record, LeaseRecord):
+                key = (record.line, record.site_id, record.incarnation)
+                self.leases.pop(key, None)
+                if record.ranges:
+                    self.leases[key] = record
+
+    def load(self) -> Ledger:
+        return Ledger(self.lines.values(), self.done.values(), self.leases.values())
+
+
+def check(ledger: Ledger) -> None:
+    line = ledger.lines[0]
+    parts = [line.done, line.returned, *line.leases.values()]
+    assert sum(part.num_samples for part in parts) == line.frontier, "done + leased + open = all that was ever leased"
+    assert set().union(*map(positions, parts)) == set(range(line.frontier)), "and no position is in two of them"
+    assert all(line.leases.values()), "holders of nothing are forgotten"
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_sequence_of_lease_commit_and_return_balances(data: st.DataObject) -> None:
+    ledger, kept = Ledger(), Kept()
+    ledger.begin_line(0, NUM_SAMPLES)
+    done_once: set[int] = set()
+    for _ in range(data.draw(st.integers(1, 30))):
+        holder = data.draw(st.tuples(st.integers(1, 3), st.integers(1, 2)))
+        lease = ledger.held(0, holder).as_tuple()
+        part: list[DataRange] = data.draw(st.lists(st.sampled_from(lease), unique=True)) if lease else []
+        action: str = data.draw(
+            st.sampled_from(["grant", "grant", "finish", "finish", "lose", "end", "void", "restart"])
+        )
+        if action == "grant":
+            ledger.grant(0, holder, data.draw(st.integers(0, 25)))
+        elif action == "finish" and part:
+            assert not done_once & positions(part)
+            ledger.finish(0, holder, part)
+            done_once |= positions(part)
+        elif action == "lose":
+            ledger.give_back(0, holder, part)
+            if data.draw(st.booleans()) and part:
+                ledger.finish(0, holder, part)  # its sync committed after all
+                done_once |= positions(part)
+        elif action == "end":
+            for number, site_id in ledger.kept():
+                ledger.give_back(number, (site_id, KEPT))
+        elif action == "void" and done_once:
+            first = min(done_once)
+            ledger.void(0, [DataRange(first=first, num_samples=1)])
+            done_once.discard(first)
+        kept.keep(ledger.changes())
+        if action == "restart":
+            ledger = kept.load()
+        check(ledger)
+        assert positions(ledger.lines[0].done) == done_once
+    ledger.give_back_all()
+    check(ledger)
+    assert not ledger.lines[0].leases
+
+
+def test_what_came_back_is_leased_first() -> None:
+    ledger = Ledger()
+    ledger.begin_line(0, NUM_SAMPLES)
+    ledger.grant(0, (1, 1), 10)
+    ledger.grant(0, (2, 1), 10)
+    ledger.give_back(0, (1, 1))
+    ledger.grant(0, (2, 1), 25)
+    assert ledger.held(0, (2, 1)).as_tuple() == (DataRange(first=0, num_samples=25),)
+
+
+def test_wanting_is_in_all_and_asking_again_changes_nothing() -> None:
+    ledger = Ledger()
+    ledger.begin_line(0, NUM_SAMPLES)
+    ledger.grant(0, (1, 1), 8)
+    ledger.grant(0, (1, 1), 8)
+    assert ledger.lines[0].frontier == 8
+    ledger.finish(0, (1, 1), [DataRange(first=0, num_samples=3)])
+    ledger.grant(0, (1, 1), 8)
+    assert ledger.lines[0].frontier == 11
+
+
+def test_a_scattered_pool_does_not_make_an_endless_list() -> None:
+    ledger = Ledger()
+    ledger.begin_line(0, 1 << 20)
+    ledger.grant(0, (1, 1), 4000)
+    ledger.finish(0, (1, 1), [DataRange(first=p, num_samples=1) for p in range(0, 4000, 2)])
+    ledger.give_back(0, (1, 1))
+    ledger.grant(0, (2, 1), 3000)
+    held = ledger.held(0, (2, 1))
+    assert held.num_samples == 3000
+    assert len(held) == MAX_RETURNED_TAKEN + 1
+    assert ledger.lines[0].returned == Ranges(
+        DataRange(first=p, num_samples=1) for p in range(2 * MAX_RETURNED_TAKEN + 1, 4000, 2)
+    )
