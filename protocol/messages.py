@@ -191,6 +191,9 @@ class Heartbeat:
     train_s: float = 0.0
     wait_s: float = 0.0
     num_ranks: int = 0
+    moved_bytes: int = 0
+    doing: str = bounded(64, "")
+    limit_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

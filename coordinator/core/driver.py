@@ -268,10 +268,14 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
     stuck = [i for i in survivors if i not in attempt.done and run.now >= stuck_at(run, attempt, i)]
     for i in stuck:
-        sync.failed[i] = (
-            f"site {i} is connected but has made no progress for {2 * run.limits.stall_s:g} s, or did not keep the "
-            f"deadline of {attempt.plan.deadline_s:g} s"
-        )
+        hanging = run.members.by_id(i)
+        assert hanging is not None, "who contributes is in the run, or lost"
+        run.trouble.receive_only.note([i], sync.open.sync)
+        if run.now - hanging.progress_at >= 2 * run.limits.stall_s:
+            what = f"has made no progress in sync {sync.open.sync} for {2 * run.limits.stall_s:g} s"
+        else:
+            what = f"went beyond the deadline of sync {sync.open.sync}, {attempt.plan.deadline_s:.0f} s"
+        run.evict(hanging, f"it is connected, but {what} (phase {hanging.heartbeat.phase!r})")
     return bool(stuck)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import admission, driver, leases, states
+from atoll.coordinator.core import admission, driver, leases, liveness, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     Event,
@@ -62,6 +62,7 @@ class Core:
                 if stream.unacked_since is not None:
                     times.append(stream.unacked_since + limits.lease_s)
         times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
+        times.extend(t for s in run.members.live() if (t := liveness.hangs_at(s, limits)) is not None)
         sync = run.sync
         if sync is not None:
             later = [sync.not_before]
@@ -195,10 +196,7 @@ class Core:
         run.remove(site, reason, evicted=False, after_done=True)
 
     def _heartbeat(self, site: Site, message: m.Heartbeat) -> None:
-        def moving(h: m.Heartbeat) -> tuple[str, int, int, int]:
-            return h.phase, h.inner_step, h.sent_bytes, h.received_bytes
-
-        if moving(message) != moving(site.heartbeat):
+        if liveness.has_got_on(site.heartbeat, message):
             site.progress_at = self.run.now
         site.heartbeat = message
 
@@ -217,8 +215,11 @@ class Core:
                 self._lose(number, site, f"sends, but has heard nothing for {limits.lease_s:g} s")
                 run.close(number, "the site does not hear")
         for site in run.members.live():
+            hangs_at = liveness.hangs_at(site, limits)
             if site.stream is None and site.away_until is not None and run.now >= site.away_until:
                 run.evict(site, "its stream closed and it did not come back")
+            elif hangs_at is not None and run.now >= hangs_at:
+                run.evict(site, liveness.hangs_because(site, run.now))
         if run.now >= self._next_pulse_at:
             self._next_pulse_at = run.now + limits.heartbeat_s
             for number, stream in run.members.streams.items():

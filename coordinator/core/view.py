@@ -39,6 +39,10 @@ class SiteView:
     """Hexadecimal; empty if it holds no state."""
     silent_s: float
     """Since its last message."""
+    doing: str
+    """What its workers do, as the node says it; empty while they wait."""
+    still_s: float
+    """Since it last did a step, moved a chunk or went on to something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +211,8 @@ def _site_view(site: Site, now: float) -> SiteView:
         last_commit=applied,
         state_hash=state_hash.hex(),
         silent_s=round(max(0.0, now - site.heard_at), 3),
+        doing=heartbeat.doing,
+        still_s=round(max(0.0, now - site.progress_at), 3),
     )
 
 

@@ -21,10 +21,12 @@ from atoll.node.core.events import Answer
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, WorkerGroup
+from atoll.node.daemon.step_times import StepTimes
+from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, Watch, WorkerGroup
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
+from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096
@@ -143,6 +145,7 @@ class LocalServer:
         self._open: set[_Connection] = set()
         self._of_rank: dict[int, _Connection] = {}
         self._group: WorkerGroup | None = None
+        self._step_times = StepTimes()
         self._greeting: Greeting | None = None
 
     @property
@@ -166,9 +169,14 @@ class LocalServer:
     def ranks(self) -> tuple[RankStatus, ...]:
         return self._group.ranks if self._group else ()
 
-    def silence(self, floor_s: float, start_s: float) -> tuple[float, str]:
-        """See `WorkerGroup.silence`."""
-        return self._group.silence(floor_s, start_s) if self._group else (float("inf"), "")
+    def watch(self, limits: TimeLimits) -> Watch | None:
+        """See `WorkerGroup.watch`."""
+        return self._group.watch(limits.worker_floor_s, limits.worker_start_s) if self._group else None
+
+    def excuse(self, seconds: float) -> None:
+        """See `WorkerGroup.excuse`."""
+        if self._group is not None:
+            self._group.excuse(seconds)
 
     async def start(self) -> None:
         # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
@@ -207,7 +215,7 @@ class LocalServer:
             raise ValueError(f"generation {generation} after {self.generation}")
         previous = list(self._of_rank.values())
         self._of_rank.clear()
-        self._group = WorkerGroup(generation, world_size, self._clock())
+        self._group = WorkerGroup(generation, world_size, self._clock(), self._step_times)
         self._greeting = greeting
         for connection in previous:
             _shut(connection)
@@ -377,14 +385,14 @@ def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalR
         case "merged":
             return group.merged(rank, request.merged.version, request.merged.wait_s, now)
         case "fatal":
-            return group.fatal(rank, _short(request.fatal.kind), _short(request.fatal.text), now)
+            return group.fatal(rank, _short(request.fatal.kind), _short(request.fatal.text))
         case "busy":
             return group.busy(rank, _short(request.busy.what), request.busy.limit_s, now)
         case "progress":
             progress = request.progress
             return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now)
         case "goodbye":
-            return group.goodbye(rank, _short(request.goodbye.reason), request.goodbye.run_over, now)
+            return group.goodbye(rank, _short(request.goodbye.reason), request.goodbye.run_over)
         case unknown:
             raise InvalidMessage(f"rank {rank} sent a message of unknown kind ({unknown})")
 

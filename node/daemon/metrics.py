@@ -33,6 +33,9 @@ class NodeFacts:
     wait_s: float
     sent_bytes: int
     received_bytes: int
+    moved_bytes: int
+    doing: str
+    limit_s: float
     refused_messages: int
     worker_generation: int
     num_syncs: int
@@ -73,6 +76,10 @@ class NodeCollector(Collector):
         counters = {
             "atoll_node_sent_bytes": ("Bytes of chunks sent to peers", facts.sent_bytes),
             "atoll_node_received_bytes": ("Bytes of chunks received from peers", facts.received_bytes),
+            "atoll_node_moved_bytes": (
+                "Bytes of chunks that were lacking and came, or that a reducer took",
+                facts.moved_bytes,
+            ),
             "atoll_node_refused_messages": ("Messages refused as malformed, stale or foreign", facts.refused_messages),
             "atoll_node_train_seconds": ("Time the workers trained", facts.train_s),
             "atoll_node_wait_seconds": ("Time the workers waited for a sync", facts.wait_s),

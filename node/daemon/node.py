@@ -315,14 +315,17 @@ class Node:
             self.handle(e.WorkersFailed(generation=ended.generation, kind=e.FailureKind.CRASHED, text=ended.text))
 
     async def _watch_workers(self) -> None:
-        limits = self.core.limits
+        loop = asyncio.get_running_loop()
         while True:
-            deadline, text = self.local_server.silence(limits.worker_floor_s, limits.worker_start_s)
-            now = time.monotonic()
-            if now >= deadline:
+            limits, slept_at = self.core.limits, loop.time()
+            await asyncio.sleep(limits.heartbeat_s)
+            late_s = loop.time() - slept_at - limits.heartbeat_s
+            if late_s > limits.lease_s:
+                self.local_server.excuse(late_s)
+            watch = self.local_server.watch(limits)
+            if watch is not None and time.monotonic() >= watch.deadline:
                 generation = self.local_server.generation
-                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text=text))
-            await asyncio.sleep(min(max(deadline - now, 0.1), limits.heartbeat_s))
+                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text=watch.text))
 
     def _send_layout(self, output: e.SendLayout) -> None:
         try:

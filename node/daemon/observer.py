@@ -14,6 +14,8 @@ from atoll.node.daemon.session import Session
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import messages as m
 
+MAX_DOING_CHARACTERS = 64  # of a heartbeat
+
 
 class Observer:
     """Reads the parts of a node; `observe` every event before the core gets it."""
@@ -59,12 +61,16 @@ class Observer:
             train_s=facts.train_s,
             wait_s=facts.wait_s,
             num_ranks=self._config.num_ranks,
+            moved_bytes=facts.moved_bytes,
+            doing=facts.doing[:MAX_DOING_CHARACTERS],
+            limit_s=facts.limit_s,
         )
 
     def facts(self) -> NodeFacts:
         site = self._core.site
         outer, workers = site.outer, site.workers
         ranks = self._local_server.ranks
+        watch = self._local_server.watch(self._core.limits)
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return NodeFacts(
@@ -82,6 +88,9 @@ class Observer:
             wait_s=self._wait_s,
             sent_bytes=self._hub.sent_bytes,
             received_bytes=self._hub.received_bytes,
+            moved_bytes=self._hub.counters.moved_bytes,
+            doing=watch.doing if watch else "",
+            limit_s=watch.limit_s if watch else 0.0,
             refused_messages=self._hub.refused_messages
             + self._local_server.num_malformed
             + self._session.num_refused_messages,

@@ -24,6 +24,7 @@ from atoll.node.core.events import (
     WorkersLeft,
 )
 from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
+from atoll.node.daemon.step_times import StepTimes
 from atoll.node.local_protocol import FATAL_KINDS
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
@@ -94,8 +95,8 @@ class RankStatus:
     """What is known of one rank. Times are the caller's clock, seconds."""
 
     rank: int
-    heard_at: float
-    """Of the last message to or from it."""
+    moved_at: float
+    """When it last did a step or went on to something else. Saying the same again is not getting on."""
     due: Due = Due.HELLO
     pid: int = 0
     step: int = 0
@@ -103,9 +104,22 @@ class RankStatus:
     steps_per_s: float = 0.0
     loss: float | None = None
     busy: str = ""
+    busy_since: float = 0.0
     busy_until: float = 0.0
     point: int = 0
     """Index of the point that it comes to next or is at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """Until when a rank must have got on."""
+
+    deadline: float
+    limit_s: float
+    """From when it last got on."""
+    doing: str
+    text: str
+    """For a person, once the deadline has passed."""
 
 
 class WorkerGroup:
@@ -115,8 +129,10 @@ class WorkerGroup:
     more comes out.
     """
 
-    def __init__(self, generation: int, world_size: int, now: float) -> None:
+    def __init__(self, generation: int, world_size: int, now: float, step_times: StepTimes) -> None:
+        """`step_times` outlive the generation."""
         self.generation = generation
+        self._step_times = step_times
         self.world_size = world_size
         self.ranks = tuple(RankStatus(rank, now) for rank in range(world_size))
         self.pieces: SitePieces | None = None
@@ -130,14 +146,14 @@ class WorkerGroup:
     # --- what ranks send
 
     def hello(self, rank: int, pid: int, now: float) -> Outcome:
-        status = self._enter(rank, now, Due.HELLO)
+        status = self._enter(rank, Due.HELLO)
         status.pid = pid
-        status.due = Due.JOIN
+        status.due, status.moved_at = Due.JOIN, now
         return []
 
     def join(self, rank: int, tensors: RankTensors, fingerprint: bytes, data_rank: int, now: float) -> Outcome:
-        status = self._enter(rank, now, Due.JOIN)
-        status.due = Due.LAYOUT
+        status = self._enter(rank, Due.JOIN)
+        status.due, status.moved_at = Due.LAYOUT, now
         self._tensors[rank] = (tensors, fingerprint, data_rank)
         if len(self._tensors) < self.world_size or self.failed:
             return []
@@ -157,12 +173,11 @@ class WorkerGroup:
         """Every rank has its layout: they may ask at step 0."""
         for status in self.ranks:
             if status.due is Due.LAYOUT:
-                status.due = Due.BOUNDARY
-                status.heard_at = now
+                status.due, status.moved_at = Due.BOUNDARY, now
 
     def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
-        status = self._enter(rank, now, Due.BOUNDARY)
-        status.step = max(status.step, step)
+        status = self._enter(rank, Due.BOUNDARY)
+        status.step, status.moved_at = max(status.step, step), now
         if self.failed:
             return []
         point = self._point_of(status)
@@ -182,7 +197,8 @@ class WorkerGroup:
         return self._ask()
 
     def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
-        status = self._enter(rank, now, Due.SEALED)
+        status = self._enter(rank, Due.SEALED)
+        status.moved_at = now
         point = self._point_of(status)
         assert point.answer is not None
         if (report.step, report.seq, report.fragment) != (point.step, point.seq, point.answer.fragment):
@@ -200,7 +216,8 @@ class WorkerGroup:
         return self._sealed_by_all(point)
 
     def merged(self, rank: int, version: int, wait_s: float, now: float) -> Outcome:
-        status = self._enter(rank, now, Due.MERGED)
+        status = self._enter(rank, Due.MERGED)
+        status.moved_at = now
         point = self._point_of(status)
         assert point.answer is not None
         if version != point.answer.version:
@@ -213,30 +230,35 @@ class WorkerGroup:
         done = Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))
         return [done, *self._ask()]
 
-    def fatal(self, rank: int, kind: str, text: str, now: float) -> Outcome:
-        self._enter(rank, now)
+    def fatal(self, rank: int, kind: str, text: str) -> Outcome:
+        self._enter(rank)
         return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
 
     def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
-        status = self._enter(rank, now)
+        status = self._enter(rank)
         if not 0 <= limit_s < math.inf:
             raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
-        status.busy = what
+        if status.busy:
+            status.moved_at += now - status.busy_since  # the time of a step stood still meanwhile
+        status.busy, status.busy_since = what, now
         status.busy_until = now + limit_s
         return []
 
     def progress(self, rank: int, step: int, steps_per_s: float, loss: float, now: float) -> Outcome:
-        status = self._enter(rank, now)
-        status.step = max(status.step, step)
+        status = self._enter(rank)
+        if step > status.step:
+            status.step, status.moved_at = step, now
+            if steps_per_s > 0:
+                self._step_times.note(1 / steps_per_s)
         if math.isfinite(steps_per_s):
             status.steps_per_s = steps_per_s
         if math.isfinite(loss):
             status.loss = loss
         return []
 
-    def goodbye(self, rank: int, reason: str, run_over: bool, now: float) -> Outcome:
+    def goodbye(self, rank: int, reason: str, run_over: bool) -> Outcome:
         due = (Due.GOODBYE,) if run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
-        status = self._enter(rank, now, *due)
+        status = self._enter(rank, *due)
         told_to_stop = status.due is Due.GOODBYE
         status.due = Due.GONE
         self._reasons[rank] = reason
@@ -282,41 +304,52 @@ class WorkerGroup:
         replies = []
         for status in self.ranks:
             if status.due is Due.ANSWER:
-                status.heard_at = now
+                status.moved_at = now
                 replies.append(self._reply(status, point, answer))
         return replies
 
     # --- liveness
 
-    def silence(self, floor_s: float, start_s: float) -> tuple[float, str]:
-        """When the first rank has been silent for too long, and the words for it; never (inf) while all wait for us.
+    def watch(self, floor_s: float, start_s: float) -> Watch | None:
+        """The rank whose time is over first; None while all wait for the node.
 
-        `start_s` is for everything up to a rank's first step, `floor_s` for each later message; a busy rank has at
-        least the time it announced.
+        `start_s` is for everything up to a rank's first step (imports, model, compilation). Later it has `floor_s`, or
+        longer if that is normal for this site; a busy rank has at least the time it announced.
         """
-        first = (math.inf, "")
+        first: Watch | None = None
         for status in self.ranks:
             if status.due in WAITS_FOR_NODE or self.failed:
                 continue
-            limit_s = floor_s if status.step > 0 else start_s
-            deadline, doing = status.heard_at + limit_s, status.due.value
+            limit_s = self._step_times.limit_s(floor_s) if status.step > 0 else start_s
+            deadline, doing = status.moved_at + limit_s, status.due.value
             if status.busy:
                 deadline, doing = max(deadline, status.busy_until), f"busy: {status.busy}"
-            text = (
-                f"rank {status.rank} (pid {status.pid or 'unknown'}) has said nothing for "
-                f"{deadline - status.heard_at:.0f} s ({doing}, step {status.step})"
-            )
-            first = min(first, (deadline, text))
+            if first is None or deadline < first.deadline:
+                first = Watch(
+                    deadline=deadline,
+                    limit_s=deadline - status.moved_at,
+                    doing=doing,
+                    text=f"rank {status.rank} (pid {status.pid or 'unknown'}) has got no further for "
+                    f"{deadline - status.moved_at:.0f} s ({doing}, step {status.step}{self._normal()})",
+                )
         return first
 
     # --- inside
 
-    def _enter(self, rank: int, now: float, *due: Due) -> RankStatus:
+    def excuse(self, seconds: float) -> None:
+        """The node itself stood still for so long; what ranks said meanwhile is not read yet."""
+        for status in self.ranks:
+            status.moved_at += seconds
+
+    def _normal(self) -> str:
+        normal_s = self._step_times.normal_s
+        return "" if normal_s is None else f"; its steps take up to {normal_s:.2g} s"
+
+    def _enter(self, rank: int, *due: Due) -> RankStatus:
         status = self.ranks[rank]
         allowed = due or tuple(d for d in Due if d not in (Due.HELLO, Due.GONE))
         if status.due not in allowed:
             raise InvalidMessage(f"rank {rank} may not say that while it is {status.due.value}")
-        status.heard_at = now
         return status
 
     def _point_of(self, status: RankStatus) -> _Point:

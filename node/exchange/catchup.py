@@ -197,7 +197,7 @@ class _Fetch:
         await self._in_pool(lambda: self._outer.put(chunk, version, received.data))
         self._trusted.add(chunk)
         self._num_fetched += 1
-        self._donors.moved()
+        self._donors.moved(len(received.data))
 
     async def _first_lists(self) -> None:
         while not self._useful_lists():
@@ -308,7 +308,7 @@ class _Fetch:
 
         async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
             if items:
-                self._donors.moved()
+                self._donors.moved(sum(len(item.data) for item in items))
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
             batch.difference_update(item.chunk for item in items)
 

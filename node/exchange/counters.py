@@ -22,6 +22,8 @@ class Counters(Traffic):
 
     refused: Counter[str] = field(default_factory=Counter)
     """Messages refused here, by reason: corrupt, invalid, stale, refused."""
+    moved_bytes: int = 0
+    """Chunk data that got this site on: it was lacking and came, or a reducer took it."""
     reconnects: int = 0
     """Streams that broke and were opened again."""
 

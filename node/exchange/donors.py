@@ -160,8 +160,10 @@ class Donors:
                 f"catching up: nothing moved for {self._pace.stall_s:.1f} s, {why}; donors: {donors}{because}"
             )
 
-    def moved(self) -> None:
+    def moved(self, num_bytes: int = 0) -> None:
+        """Something that was lacking is here, of so many bytes of chunks."""
         self._moved_at = self._loop.time()
+        self._counters.moved_bytes += num_bytes
 
 
 def donor_key(donor: Donor) -> DonorKey:

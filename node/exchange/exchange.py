@@ -99,8 +99,7 @@ class Exchange:
         self._num_lacking = {
             m.site_id: sum(m.site_id in sites for sites in self._lacking.values()) for m in self.others
         }
-        self.moved_bytes = 0
-        """Chunk data that was lacking and came, or was sent to a reducer."""
+        self._moved_bytes = 0
         self._progress_of = {m.site_id: self.new_progress() for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self._stored: set[int] = set()
@@ -240,7 +239,11 @@ class Exchange:
         """What of `parts` is progress of that site."""
         fresh = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
         self._progress_of[site_id].moved(fresh, self._loop.time())
-        self.moved_bytes += fresh
+        self.note_moved(fresh)
+
+    def note_moved(self, num_bytes: int) -> None:
+        self._moved_bytes += num_bytes
+        self.counters.moved_bytes += num_bytes
 
     def verify(self, items: list[Encoded]) -> None:
         """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
@@ -366,7 +369,7 @@ class Exchange:
         unsent = [link.member.site_id for link in self.links if not link.all_sent]
         if not lacking and not unsent:
             return None
-        return peer_pb2.Waiting(moved_bytes=self.moved_bytes, site_ids=lacking or unsent)
+        return peer_pb2.Waiting(moved_bytes=self._moved_bytes, site_ids=lacking or unsent)
 
     # --- peers that make no progress
 

@@ -118,6 +118,7 @@ class ReducerLink:
     def _moved(self, num_bytes: int) -> None:
         self._num_useful_bytes += num_bytes
         self.progress.moved(num_bytes, self._now())
+        self._exchange.note_moved(num_bytes)
 
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
@@ -174,7 +175,6 @@ class ReducerLink:
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
         self._moved(len(frame))
-        self._exchange.moved_bytes += len(frame)
         self._count_sent(len(frame))
 
     def _count_sent(self, size: int) -> None:

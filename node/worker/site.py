@@ -164,6 +164,7 @@ class _JoinedSite(Site):
         self._resumed_at_s = self._reported_at_s = time.monotonic()
         self._reported_step = self._resumed_step = 0
         self._fresh_step = 0
+        self._busy: list[tuple[str, float]] = []  # announced, and until when; inner ones last
         self._boundary()
 
     @property
@@ -204,14 +205,18 @@ class _JoinedSite(Site):
     @contextmanager
     def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
         began_s = time.monotonic()
+        self._busy.append((what, began_s + limit_s))
         self._client.busy(what, limit_s)
         try:
             yield
         finally:
-            self._client.busy("", 0.0)
-            busy_s = time.monotonic() - began_s  # is neither training nor part of the step rate
-            self._resumed_at_s += busy_s
-            self._reported_at_s += busy_s
+            self._busy.pop()
+            what, until_s = self._busy[-1] if self._busy else ("", 0.0)
+            self._client.busy(what, max(0.0, until_s - time.monotonic()))
+            if not self._busy:
+                busy_s = time.monotonic() - began_s  # is neither training nor part of the step rate
+                self._resumed_at_s += busy_s
+                self._reported_at_s += busy_s
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -619,6 +619,9 @@ class Heartbeat(_message.Message):
     TRAIN_S_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
     NUM_RANKS_FIELD_NUMBER: _builtins.int
+    MOVED_BYTES_FIELD_NUMBER: _builtins.int
+    DOING_FIELD_NUMBER: _builtins.int
+    LIMIT_S_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     inner_step: _builtins.int
     steps_per_s: _builtins.float
@@ -630,6 +633,12 @@ class Heartbeat(_message.Message):
     """since the node started"""
     wait_s: _builtins.float
     num_ranks: _builtins.int
+    moved_bytes: _builtins.int
+    """chunk data that was lacking and came, or was given to a reducer; no signs of life"""
+    doing: _builtins.str
+    """what the rank does whose time is over first; empty while all wait for the node"""
+    limit_s: _builtins.float
+    """how long it may do that before the node restarts the workers; 0 while all wait for the node"""
     def __init__(
         self,
         *,
@@ -642,10 +651,13 @@ class Heartbeat(_message.Message):
         train_s: _builtins.float = ...,
         wait_s: _builtins.float = ...,
         num_ranks: _builtins.int = ...,
+        moved_bytes: _builtins.int = ...,
+        doing: _builtins.str = ...,
+        limit_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["inner_step", b"inner_step", "loss", b"loss", "num_ranks", b"num_ranks", "phase", b"phase", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,7 @@ class FakeSite:
     received: dict[int, int] = field(default_factory=dict)  # messages by stream
     hears: bool = True
     heartbeats: bool = True
+    heartbeat: m.Heartbeat = field(default_factory=lambda: m.Heartbeat(phase="training"))
 
 
 class Story:
@@ -102,7 +103,7 @@ class Story:
                 beat_at += pace_s
                 for site in list(self.sites.values()):
                     if site.stream is not None and site.heartbeats:
-                        self.says(site.name, m.Heartbeat(phase="training"))
+                        self.says(site.name, site.heartbeat)
             if deadline is not None and self.now >= deadline:
                 self.happens(e.Tick())
             if self.now >= end:
@@ -288,6 +289,12 @@ class Story:
             stream, site.stream = site.stream, None
             self._owners.pop(stream, None)
             self.happens(e.StreamClosed(stream, "connection reset"))
+
+    def beats(self, name: str, phase: str, doing: str, step: int, limit: float = 0.0) -> None:
+        """What its heartbeats say from now on."""
+        beat = m.Heartbeat(phase=phase, doing=doing, inner_step=step, limit_s=limit)
+        self.sites[name].heartbeat = beat
+        self.says(name, beat)
 
     def hang(self, name: str) -> None:
         """Its stream stays, but nothing comes any more."""
@@ -509,5 +516,6 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),
             "hangs": lambda: story.hang(name),
+            "beats": lambda: story.beats(name, **values),
         }
         verbs[verb]()

@@ -18,6 +18,7 @@ from atoll.node.core.events import (
     WorkersLeft,
 )
 from atoll.node.daemon.pieces import RankTensors
+from atoll.node.daemon.step_times import StepTimes
 from atoll.node.daemon.worker_group import Outcome, Reply, SealedReport, WorkerGroup
 from atoll.node.local_protocol import Piece
 from atoll.protocol.errors import InvalidMessage
@@ -41,7 +42,7 @@ def apply(version: int, next_step: int, *, fresh: bool = False) -> Answer:
 
 def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     """A group whose ranks may ask at step 0."""
-    group = WorkerGroup(3, num_ranks, 0.0)
+    group = WorkerGroup(3, num_ranks, 0.0, StepTimes())
     outcome: Outcome = []
     for rank in range(num_ranks):
         assert group.hello(rank, 100 + rank, 0.0) == []
@@ -139,30 +140,30 @@ def test_a_loader_that_ends_early_on_one_rank() -> None:
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
     group.progress(0, 4, 1.0, 2.0, 0.0)
-    assert group.goodbye(0, "loader ended", False, 0.0) == []
+    assert group.goodbye(0, "loader ended", False) == []
     assert "ended on rank 0 at step 4 (loader ended), but rank 1 goes on" in failure(group.boundary(1, 5, 0, 0.0))
 
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
     group.boundary(1, 5, 0, 0.0)
-    assert "rank 1 goes on" in failure(group.goodbye(0, "loader ended", False, 0.0))
+    assert "rank 1 goes on" in failure(group.goodbye(0, "loader ended", False))
 
 
 def test_all_ranks_leave() -> None:
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
-    assert group.goodbye(0, "loader ended", False, 0.0) == []
+    assert group.goodbye(0, "loader ended", False) == []
     assert group.lost(0, "closed") == []
-    assert group.goodbye(1, "loader ended", False, 0.0) == [WorkersLeft(generation=3, reason="loader ended")]
+    assert group.goodbye(1, "loader ended", False) == [WorkersLeft(generation=3, reason="loader ended")]
 
 
 def test_stop_reaches_a_rank_that_comes_late() -> None:
     group = joined(2)
     group.boundary(0, 0, 0, 0.0)
     group.answer(0, 0, STOP, 0.0)
-    assert group.goodbye(0, "over", True, 0.0) == []
+    assert group.goodbye(0, "over", True) == []
     assert group.boundary(1, 0, 0, 0.0) == [Reply(rank=1, step=0, seq=0, answer=STOP)]
-    assert group.goodbye(1, "over", True, 0.0) == [WorkersLeft(generation=3, reason="over")]
+    assert group.goodbye(1, "over", True) == [WorkersLeft(generation=3, reason="over")]
 
 
 def test_a_data_rank_counts_once() -> None:
@@ -223,13 +224,13 @@ def test_replicas_are_compared_once_after_fresh_values(same: bool) -> None:
 
 
 def test_ranks_that_see_other_data_or_build_other_models() -> None:
-    group = WorkerGroup(3, 2, 0.0)
+    group = WorkerGroup(3, 2, 0.0, StepTimes())
     for rank in range(2):
         group.hello(rank, 1, 0.0)
     group.join(0, TENSORS, b"f", 0, 0.0)
     assert "ranks 0 and 1 of this site see different data" in failure(group.join(1, TENSORS, b"g", 1, 0.0))
 
-    group = WorkerGroup(3, 1, 0.0)
+    group = WorkerGroup(3, 1, 0.0, StepTimes())
     group.hello(0, 1, 0.0)
     assert "held by no rank" in failure(group.join(0, RankTensors(MANIFEST, ()), b"", 0, 0.0))
 
@@ -243,7 +244,7 @@ def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
     assert group.lost(0, "closed its connection") == []
 
     group = joined(2)
-    assert failure(group.fatal(1, "non_finite", "loss is nan", 0.0)) == "rank 1: loss is nan (non_finite)"
+    assert failure(group.fatal(1, "non_finite", "loss is nan")) == "rank 1: loss is nan (non_finite)"
     assert group.lost(1, "closed") == []
 
 
@@ -251,7 +252,7 @@ def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
     ("kind", "code"), [("config", 2), ("refused", 4), ("non_finite", 6), ("something that a later version says", 8)]
 )
 def test_the_reason_of_a_rank_is_the_exit_code_of_its_node(kind: str, code: int) -> None:
-    (event,) = joined(1).fatal(0, kind, "no", 0.0)
+    (event,) = joined(1).fatal(0, kind, "no")
     assert isinstance(event, WorkersFailed)
     assert event.exit_code == code
 
@@ -305,17 +306,27 @@ def test_answers_that_all_ranks_have_are_forgotten() -> None:
 FLOOR_S, START_S = 10.0, 100.0
 
 
-def test_silence_before_and_after_the_first_step() -> None:
-    group = WorkerGroup(3, 1, 1.0)
-    assert group.silence(FLOOR_S, START_S)[0] == 101.0  # not even connected
+def watched(group: WorkerGroup) -> tuple[float, str]:
+    watch = group.watch(FLOOR_S, START_S)
+    assert watch is not None
+    return watch.deadline, watch.text
+
+
+def test_the_time_before_and_after_the_first_step() -> None:
+    assert watched(WorkerGroup(3, 1, 1.0, StepTimes()))[0] == 101.0  # not even connected
     group = joined(1)
     group.boundary(0, 0, 0, 2.0)
-    assert group.silence(FLOOR_S, START_S)[0] == math.inf  # it waits for us
+    assert group.watch(FLOOR_S, START_S) is None  # it waits for us
     group.answer(0, 0, go_on(50), 7.0)
-    assert group.silence(FLOOR_S, START_S)[0] == 107.0  # compiling, maybe
-    group.progress(0, 1, 1.0, math.nan, 8.0)
-    assert group.silence(FLOOR_S, START_S) == (18.0, "rank 0 (pid 100) has said nothing for 10 s (training, step 1)")
+    assert watched(group)[0] == 107.0  # compiling, maybe
+    group.progress(0, 1, 4.0, math.nan, 8.0)
+    text = "rank 0 (pid 100) has got no further for 10 s (training, step 1; its steps take up to 0.25 s)"
+    assert watched(group) == (18.0, text)
     assert group.ranks[0].loss is None
+    group.progress(0, 1, 4.0, 2.5, 15.0)
+    assert watched(group)[0] == 18.0, "a loop that talks and makes no step hangs"
+    group.excuse(60.0)
+    assert watched(group)[0] == 78.0, "the node itself was stopped"
 
 
 def test_a_busy_rank_has_the_time_it_announced() -> None:
@@ -324,10 +335,30 @@ def test_a_busy_rank_has_the_time_it_announced() -> None:
         group.progress(rank, 1, 1.0, 2.5, 0.0)
     group.busy(0, "evaluation", 500.0, 1.0)
     group.progress(1, 2, 1.0, 2.5, 5.0)
-    assert group.silence(FLOOR_S, START_S)[0] == 15.0  # the other one is held to the floor
+    assert watched(group)[0] == 15.0  # the other one is held to the floor
     group.boundary(1, 0, 0, 5.0)
-    assert group.silence(FLOOR_S, START_S) == (
-        501.0, "rank 0 (pid 100) has said nothing for 500 s (busy: evaluation, step 1)",
-    )  # fmt: skip
+    watch = group.watch(FLOOR_S, START_S)
+    assert watch is not None
+    assert (watch.deadline, watch.limit_s, watch.doing) == (501.0, 501.0, "busy: evaluation")
+    assert "got no further for 501 s (busy: evaluation, step 1; " in watch.text
     group.busy(0, "", 0.0, 9.0)
-    assert group.silence(FLOOR_S, START_S)[0] == 19.0
+    assert watched(group)[0] == 18.0, "the time of its step goes on where it was"
+
+
+def test_the_limit_is_what_is_normal_for_the_site() -> None:
+    times = StepTimes()
+    assert times.limit_s(FLOOR_S) == FLOOR_S
+    assert times.normal_s is None
+    for _ in range(50):
+        times.note(0.5)
+    assert times.limit_s(FLOOR_S) == FLOOR_S, "never below the floor"
+    slow = StepTimes()
+    for seconds in (30.0, 28.0, 32.0, 30.0, 40.0):
+        slow.note(seconds)
+    assert slow.normal_s == 30.0 + 4 * 2.0, "median and four times the median distance"
+    assert slow.limit_s(FLOOR_S) == 8 * 38.0
+    group = WorkerGroup(4, 1, 0.0, slow)  # the next generation of the same site
+    group.hello(0, 100, 0.0)
+    assert watched(group)[0] == START_S
+    group.ranks[0].step = 1
+    assert watched(group)[0] == 8 * 38.0
