@@ -19,6 +19,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import (
     CloseStream,
     Event,
+    Garbled,
     Malformed,
     Output,
     Persist,
@@ -235,6 +236,8 @@ class CoordinatorServer:
                 envelope, header, message = await asyncio.to_thread(_parse, data)
             else:
                 envelope, header, message = _parse(data)
+        except DecodeError as error:
+            return Garbled(stream.number, f"{len(data)} bytes that are no session message: {error}")
         except InvalidMessage as error:
             return Malformed(stream.number, str(error))
         stream.received_seq = envelope.seq
@@ -252,12 +255,9 @@ class CoordinatorServer:
 
 
 def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:
-    """Raises InvalidMessage."""
+    """Raises DecodeError, InvalidMessage."""
     envelope = session_pb2.SessionRequest()
-    try:
-        envelope.ParseFromString(data)
-    except DecodeError as error:
-        raise InvalidMessage(f"{len(data)} bytes that are no session message: {error}") from None
+    envelope.ParseFromString(data)
     body = envelope.WhichOneof("body")
     if len(data) > MAX_SMALL_MESSAGE_BYTES and body != "offer":
         raise InvalidMessage(f"{body} of {len(data)} bytes, at most {MAX_SMALL_MESSAGE_BYTES} are allowed")

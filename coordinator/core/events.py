@@ -35,7 +35,16 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """Bytes on a stream that are no message: the stream ends, nobody else notices."""
+    """A message that breaks a rule: its site is refused. Nobody else notices."""
+
+    stream: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Garbled:
+    """Bytes that are no message, from a link that spoils what it carries: the stream ends, and its site may come back
+    on another."""
 
     stream: int
     text: str
@@ -53,7 +62,7 @@ class StopAsked:
     reason: str
 
 
-Event = StreamOpened | StreamClosed | Received | Malformed | Tick | StopAsked
+Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked
 
 
 # --- records

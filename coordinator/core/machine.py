@@ -8,6 +8,7 @@ from atoll.coordinator.core import admission, driver, leases, liveness, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     Event,
+    Garbled,
     Malformed,
     Output,
     Persisted,
@@ -101,6 +102,12 @@ class Core:
                 if stream in run.members.streams:
                     run.num_malformed += 1
                     run.refuse(stream, RefusedKind.INVALID, f"malformed message: {text}")
+            case Garbled(stream, text):
+                if (state := run.members.streams.get(stream)) is not None:
+                    run.num_malformed += 1
+                    who = state.site.label if state.site else f"stream {stream}"
+                    run.report(logging.WARNING, f"{who} sent {text}; its stream is ended")
+                    run.close(stream, text)
             case StopAsked(reason):
                 if not run.stop_reason and run.finished is None:
                     run.stop_reason = reason or "stopped"

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import TimeLimits
-from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from atoll.protocol.v1 import session_pb2
 
+SESSION_METHOD = "/atoll.protocol.v1.CoordinatorService/Session"
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 2.0
 
@@ -85,7 +87,13 @@ class Session:
                     await channel.channel_ready()
             except TimeoutError:
                 return False, f"{self.address} does not answer"
-            call = session_pb2_grpc.CoordinatorServiceStub(channel).Session(self._requests())
+            # Bytes: what cannot be parsed is this module's to judge.
+            method: grpc.aio.StreamStreamMultiCallable[session_pb2.SessionRequest, bytes] = channel.stream_stream(
+                SESSION_METHOD,
+                request_serializer=session_pb2.SessionRequest.SerializeToString,
+                response_deserializer=None,
+            )
+            call = method(self._requests())
             self._is_open = True
             self._handlers.opened()
             tasks = [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
@@ -106,17 +114,19 @@ class Session:
             self._seq += 1
             yield wire.request(message, self._handlers.header(), self._seq, self._received_seq)
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> str:  # type: ignore[type-arg]
+    async def _read(self, call: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, bytes]) -> str:
         try:
-            async for envelope in call:
+            async for data in call:
                 self._heard.set()
+                envelope = session_pb2.SessionResponse()
+                envelope.ParseFromString(data)
+                header, message = wire.unpack(envelope)
                 self._received_seq = envelope.seq
-                try:
-                    header, message = wire.unpack(envelope)
-                except InvalidMessage:
-                    self.num_refused_messages += 1
-                    continue
                 self._handlers.received(header, message)
+        except (DecodeError, InvalidMessage) as error:
+            # What it said is lost; after the next Hello the coordinator says again what is pending.
+            self.num_refused_messages += 1
+            return f"a message that cannot be read: {error}"
         except grpc.aio.AioRpcError as error:
             return error.details() or str(error.code())
         return "the coordinator ended the session"

@@ -84,25 +84,6 @@ def test_a_site_joins_while_the_others_go_on(tmp_path: Path) -> None:
         assert numbers == list(range(1, 21)), "nobody was stopped"
 
 
-def test_a_killed_node_is_left_behind_and_catches_up(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
-        run.start_coordinator()
-        for name in "abc":
-            run.start_node(name, SLOW)
-        before = run.wait(committed(3), LIMIT_S)["last_commit"]
-        run.nodes["c"].kill()
-        alone = run.wait(
-            lambda s: sorted(s["commits"][-1]["contributors"]) == ["a", "b"], LIMIT_S, "a and b commit without c"
-        )
-        assert alone["last_commit"] > before
-        run.start_node("c", SLOW)
-        back = run.wait(lambda s: sorted(s["commits"][-1]["contributors"]) == ["a", "b", "c"], LIMIT_S, "c is back")
-        assert back["last_commit"] < 30
-        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
-        assert_equal_at_the_end(run, ["a", "b", "c"], 30)
-        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31))
-
-
 def test_a_crashed_worker_is_restarted_from_the_outer_state(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, steps=100)) as run:
         run.start_coordinator()
@@ -131,21 +112,6 @@ def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
         assert lines[-1]["text"] == "Ctrl-C"
         evicted = run.status()["num_evicted"]
         assert evicted == 0, "c said goodbye, it was not missed"
-
-
-def test_a_restarted_coordinator_goes_on_with_the_run(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
-        coordinator = run.start_coordinator()
-        for name in "abc":
-            run.start_node(name, SLOW)
-        before = run.wait(committed(2), LIMIT_S)
-        coordinator.kill()
-        run.start_coordinator()
-        after = run.wait(committed(before["last_commit"] + 2), LIMIT_S)
-        assert after["term"] == before["term"] + 1
-        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
-        assert_equal_at_the_end(run, ["a", "b", "c"], 30)
-        assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31)), "none twice, none lost"
 
 
 def test_another_model_is_refused_at_the_door(tmp_path: Path) -> None:

@@ -339,13 +339,15 @@ def test_a_message_before_hello_is_refused() -> None:
     assert [type(o) for o in outputs if not isinstance(o, e.Report)] == [e.Send, e.CloseStream]
 
 
-def test_malformed_bytes_cost_one_stream() -> None:
+@pytest.mark.parametrize("kind", [e.Malformed, e.Garbled])
+def test_malformed_bytes_cost_one_stream(kind: type[e.Malformed] | type[e.Garbled]) -> None:
     story = a_story()
     story.start("a", "b")
     stream = story.sites["a"].stream
     assert stream is not None
-    story.happens(e.Malformed(stream, "truncated"))
-    assert story.last("a", m.Refused).kind is RefusedKind.INVALID
+    story.happens(kind(stream, "truncated"))
+    assert story.num("a", m.Refused) == (1 if kind is e.Malformed else 0), "a spoiled link is no reason to go"
+    assert story.sites["a"].stream is None
     assert story.sites["b"].stream is not None
     assert story.view.num_malformed == 1
     story.connect("a", state=(0, "s0"))

@@ -1,0 +1,39 @@
+"""Processes that are stopped and go on later: connected, silent, and of another mind about the time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.chaos import LARGE_WORKER, LIMIT_S, ChaosRun, settings
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.mark.parametrize("phase", ["training", "exchanging"])
+def test_a_frozen_site_is_evicted_and_comes_back(tmp_path: Path, phase: str) -> None:
+    """As it exchanges it is a reducer, too, that holds contributions of the others."""
+    with ChaosRun(tmp_path, settings(every=4, min_sites=2), LARGE_WORKER) as run:
+        run.begin("abc")
+        run.wait_for_contributors("abc")
+        run.wait_for_phase("c", phase)
+        with run.frozen(run.nodes["c"]):
+            run.wait_for_contributors("ab")
+            status = run.status()
+            (c,) = (s for s in status["sites"] if s["name"] == "c")
+            assert c["state"] == "gone: silent for 3 s"
+            assert status["num_evicted"] == 1
+        run.nodes["c"].wait_for_line("local progress is discarded", LIMIT_S)
+        run.wait_for_contributors("abc")
+        run.end_well()
+        assert len(run.journal("c", "exit")) == 1, "it was the same process to the end"
+
+
+def test_all_sites_are_frozen(tmp_path: Path) -> None:
+    with ChaosRun(tmp_path, settings(min_sites=2)) as run:
+        run.begin("ab")
+        with run.frozen(*run.nodes.values()):
+            run.wait(lambda s: s["num_evicted"] == 2, LIMIT_S, "both are evicted")
+        run.wait_for_contributors("ab")
+        run.end_well()

@@ -1,0 +1,104 @@
+"""Links that flip bits and cut messages short, between sites and to the coordinator: refused, counted, and overcome."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.harness.chaos import LIMIT_S, ChaosRun, settings
+from tests.harness.links import CutShort, FlipBit, free_address, relay_in_front
+from tests.harness.relay import Relay
+
+pytestmark = pytest.mark.timeout(180)
+
+SETTINGS = settings(min_sites=2)
+
+
+def num_refused(metrics_address: str) -> float:
+    with urllib.request.urlopen(f"http://{metrics_address}/metrics", timeout=5) as reply:
+        found = re.search(r"^atoll_node_refused_messages_total\S* (\S+)$", reply.read().decode(), re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
+def start_sites(run: ChaosRun, listen_of_c: str, advertised_of_c: str) -> list[str]:
+    """a and b, which begin, and c behind a relay. Where they serve their metrics."""
+    metrics = [free_address() for _ in "abc"]
+    run.start_coordinator()
+    for name, address in zip("ab", metrics, strict=False):
+        run.start_node(name, run.worker, extra=["--http-listen", address])
+    run.wait_for_contributors("ab")
+    behind_relay = ["--listen", listen_of_c, "--advertise", advertised_of_c]
+    run.start_node("c", run.worker, extra=["--http-listen", metrics[2], *behind_relay])
+    return metrics
+
+
+def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
+    spoiler, listen = FlipBit(every=3, limit=8), free_address()
+    with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, spoiler) as advertised:
+        metrics = start_sites(run, listen, advertised)
+        run.wait(lambda s: spoiler.num_spoiled >= spoiler.limit, LIMIT_S, "bits are flipped")
+        run.wait_for_contributors("abc")
+        assert sum(map(num_refused, metrics)) > 0
+        run.end_well()
+
+
+def test_messages_that_are_cut_short_break_the_connection_and_nothing_is_lost(tmp_path: Path) -> None:
+    spoiler, listen = CutShort(every=5, limit=2), free_address()
+    with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, spoiler) as advertised:
+        start_sites(run, listen, advertised)
+        run.wait(lambda s: spoiler.num_spoiled >= spoiler.limit, LIMIT_S, "messages are cut")
+        run.wait_for_contributors("abc")
+        run.end_well()
+
+
+def test_a_session_that_is_cut_short_is_made_anew(tmp_path: Path) -> None:
+    """A site that is hit says Hello again and goes on. (Flipped bits there are for TLS to find.)"""
+    spoiler = CutShort(every=4, limit=0, large_bytes=100)
+    with ChaosRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        with relay_in_front(run.address, spoiler) as relayed:
+            run.start_site("a")
+            direct, run.address = run.address, relayed
+            node = run.start_site("b")
+            run.address = direct
+            run.wait_for_contributors("ab")
+            spoiler.limit = 5
+            run.wait(lambda s: spoiler.num_spoiled >= spoiler.limit, LIMIT_S, "the link is spoiled")
+            node.wait_for_line("lost the coordinator", LIMIT_S)
+            run.wait_for_contributors("ab")
+            run.end_well()
+
+
+@pytest.mark.slow
+def test_a_link_that_always_flips_bits_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    spoiler, listen = FlipBit(every=1, limit=1_000_000), free_address()
+    with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, spoiler) as advertised:
+        start_sites(run, listen, advertised)
+        assert run.coordinator is not None
+        run.coordinator.wait_for_line(r"could not exchange with c \(site \d\)", LIMIT_S)
+        run.wait_for_commits(5)
+        run.end_well("ab")
+
+
+@pytest.mark.slow
+def test_a_link_that_trickles_is_named_and_the_next_syncs_do_not_wait_for_it(tmp_path: Path) -> None:
+    listen = free_address()
+    relays: list[Relay] = []
+
+    def trickle(relay: Relay) -> None:
+        relay.trickle(1, 1.0)
+        relays.append(relay)
+
+    with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, trickle) as advertised:
+        start_sites(run, listen, advertised)
+        assert run.coordinator is not None
+        run.coordinator.wait_for_line(r"could not exchange with c \(site \d\).*no byte for 6\.0 s", LIMIT_S)
+        run.wait_for_commits(30)
+        run.end_well(timeout_s=2 * LIMIT_S)
+        assert relays[0].num_trickled > 0
+        failures = [line for line in run.coordinator.lines if "could not exchange" in line]
+        assert len(failures) < 20, "not one in each of 30 syncs"

@@ -1,0 +1,80 @@
+"""Links that spoil what they carry: a relay in a thread of its own in front of a node or the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.harness.relay import Relay
+
+LIMIT_S = 60.0
+LARGE_BYTES = 900
+"""Of a read that holds part of a chunk; smaller ones are mostly the transport's own frames."""
+
+
+def free_address() -> str:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def relay_in_front(target: str, spoil: Callable[[Relay], None]) -> Iterator[str]:
+    """The address of a relay that runs in a thread of its own; `spoil` says what it does to what it carries."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    relay = Relay(target)
+    spoil(relay)
+    asyncio.run_coroutine_threadsafe(relay.start(), loop).result(LIMIT_S)
+    try:
+        yield relay.address
+    finally:
+        asyncio.run_coroutine_threadsafe(relay.stop(), loop).result(LIMIT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(LIMIT_S)
+        loop.close()
+
+
+class Spoiler:
+    """Spoils every n-th read of at least `large_bytes`, at most `limit` times."""
+
+    def __init__(self, *, every: int, limit: int, large_bytes: int = LARGE_BYTES) -> None:
+        self.every = every
+        self.limit = limit
+        self.large_bytes = large_bytes
+        self.num_spoiled = 0
+        self._num_large = 0
+
+    def __call__(self, relay: Relay) -> None:
+        relay.change = self._change
+
+    def _change(self, data: bytes) -> bytes:
+        if len(data) < self.large_bytes or self.num_spoiled >= self.limit:
+            return data
+        self._num_large += 1
+        if self._num_large % self.every:
+            return data
+        self.num_spoiled += 1
+        return self.spoil(data)
+
+    def spoil(self, data: bytes) -> bytes:
+        raise NotImplementedError
+
+
+class FlipBit(Spoiler):
+    """One bit in the middle."""
+
+    def spoil(self, data: bytes) -> bytes:
+        middle = len(data) // 2
+        return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+class CutShort(Spoiler):
+    """The second half is lost; what comes next follows as if nothing were missing."""
+
+    def spoil(self, data: bytes) -> bytes:
+        return data[: len(data) // 2]

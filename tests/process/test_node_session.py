@@ -1,0 +1,63 @@
+"""The node's side of a session against a server that says what a test wants it to say."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import messages as m
+from atoll.protocol.time_limits import time_limits
+
+HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=1)
+GOOD = wire.response(m.Pulse(), HEADER, 1, 0).SerializeToString()
+NO_BODY = wire.response(m.Pulse(), HEADER, 1, 0)
+NO_BODY.ClearField("pulse")
+
+
+@pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], NO_BODY.SerializeToString()])
+def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard(bad: bytes) -> None:
+    async def scenario() -> None:
+        num_streams = 0
+
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            nonlocal num_streams
+            num_streams += 1
+            yield bad if num_streams == 1 else GOOD
+            async for _ in requests:
+                pass
+
+        server = transport.create_server(max_message_bytes=1 << 20)
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Session": grpc.stream_stream_rpc_method_handler(serve)}
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("atoll.protocol.v1.CoordinatorService", handlers),)
+        )
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        session = Session(
+            f"127.0.0.1:{port}",
+            None,
+            time_limits("local"),
+            SessionHandlers(
+                opened=lambda: None,
+                lost=heard.put_nowait,
+                received=lambda _, message: heard.put_nowait(message),
+                header=lambda: HEADER,
+                heartbeat=lambda: m.Heartbeat(phase="training"),
+            ),
+        )
+        task = asyncio.create_task(session.run())
+        assert "a message that cannot be read" in await heard.get()
+        assert await heard.get() == m.Pulse()
+        assert session.num_refused_messages == 1
+        await session.close()
+        await task
+        await server.stop(0)
+
+    asyncio.run(scenario())
