@@ -20,6 +20,7 @@ from atoll.coordinator.core.events import (
     Tick,
 )
 from atoll.coordinator.core.membership import Site, Standing, Stream
+from atoll.coordinator.core.own_time import OwnTime
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.view import RunView, state_in_words, view_of
 from atoll.protocol import PROTOCOL_VERSION
@@ -29,16 +30,22 @@ from atoll.protocol.settings import RunSettings
 
 
 class Core:
-    """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller."""
+    """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller;
+    inside they are this process's own (own_time.py)."""
 
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
         self.run = Run(settings, persisted, now)
         self._next_pulse_at = now + self.run.limits.heartbeat_s
+        self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
+        self._pardoned_until = now
         self._state = ""
 
     def handle(self, event: Event, now: float) -> list[Output]:
         run = self.run
-        run.now = now
+        expected = bool(run.members.streams) or bool(run.members.live())
+        run.now, stopped_s = self._time.advance(now, self._next_pulse_at if expected else None)
+        if stopped_s:
+            self._pardon(stopped_s)
         self._dispatch(event)
         self._expect_back()
         self._expire()
@@ -53,7 +60,7 @@ class Core:
         """When `Tick` is due at the latest; None if nothing is waited for."""
         run, limits = self.run, self.run.limits
         times: list[float] = []
-        if run.members.streams:
+        if run.members.streams or run.members.live():
             times.append(self._next_pulse_at)
         for stream in run.members.streams.values():
             if stream.site is None or stream.site.standing is Standing.OUT:
@@ -77,11 +84,11 @@ class Core:
                     driver.stuck_at(run, attempt, i) for i in attempt.survivors(sync.failed) if i not in attempt.done
                 )
             times.extend(t for t in later if t > run.now)
-        return min(times, default=None)
+        return self._time.outer(min(times)) if times else None
 
     def view(self, now: float) -> RunView:
         """For people; `now` says how old the last words of each site are."""
-        return view_of(self.run, now)
+        return view_of(self.run, self._time.at(now))
 
     def data_ranges(self) -> tuple[RangeView, ...]:
         """The account of samples, range by range."""
@@ -131,7 +138,7 @@ class Core:
         run = self.run
         for site in run.members.live():
             if site.stream is None and site.away_until is None:
-                site.away_until = run.now + run.limits.reconnect_grace_s
+                site.away_until = max(run.now + run.limits.reconnect_grace_s, self._pardoned_until)
 
     def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
         run = self.run
@@ -208,6 +215,22 @@ class Core:
         site.heartbeat = message
 
     # --- time
+
+    def _pardon(self, stopped_s: float) -> None:
+        """This process stood still. What sites said meanwhile is not read yet, and some have given up their streams:
+        each has a full lease from now on."""
+        run = self.run
+        run.report(logging.WARNING, f"this coordinator stood still for {stopped_s:.1f} s; every site gets a new lease")
+        self._pardoned_until = run.now + run.limits.lease_s
+        for stream in run.members.streams.values():
+            stream.waiting_since = run.now
+            if stream.unacked_since is not None:
+                stream.unacked_since = run.now
+            if stream.site is not None:
+                stream.site.heard_at = run.now
+        for site in run.members.live():
+            if site.away_until is not None:
+                site.away_until = max(site.away_until, self._pardoned_until)
 
     def _expire(self) -> None:
         run, limits = self.run, self.run.limits

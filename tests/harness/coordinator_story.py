@@ -109,6 +109,11 @@ class Story:
             if self.now >= end:
                 return
 
+    def pause(self, seconds: float) -> None:
+        """The coordinator is stopped for so long, and goes on; what sites did meanwhile is not read yet."""
+        self.now += seconds
+        self.happens(e.Tick())
+
     def happens(self, event: e.Event) -> None:
         for output in self.core.handle(event, self.now):
             match output:
@@ -497,6 +502,8 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
         values["state"] = (int(commit), name)
     if words[0] == "wait":
         story.wait(float(words[1]))
+    elif words[0] == "pause":
+        story.pause(float(words[1]))
     elif words[0] == "restart":
         story.restart()
     elif words[0] == "stop":

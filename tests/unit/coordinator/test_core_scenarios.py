@@ -10,6 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.own_time import OwnTime
 from atoll.coordinator.core.syncs import MAX_ATTEMPTS
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
@@ -221,9 +222,33 @@ def test_a_site_that_sends_but_does_not_hear_is_lost() -> None:
 def test_a_stream_without_hello_is_closed() -> None:
     story = a_story()
     story.happens(e.StreamOpened(77))
-    story.now += LIMITS.lease_s
-    outputs = story.core.handle(e.Tick(), story.now)
+    end, outputs = story.now + LIMITS.lease_s, []
+    while story.now < end:
+        story.now = story.core.next_deadline() or end
+        outputs += story.core.handle(e.Tick(), story.now)
     assert [o for o in outputs if isinstance(o, e.CloseStream)]
+
+
+def test_time_stands_still_while_the_coordinator_does() -> None:
+    time = OwnTime(tolerance_s=2)
+    assert time.advance(10, due=9) == (10, 0)
+    assert time.advance(11, due=9) == (11, 0), "a little late is not stopped"
+    assert time.advance(111, due=12) == (12, 99)
+    assert time.at(112) == 13
+    assert time.outer(13) == 112
+    assert time.advance(500, due=None) == (401, 0), "nothing was due"
+
+
+def test_a_short_delay_of_the_coordinator_is_no_pause() -> None:
+    story = a_story()
+    story.start("a", "b")
+    story.hang("b")
+    while story.num("b", m.Evicted) == 0:
+        story.now = (story.core.next_deadline() or 0) + LIMITS.lease_s / 3
+        story.happens(e.Tick())
+        story.says("a", m.Heartbeat(phase="training"))
+    assert "stood still" not in "\n".join(story.log)
+    assert story.num("a", m.Evicted) == 0
 
 
 # --- who is who
