@@ -154,7 +154,7 @@ class SqliteStore:
             else:
                 text = f"{error}; check the disk, then start the coordinator again"
             raise HostError(f"the store {self.path}: {text}") from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise StateError(
                 f"the store {self.path} is damaged or not a database ({error}): restore it from a copy, or start a new "
                 "run in another file"
@@ -162,10 +162,18 @@ class SqliteStore:
         except OSError as error:
             raise HostError(f"the store {self.path} cannot be opened: {error.strerror}") from error
 
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Rows that are not what was written, though the file is a database."""
+        try:
+            yield
+        except (InvalidMessage, ValueError, TypeError) as error:
+            raise StateError(f"the store {self.path} is damaged ({error}): restore it from a copy") from error
+
     # --- the interface
 
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
-        with self._explained():
+        with self._explained(), self._readable():
             row = self._db.execute("SELECT run_id, settings_json, parent_json, term FROM run").fetchone()
             if row is None:
                 row = (settings.run_id, settings_to_json(settings), parent_json, 0)
@@ -185,10 +193,7 @@ class SqliteStore:
                     "ON CONFLICT (id) DO UPDATE SET term = term + 1",
                     (run_id, settings_json, stored_parent),
                 )
-            try:
-                return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
-            except InvalidMessage as error:
-                raise StateError(f"the store {self.path} is damaged ({error}): restore it from a copy") from error
+            return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
 
     def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
         db = self._db

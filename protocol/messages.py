@@ -9,18 +9,25 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import Manifest
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
+MAX_TOKENS = 1 << 48  # of one site in one sync
 
 
 def bounded(limit: int, default: Any = None) -> Any:
     """A field whose length (characters, bytes, items) may not exceed `limit` when it arrives."""
     metadata = {"max": limit}
     return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+def digest() -> Any:
+    """A field that holds a whole digest when it arrives."""
+    return field(metadata={"min": DIGEST_BYTES, "max": DIGEST_BYTES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +107,7 @@ class Commit:
     term: int
     fragment: int = 0
     contributors: tuple[Member, ...] = bounded(MAX_MEMBERS)
-    payload_digest: bytes = bounded(32)
+    payload_digest: bytes = digest()
     run_step: int
     run_tokens: int
     final: bool = False
@@ -136,7 +143,7 @@ class Offer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applied:
     commit: int
-    state_hash: bytes = bounded(32)
+    state_hash: bytes = digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,9 +163,9 @@ class Done:
     sync: int
     attempt: int
     term: int
-    payload_digest: bytes = bounded(32)
+    payload_digest: bytes = digest()
     last_commit: int
-    state_hash: bytes = bounded(32)
+    state_hash: bytes = digest()
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -282,7 +289,7 @@ class Donor:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
     commit: int
-    state_hash: bytes = bounded(32)
+    state_hash: bytes = digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from atoll.protocol.messages import Commit, Member, Plan
 
 
 def plan_digest(plan: Plan) -> bytes:
-    """Over everything in the plan that two sites must agree on before they exchange chunks."""
+    """Over everything in the plan that two sites must agree on before they exchange chunks. Raises InvalidMessage."""
     digest = Digest("atoll/plan/v1").uint(plan.sync).uint(plan.attempt).uint(plan.term).uint(plan.fragment)
     digest.uint(plan.base_commit).uint(plan.num_steps)
     for members in (plan.contributors, plan.receivers):
@@ -19,6 +19,8 @@ def plan_digest(plan: Plan) -> bytes:
     for tree in plan.trees:
         digest.uint(tree.first_chunk).uint(tree.num_chunks).uint(len(tree.parents))
         for parent in tree.parents:
+            if parent < -1:
+                raise InvalidMessage(f"plan of sync {plan.sync}: a tree with parent {parent}")
             digest.uint(parent + 1)
     return digest.finish()
 

@@ -28,9 +28,10 @@ def _proto_class(cls: type) -> type[Message]:
     return found
 
 
-def _check_length(where: str, length: int, limit: int) -> None:
-    if length > limit:
-        raise InvalidMessage(f"{where}: {length} items, at most {limit} are allowed")
+def _check_length(where: str, length: int, least: int, limit: int) -> None:
+    if not least <= length <= limit:
+        allowed = f"exactly {limit}" if least else f"at most {limit}"
+        raise InvalidMessage(f"{where}: {length} items, {allowed} are allowed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class _Field:
     cls: Any
     many: bool
     optional: bool
+    least: int
     limit: int
 
 
@@ -70,7 +72,8 @@ def _read_fields(cls: Any) -> tuple[_Field, ...]:
         else:
             kind = "float" if hint is float else "scalar"
         limit = item.metadata.get("max", DEFAULT_MAX_ITEMS if many else DEFAULT_MAX_CHARACTERS)
-        result.append(_Field(item.name, kind, hint, many, optional, limit))
+        least = item.metadata.get("min", 0)
+        result.append(_Field(item.name, kind, hint, many, optional, least, limit))
     return tuple(result)
 
 
@@ -100,7 +103,7 @@ def from_proto(cls: type[T], message: Message) -> T:
         raw = getattr(message, item.name)
         where = f"{cls.__name__}.{item.name}"
         if item.many or (item.kind == "scalar" and item.cls in (str, bytes)):
-            _check_length(where, len(raw), item.limit)
+            _check_length(where, len(raw), item.least, item.limit)
         if item.kind == "message":
             if item.many:
                 values[item.name] = tuple(from_proto(item.cls, m) for m in raw)

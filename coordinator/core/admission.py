@@ -21,14 +21,12 @@ MAX_INCARNATION = 1 << 63  # stores keep signed integers
 
 def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     """The first message of a stream, or the one after Evicted."""
-    if _refused_at_the_door(run, stream, header, message):
-        return
-    site = _identify(run, stream, header, message)
-    if site is None:
+    if _refused_at_the_door(run, stream, header, message) or _refused_by_name(run, stream, header, message):
         return
     if message.has_state and message.last_commit > run.log.last:
-        states.refuse_ahead(run, stream, message.last_commit)
+        states.refuse_ahead(run, stream, message.name, message.last_commit)
         return
+    site = _identify(run, stream, header, message)
     site.hello = message
     site.heard_at = site.progress_at = run.now
     site.away_until = None
@@ -110,21 +108,24 @@ def _invalid(header: m.Header, message: m.Hello) -> str | None:
     return None
 
 
-def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site | None:
-    """The site of this name and key, on this stream from now on; None if it was refused."""
-    digest = key_digest(message.key)
+def _refused_by_name(run: Run, stream: int, header: m.Header, message: m.Hello) -> bool:
+    """Whether the name is another site's, or this start of the node is over."""
+    on_stream = run.members.streams[stream].site
+    if on_stream is not None and on_stream.name != message.name:
+        text = f"{message.name!r} says Hello on a stream of {on_stream.label}; each site has a stream of its own"
+        run.refuse(stream, RefusedKind.INVALID, text)
+        return True
     site = run.members.sites.get(message.name)
     if site is None:
-        site = Site(name=message.name, key_digest=digest, incarnation=header.incarnation)
-        run.members.sites[message.name] = site
-    elif not run.members.same_key(site, digest):
+        return False
+    if not run.members.same_key(site, key_digest(message.key)):
         text = (
             f"the name {message.name!r} is taken in run {run.run_id!r} by a site with another key: choose another "
             "--name, or start the node with the --home that holds its key"
         )
         run.refuse(stream, RefusedKind.NAME_TAKEN, text)
-        return None
-    elif header.incarnation < site.incarnation:
+        return True
+    if header.incarnation < site.incarnation:
         run.refuse(
             stream,
             RefusedKind.STALE,
@@ -133,7 +134,16 @@ def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site
             str(header.incarnation),
             str(site.incarnation),
         )
-        return None
+        return True
+    return False
+
+
+def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site:
+    """The site of this name, on this stream from now on."""
+    site = run.members.sites.get(message.name)
+    if site is None:
+        site = Site(name=message.name, key_digest=key_digest(message.key), incarnation=header.incarnation)
+        run.members.sites[message.name] = site
     elif header.incarnation > site.incarnation:
         _supersede(run, site, header.incarnation, stream)
     if site.stream is not None and site.stream != stream:

@@ -13,7 +13,6 @@ from atoll.coordinator.core.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Att
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 
-MAX_TOKENS = 1 << 48
 MAX_STEPS_OF_ADVANCE = 1000
 
 
@@ -32,7 +31,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
         return
-    if message.tokens >= MAX_TOKENS:
+    if message.tokens >= m.MAX_TOKENS:
         run.report(logging.WARNING, f"{site.label} says it trained {message.tokens} tokens, which is impossible")
         return
     if (site.site_id, site.incarnation) in sync.voided:

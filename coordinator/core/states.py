@@ -12,11 +12,11 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 
 
-def refuse_ahead(run: Run, stream: int, commit: int) -> None:
+def refuse_ahead(run: Run, stream: int, name: str, commit: int) -> None:
     run.refuse(
         stream,
         RefusedKind.STATE,
-        f"the site is at commit {commit} of run {run.run_id!r}, the coordinator's log ends at {run.log.last}: the "
+        f"{name} is at commit {commit} of run {run.run_id!r}, the coordinator's log ends at {run.log.last}: the "
         "coordinator was started with an old or a wrong store",
         str(commit),
         str(run.log.last),
@@ -75,7 +75,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     if not site.live:
         return
     if message.commit > run.log.last:
-        refuse_ahead(run, stream, message.commit)
+        refuse_ahead(run, stream, site.label, message.commit)
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches
@@ -193,7 +193,6 @@ def num_holding_commit_0(run: Run) -> int:
 def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
     if not site.live:
         return
-    site.fetches = True
     sources = sources_for(run, site, message)
     if run.finished is not None and not sources.donors:
         run.refuse(
@@ -202,6 +201,7 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
             f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
         )
         return
+    site.fetches = True
     site.catching_up = site.applied is not None and site.applied < run.log.last
     site.waits_for_sources = None if sources.donors else message
     run.send(site, sources)

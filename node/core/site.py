@@ -13,7 +13,7 @@ from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import DiscardState, Event, Output, SeedState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
-from atoll.protocol.errors import RefusedError
+from atoll.protocol.errors import InvalidMessage, RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
@@ -212,8 +212,12 @@ class SiteCore:
                 self.ctx, RefusedError.exit_code, "the run's settings changed while this site was in it; start it again"
             )
             return
+        try:
+            self.ctx.settings = settings_from_json(message.settings_json)
+        except InvalidMessage as error:
+            endings.exit(self.ctx, RefusedError.exit_code, str(error))
+            return
         self.ctx.settings_json = message.settings_json
-        self.ctx.settings = settings_from_json(message.settings_json)
         self.ctx.limits = time_limits(self.ctx.settings.time_limits)
         site.welcomed = True
         site.last_commit_of_run = message.last_commit

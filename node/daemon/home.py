@@ -12,6 +12,7 @@ from atoll.node.dataplane.disk import disk_error, sync_folder
 from atoll.protocol.errors import HostError
 
 KEY_BYTES = 32
+MAX_INCARNATION = (1 << 63) - 1  # stores keep signed integers
 SOCKET_FOLDER_PREFIX = "atoll-"
 """Of the temporary folder with the socket and pipes of one start."""
 
@@ -33,9 +34,13 @@ class Home:
         except OSError:
             os.close(self._lock_fd)
             raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
-        self._remove_left_over()
-        self.key = self._read_key()
-        self.incarnation = self._next_incarnation()
+        try:
+            self._remove_left_over()
+            self.key = self._read_key()
+            self.incarnation = self._next_incarnation()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def state_folder(self) -> Path:
@@ -80,7 +85,7 @@ class Home:
         note = self.folder / "socket_folder"
         if note.exists():
             folder = Path(os.fsdecode(note.read_bytes()))
-            if folder.name.startswith(SOCKET_FOLDER_PREFIX):
+            if folder.name.startswith(SOCKET_FOLDER_PREFIX) and "\0" not in str(folder):
                 shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
             note.unlink()
 
@@ -97,7 +102,9 @@ class Home:
         path = self.folder / "incarnation"
         try:
             last = int(path.read_text()) if path.exists() else 0
+            if not 0 <= last < MAX_INCARNATION:
+                raise ValueError(last)
         except ValueError:
-            raise HostError(f"{path} is not a number; restore it, or remove {self.folder}") from None
+            raise HostError(f"{path} is not a count of starts; restore it, or remove {self.folder}") from None
         self.write("incarnation", b"%d" % (last + 1))
         return last + 1

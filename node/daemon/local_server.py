@@ -333,7 +333,7 @@ class LocalServer:
             raise StaleError(
                 f"workers of generation {request.generation} are not wanted; generation {self.generation} is running"
             )
-        if request.WhichOneof("body") == "hello":
+        if request.WhichOneof("body") == "hello" and connection.rank in (None, request.rank):
             self._hello(connection, group, request)
         elif connection.rank is None or request.rank != connection.rank:
             raise InvalidMessage(f"a message of rank {request.rank} on a connection of rank {connection.rank}")

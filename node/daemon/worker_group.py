@@ -28,6 +28,9 @@ from atoll.node.daemon.step_times import StepTimes
 from atoll.node.local_protocol import FATAL_KINDS
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
+from atoll.protocol.messages import MAX_TOKENS
+
+MAX_STEPS = 1 << 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,6 +209,10 @@ class WorkerGroup:
         if report.data_rank != self._tensors[rank][2]:
             raise InvalidMessage(f"rank {rank} joined as data rank {self._tensors[rank][2]}, not {report.data_rank}")
         self._check_hash_list(rank, report, point)
+        if report.tokens >= MAX_TOKENS // self.world_size:
+            raise InvalidMessage(f"rank {rank} says it trained {report.tokens} tokens, which is impossible")
+        if not 0 <= report.train_s < math.inf:
+            raise InvalidMessage(f"rank {rank} trained for {report.train_s} s")
         if not math.isfinite(report.loss_sum):
             text = f"the loss on rank {rank} is not finite at step {report.step}"
             return self.fail(text, exit_code=NonFiniteError.exit_code)
@@ -222,6 +229,8 @@ class WorkerGroup:
         assert point.answer is not None
         if version != point.answer.version:
             raise InvalidMessage(f"rank {rank} merged version {version}, not {point.answer.version}")
+        if not 0 <= wait_s < math.inf:
+            raise InvalidMessage(f"rank {rank} waited for {wait_s} s")
         point.merged[rank] = wait_s
         self._advance(status)
         if len(point.merged) < self.world_size or self.failed:
@@ -246,6 +255,8 @@ class WorkerGroup:
 
     def progress(self, rank: int, step: int, steps_per_s: float, loss: float, now: float) -> Outcome:
         status = self._enter(rank)
+        if step >= MAX_STEPS:
+            raise InvalidMessage(f"rank {rank} says it has done {step} steps, which is impossible")
         if step > status.step:
             status.step, status.moved_at = step, now
             if steps_per_s > 0:
@@ -439,7 +450,7 @@ class WorkerGroup:
             step=point.step,
             tokens=sum(count for count, _ in tokens.values()),
             num_steps=max(r.num_steps for r in reports),
-            mean_loss=sum(losses.values()) / len(losses) if losses else 0.0,
+            mean_loss=sum(loss / len(losses) for loss in losses.values()),
             train_s=max(r.train_s for r in reports),
         )
         return [done, *self._ask()]

@@ -117,6 +117,6 @@ class Reader:
                 if not 0 <= begin <= end <= size - base:
                     raise ValueError(f"{name!r} lies outside the file")
                 offsets[name], dtypes[name] = (base + begin, base + end), str(item["dtype"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.path}: not a .safetensors file: {error}") from None
         return offsets, dtypes

@@ -11,7 +11,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.parts import Encoded, PartAssembler, parse
+from atoll.node.exchange.parts import MIN_PART_BYTES, Encoded, PartAssembler, parse
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol import wire
@@ -96,10 +96,11 @@ class DonorClient:
                         f"{part.total_bytes}, where chunk {chunk} at version {version}, byte {received} of {total} "
                         "comes next"
                     )
-                if not part.data or received + len(part.data) > total:
-                    raise InvalidMessage(f"{self.where}: {len(part.data)} bytes at {received} of {total}")
+                size = len(part.data)
+                if received + size > total or (received + size < total and size < MIN_PART_BYTES):
+                    raise InvalidMessage(f"{self.where}: a part of {size} bytes at {received} of {total}")
                 pieces.append(part.data)
-                received += len(part.data)
+                received += size
                 if received == total:
                     whole, pieces = b"".join(pieces), []
                     yield ReceivedChunk(chunk, version, whole)

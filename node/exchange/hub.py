@@ -165,7 +165,7 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
-        held = self._held.setdefault(plan.sync, HeldContributions())
+        held = self._held.get(plan.sync) or HeldContributions()
         others_bytes = self.retained_bytes - held.num_bytes
         if old is not None:
             others_bytes -= sum(len(p.data) for p in old.payloads)
@@ -189,6 +189,7 @@ class Hub:
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
             old.payloads.clear()
         self._exchanges[plan.sync] = exchange
+        self._held[plan.sync] = held
         self._close_unused_channels()
         self._begun.set()
         self._begun = asyncio.Event()

@@ -12,7 +12,14 @@ import grpc
 import grpc.aio
 
 from atoll.node.exchange.ahead import Ahead
-from atoll.node.exchange.parts import FRAME_BYTES, Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.parts import (
+    FRAME_BYTES,
+    MAX_HAS_PAYLOADS,
+    Encoded,
+    PartAssembler,
+    pack_frames,
+    parse,
+)
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
@@ -31,7 +38,6 @@ MAX_CORRUPT = 3
 """Streams that may end with bytes that are not right, before the peer has failed."""
 PATIENCE_WINDOWS = 3
 """How long a reducer may say that it waits for others while nothing moves there. It needs two to find them out."""
-MAX_HAS_PAYLOADS = 1 << 17  # so that ExchangeOpen is a small message
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
 

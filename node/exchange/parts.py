@@ -20,6 +20,8 @@ FRAME_BYTES = 512 << 10
 """Of one message that carries chunks; large enough to be cheap, small enough to overlap with the work on it."""
 MIN_PART_BYTES = 4 << 10
 """Of every part but a chunk's last, so that a chunk cannot come as a million objects."""
+MAX_HAS_PAYLOADS = 1 << 17
+"""Listed in an ExchangeOpen, so that it is a small message."""
 _PART_OVERHEAD_BYTES = 80  # more than the other fields of a Part have
 
 _Message = TypeVar("_Message", bound=Message)

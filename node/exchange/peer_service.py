@@ -12,7 +12,7 @@ import grpc.aio
 
 from atoll.node.exchange.donor import give
 from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import parse
+from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.service_name import SERVICE
 from atoll.node.exchange.serving import Context, ServedStream
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
@@ -69,6 +69,8 @@ class PeerService:
         request = parse(peer_pb2.ExchangeRequest, data) if isinstance(data, bytes) else peer_pb2.ExchangeRequest()
         if request.WhichOneof("body") != "open":
             raise InvalidMessage("the first message of a stream must open it")
+        if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
+            raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self._hub.find(request.open)
         return exchange, member, set(request.open.has_payloads)
 

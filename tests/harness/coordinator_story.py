@@ -114,8 +114,9 @@ class Story:
         self.now += seconds
         self.happens(e.Tick())
 
-    def happens(self, event: e.Event) -> None:
-        for output in self.core.handle(event, self.now):
+    def happens(self, event: e.Event) -> list[e.Output]:
+        outputs = self.core.handle(event, self.now)
+        for output in outputs:
             match output:
                 case e.Persist(records):
                     self.store.persist(self.term, records, self.now)
@@ -137,6 +138,7 @@ class Story:
                     self.log.append(f"# {text}")
         deadline = self.core.next_deadline()
         assert deadline is None or deadline > self.now, f"a deadline that has passed is still waited for: {deadline}"
+        return outputs
 
     def _deliver(self, stream: int, message: m.CoordinatorMessage) -> None:
         site = self._owners[stream]
@@ -178,6 +180,14 @@ class Story:
 
     # --- what sites do
 
+    def open_stream(self, name: str) -> int:
+        site = self.sites.setdefault(name, FakeSite(name))
+        self._num_streams += 1
+        site.stream = self._num_streams
+        self._owners[self._num_streams] = site
+        self.happens(e.StreamOpened(self._num_streams))
+        return self._num_streams
+
     def connect(
         self,
         name: str,
@@ -196,10 +206,7 @@ class Story:
         if incarnation:
             site.incarnation = incarnation
         if not again:
-            self._num_streams += 1
-            site.stream = self._num_streams
-            self._owners[self._num_streams] = site
-            self.happens(e.StreamOpened(self._num_streams))
+            self.open_stream(name)
         hello = m.Hello(
             name=name,
             key=a_hash(f"key {key or name}"),

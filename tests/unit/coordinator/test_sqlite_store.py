@@ -134,3 +134,26 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sqlite_store, "file_system_of", lambda path, mounts: "nfs4")
     with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
         SqliteStore(tmp_path / "run.db")
+
+
+def test_a_store_whose_rows_are_not_what_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    store = SqliteStore(path)
+    store.begin(SETTINGS)
+    store._db.execute("UPDATE run SET settings_json = 'no JSON'")
+    store.close()
+    with pytest.raises(StateError, match="damaged"):
+        SqliteStore(path).begin(SETTINGS)
+
+
+def test_a_store_whose_text_is_not_text(tmp_path: Path) -> None:
+    """SQLite itself reports the name of what is damaged; it may not be UTF-8."""
+    path = tmp_path / "run.db"
+    store = SqliteStore(path)
+    store.begin(SETTINGS)
+    store.close()
+    data = path.read_bytes()
+    place = data.index(b"CREATE TABLE")
+    path.write_bytes(data[:place] + b"\x80" * 12 + data[place + 12 :])
+    with pytest.raises(StateError, match="damaged"):
+        SqliteStore(path).begin(SETTINGS)

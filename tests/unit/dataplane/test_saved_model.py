@@ -153,6 +153,10 @@ def test_damage_is_found_and_named(tmp_path: Path, used: Layout, outer: OuterSta
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"damaged|truncated|not a \.safetensors|lies outside|size"):
             restore(folder, fresh(tmp_path, used), used)
+    header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,1e999]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(ConfigError, match=r"not a \.safetensors file"):
+        restore(folder, fresh(tmp_path, used), used)
     path.unlink()
     with pytest.raises(ConfigError, match="not complete"):
         restore(folder, fresh(tmp_path, used), used)

@@ -31,3 +31,18 @@ def test_what_a_killed_node_left_outside_of_its_home_goes_at_its_next_start(tmp_
         Home(tmp_path / "home").close()
     assert not left_over.exists()
     assert foreign.exists()  # a note that does not name such a folder removes nothing
+
+
+@pytest.mark.parametrize("text", ["-5", "9" * 25, "seven", ""])
+def test_a_count_of_starts_that_is_none_is_an_error(tmp_path: Path, text: str) -> None:
+    Home(tmp_path / "home").close()
+    (tmp_path / "home" / "incarnation").write_text(text)
+    for _ in range(2):  # and the folder is not left locked
+        with pytest.raises(HostError, match="not a count of starts"):
+            Home(tmp_path / "home")
+
+
+def test_a_note_that_is_no_path_is_passed_over(tmp_path: Path) -> None:
+    Home(tmp_path / "home").close()
+    (tmp_path / "home" / "socket_folder").write_bytes(b"atoll-\0")
+    Home(tmp_path / "home").close()

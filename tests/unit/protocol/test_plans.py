@@ -79,3 +79,9 @@ def test_the_payload_digest_covers_run_attempt_weights_and_payloads() -> None:
         payload_digest("r", PLAN, hashes[:1]),
     }
     assert len(values) == 6
+
+
+def test_a_parent_that_is_no_place_in_the_list_is_refused() -> None:
+    wrong = replace(PLAN, trees=(Tree(first_chunk=0, num_chunks=4, parents=(-2, 0)),))
+    with pytest.raises(InvalidMessage, match="parent -2"):
+        plan_digest(wrong)

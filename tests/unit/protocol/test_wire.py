@@ -100,3 +100,10 @@ def test_no_bytes_crash_the_decoder(data: bytes) -> None:
             wire.decode(cls, data)
         except InvalidMessage:
             continue
+
+
+@pytest.mark.parametrize("num_bytes", [0, 31])
+def test_a_digest_that_is_not_whole_is_refused(num_bytes: int) -> None:
+    envelope = wire.request(messages.Applied(commit=1, state_hash=bytes(num_bytes)), HEADER, 1, 0)
+    with pytest.raises(InvalidMessage, match=rf"Applied\.state_hash: {num_bytes} items, exactly 32"):
+        wire.unpack(envelope)

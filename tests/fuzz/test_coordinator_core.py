@@ -1,0 +1,170 @@
+"""The coordinator's core hears any messages in any order from several streams, among those of sites that behave.
+
+After every event the story checks that decisions were kept before they were sent. A refused message must have changed
+nothing but its stream: the core is compared with a copy of it that only saw that stream end.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.membership import Standing
+from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import messages as m
+from atoll.protocol.errors import InvalidMessage
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.fuzzing import SITE_MESSAGES, SMALL, fuzz, instances, snapshot
+
+NAMES = ("a", "b", "c")
+STATES = {bytes(32): "other", **{a_hash(f"s{n}"): f"s{n}" for n in range(4)}}
+HASHES = st.sampled_from([b"", *STATES, b"\1" * 31])
+MESSAGES = st.one_of(
+    [instances(cls) for cls in SITE_MESSAGES]
+    + [
+        instances(m.Hello, name=st.sampled_from([*NAMES, "", "d"]), key=st.sampled_from([a_hash("key a"), bytes(32)]))
+        | instances(m.Hello, state_hash=HASHES),
+        instances(m.Applied, commit=SMALL, state_hash=HASHES),
+        instances(m.Done, sync=SMALL, attempt=SMALL, term=SMALL, last_commit=SMALL, state_hash=HASHES),
+        instances(m.ExchangeFailed, sync=SMALL, attempt=SMALL, term=SMALL, peer_site_id=SMALL),
+        instances(m.Ready, sync=SMALL),
+    ]
+)
+HEADERS = instances(m.Header, protocol_version=st.just(PROTOCOL_VERSION), run_id=st.sampled_from(["", "run", "other"]))
+STREAMS_AND_SIGNS_OF_LIFE = frozenset(
+    {
+        "out", "now", "streams", "num_refused", "num_malformed", "gone", "paused", "hello",
+        "settings", "limits", "heard_at", "progress_at",
+    }
+)  # fmt: skip
+
+
+def decisions(core: Core) -> Any:
+    """Everything that the core holds but streams, signs of life, and sites that only said Hello."""
+    found = snapshot(core.run, STREAMS_AND_SIGNS_OF_LIFE)
+    sites = found["members"]["sites"]
+    for name in [name for name, site in sites.items() if not site["site_id"]]:
+        del sites[name]
+    for site in sites.values():
+        if site["standing"] is Standing.NEW:
+            site["standing"] = Standing.OUT
+        if site["standing"] is Standing.OUT:  # what it said of itself counts from its next admission on
+            for word in ("stream", "heartbeat"):
+                del site[word]
+    return found
+
+
+class World:
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.story = Story(some_settings(min_sites=2, quorum=data.draw(st.integers(1, 2))))
+
+    def draw(self, *choices: Any) -> Any:
+        return self.data.draw(st.sampled_from(choices))
+
+    def stream(self) -> int:
+        streams = list(self.story.core.run.members.streams)
+        return int(self.draw(*streams, 99)) if streams else 99
+
+    # --- what behaves
+
+    def behave(self) -> None:
+        """A site does what is due."""
+        story, name = self.story, self.draw(*NAMES)
+        run, site = story.core.run, story.sites.get(name)
+        if site is None or site.stream is None:
+            state = self.draw(None, None, (run.log.last, f"s{run.log.last}"))
+            story.connect(name, incarnation=(site.incarnation if site else 1) + self.draw(0, 0, 1), state=state)
+            return
+        known = run.members.sites.get(name)
+        if known is None or known.stream != site.stream:
+            return
+        if not known.live:
+            story.offer(name)
+        elif known.applied is None or known.applied < run.log.last:
+            story.applied(name, run.log.last, f"s{run.log.last}")
+        elif run.sync is not None and run.sync.attempt is not None and known.site_id in run.sync.attempt.ids():
+            story.done(name, f"s{run.log.last}")
+        elif self.draw(False, False, True):
+            story.says(name, m.LeaseRequest(num_samples=40, wanted=self.draw(0, 7, 100)))
+        elif run.sync is not None:
+            who = (known.site_id, known.incarnation)
+            leased = [run.ledger.held(line, who).as_tuple() for line in range(len(run.ledger.lines))]
+            story.ready(name, tokens=self.draw(0, 100), data=[r for ranges in leased for r in ranges][:1])
+
+    # --- what does not
+
+    def say_anything(self) -> None:
+        message = self.data.draw(MESSAGES)
+        stream = self.stream()
+        state = self.story.core.run.members.streams.get(stream)
+        site = state.site if state else None
+        if site is not None and self.draw(True, True, False):
+            header = m.Header(
+                protocol_version=PROTOCOL_VERSION, run_id="run", site_id=site.site_id, incarnation=site.incarnation
+            )
+        else:
+            header = self.data.draw(HEADERS)
+        try:  # as it comes through the door
+            header, message = wire.unpack(wire.request(message, header, 1, 0))
+        except InvalidMessage as error:
+            self.refused_changes_nothing(stream, e.Malformed(stream, str(error)))
+            return
+        self.refused_changes_nothing(stream, e.Received(stream, header, message, self.draw(None, 0, 1 << 63)))
+
+    def refused_changes_nothing(self, stream: int, event: e.Event) -> None:
+        without = copy.deepcopy(self.story.core)
+        existed = stream in without.run.members.streams
+        outputs = self.story.happens(event)
+        refused = isinstance(event, e.Garbled) or any(
+            isinstance(o, e.Send) and o.stream == stream and isinstance(o.message, m.Refused) for o in outputs
+        )
+        if refused or not existed:
+            without.handle(e.StreamClosed(stream, "refused"), self.story.now)
+            assert decisions(self.story.core) == decisions(without)
+
+    def step(self) -> None:
+        story = self.story
+        match self.data.draw(st.integers(0, 20)):
+            case 0:
+                story.restart()
+            case 1:
+                story.drop(self.draw(*story.sites)) if story.sites else None
+            case 2:
+                story.open_stream(self.draw("a", "b", "x"))
+            case 3:
+                story.wait(self.draw(0.3, 1.5, 4.0))
+            case 4:
+                kind = self.draw(e.Malformed, e.Garbled)
+                self.refused_changes_nothing(stream := self.stream(), kind(stream, "noise"))
+            case 5 if self.draw(False, False, True):
+                story.happens(e.StopAsked("stop"))
+            case n if n < 10:
+                self.behave()
+            case _:
+                self.say_anything()
+
+
+@fuzz(250)
+@given(st.data())
+def test_no_message_crashes_it_and_a_refused_one_changes_nothing(data: st.DataObject) -> None:
+    world = World(data)
+    stage = data.draw(st.sampled_from(["empty", "training", "planned", "second sync", "second sync planned"]))
+    if stage != "empty":
+        world.story.start("a", "b")
+    if stage.startswith("second"):
+        world.story.commit_one("a", "b", state="s0", following="s1")
+    if stage.endswith("planned"):
+        world.story.ready("a")
+        world.story.ready("b")
+    for _ in range(data.draw(st.integers(5, 40))):
+        world.step()
+    run = world.story.core.run
+    assert all(len(h) == 32 for h in run.log.attested.values())
+    for site in run.members.live():  # whoever counts as connected has a stream of its own
+        assert site.stream is None or run.members.streams[site.stream].site is site

@@ -1,0 +1,273 @@
+"""Files of a node's and a coordinator's disk, damaged in any way: what is read is what was written, or it is an error
+that says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.node.daemon.home import Home
+from atoll.node.dataplane import safetensors_file, saved_manifest, saved_model
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.protocol.errors import AtollError, ConfigError, HostError, StateError
+from tests.harness import data_plane as dp
+from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.fuzzing import damaged, fuzz
+
+LAYOUT = dp.layout()
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """hypothesis calls a test many times; pytest makes one folder for all."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        yield Path(folder)
+
+
+def damage(data: st.DataObject, path: Path) -> None:
+    path.write_bytes(data.draw(damaged(path.read_bytes())))
+
+
+@st.composite
+def spots(draw: st.DrawFn, size: int) -> tuple[int, bytes]:
+    return draw(st.integers(0, size - 1)), draw(st.binary(min_size=1, max_size=40))
+
+
+def overwrite(data: st.DataObject, path: Path) -> None:
+    """A few bytes anywhere, or a torn end: cheaper than `damage` for large files."""
+    with path.open("r+b") as file:
+        at, written = data.draw(spots(max(1, path.stat().st_size)))
+        if data.draw(st.integers(0, 4)) == 0:
+            file.truncate(at)
+        else:
+            file.seek(at)
+            file.write(written)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`state`, `log` and `model` of a site at commit 1."""
+    folder = tmp_path_factory.mktemp("whole")
+    outer = dp.seeded(folder / "state", LAYOUT)
+    log = PayloadLog(folder / "log", LAYOUT, dp.RUN, 4)
+    found = dp.payloads(outer)
+    dp.logged(log, outer, 1, found)
+    dp.apply_all(outer, found, 1)
+    saved_model.save(folder / "model", outer, LAYOUT, ("momentum",), {"run_step": 20, "run_tokens": 5, "settings": {}})
+    outer.close()
+    log.close()
+    return folder
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_a_payload_log_gives_whole_payloads_or_none(whole: Path, data: st.DataObject) -> None:
+    with scratch() as folder:
+        shutil.copytree(whole / "log", folder / "log")
+        for _ in range(data.draw(st.integers(1, 3))):
+            path = data.draw(st.sampled_from(sorted((folder / "log").iterdir())))
+            if path.stat().st_size:
+                overwrite(data, path)
+        original = PayloadLog(whole / "log", LAYOUT, dp.RUN, 4)
+        log = PayloadLog(folder / "log", LAYOUT, dp.RUN, 4)
+        try:
+            for commit in log.commits():
+                assert commit in original.commits()
+                for chunk in [c.index for c in LAYOUT.chunks[: LAYOUT.num_sync_chunks] if c.num_elements]:
+                    try:
+                        assert log.read(commit.commit, chunk) == original.read(commit.commit, chunk)
+                    except StateError:
+                        pass
+        finally:
+            log.close()
+            original.close()
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_an_outer_state_holds_only_chunks_that_have_their_hash(whole: Path, data: st.DataObject) -> None:
+    with scratch() as folder:
+        shutil.copytree(whole / "state", folder / "state")
+        for _ in range(data.draw(st.integers(1, 3))):
+            path = data.draw(st.sampled_from(sorted((folder / "state").iterdir())))
+            if path.stat().st_size:
+                overwrite(data, path)
+        reference = OuterState.open(whole / "state", LAYOUT, ("momentum",), dp.RUN)
+        written = {chunk: reference.read(chunk) for chunk in range(len(LAYOUT.chunks))}
+        reference.close()
+        try:
+            outer = OuterState.open(folder / "state", LAYOUT, ("momentum",), dp.RUN)
+        except StateError:
+            return
+        try:
+            for chunk in range(len(LAYOUT.chunks)):
+                if chunk not in outer.missing:
+                    found = outer.read(chunk)
+                    assert found == written[chunk] or found.version < written[chunk].version
+        finally:
+            outer.close()
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_a_saved_model_is_restored_whole_or_refused(whole: Path, data: st.DataObject) -> None:
+    with scratch() as folder:
+        shutil.copytree(whole / "model", folder / "model")
+        for _ in range(data.draw(st.integers(0, 2))):
+            overwrite(data, data.draw(st.sampled_from(sorted((folder / "model").iterdir()))))
+        outer = OuterState.create(folder / "state", LAYOUT, ("momentum",), dp.RUN)
+        try:
+            saved_model.restore(folder / "model", outer, LAYOUT)
+        except ConfigError:
+            return
+        else:
+            assert outer.commit == 0
+            assert outer.state_hash() == saved_manifest.load_manifest(whole / "model").state_hash
+        finally:
+            outer.close()
+
+
+JSON = st.recursive(
+    st.none() | st.integers(-1, 3) | st.sampled_from(["", "F32", float("inf"), float("nan"), 1 << 70, "\ud800", True]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["name", "shape"]), inner),
+    max_leaves=3,
+)
+
+
+@fuzz(200)
+@given(data=st.data())
+def test_any_manifest_file_is_understood_or_refused(whole: Path, data: st.DataObject) -> None:
+    table: Any = json.loads((whole / "model" / saved_manifest.MANIFEST_NAME).read_bytes())
+    for _ in range(data.draw(st.integers(1, 2))):
+        part = data.draw(st.sampled_from([table, *table["tensors"]]) if table.get("tensors") else st.just(table))
+        if isinstance(part, dict) and part:
+            part[data.draw(st.sampled_from(sorted(part)))] = data.draw(JSON)
+        if not isinstance(table.get("tensors"), list):
+            break
+    with scratch() as folder:
+        path = folder / saved_manifest.MANIFEST_NAME
+        path.write_text(json.dumps(table))
+        if data.draw(st.booleans()):
+            damage(data, path)
+        try:
+            saved_manifest.load_manifest(path)
+        except ConfigError:
+            pass
+
+
+OFFSETS = st.lists(
+    st.sampled_from([0, 4, 8, -1, 1 << 70, float("inf"), float("nan"), "4", None, True, 2.5]), max_size=3
+)
+
+
+@fuzz(200)
+@given(st.dictionaries(st.sampled_from(["w", "__metadata__", ""]), JSON | st.fixed_dictionaries(
+    {"dtype": st.sampled_from(["F32", "", 3, None]), "shape": JSON, "data_offsets": OFFSETS | JSON}
+)), st.sampled_from([0, 0, 0, 1, -1, 1 << 62, 99]))  # fmt: skip
+def test_any_safetensors_header_is_understood_or_refused(header: dict[str, Any], longer: int) -> None:
+    text = json.dumps(header).encode()
+    with scratch() as folder:
+        path = folder / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", max(0, len(text) + longer)) + text + bytes(8))
+        try:
+            reader = safetensors_file.Reader(path)
+        except ConfigError:
+            return
+        try:
+            for name in header:
+                try:
+                    size = reader.num_bytes(name, "F32")
+                    assert 0 <= size <= 8
+                    assert len(reader.read(name, 0, size)) == size
+                except ConfigError:
+                    pass
+        finally:
+            reader.close()
+
+
+SMALL_FILES = st.one_of(
+    st.sampled_from(
+        [b"", b"7", b"-5", b"0", b"1" * 25, b"1" * 5000, b" 3\n", b"atoll-\0", b"atoll-x", b"\xff", bytes(32)]
+    ),
+    st.binary(max_size=40),
+)
+
+
+@fuzz(150)
+@given(
+    st.fixed_dictionaries({}, optional={"incarnation": SMALL_FILES, "socket_folder": SMALL_FILES, "lock": SMALL_FILES}),
+    st.none() | SMALL_FILES,
+)
+def test_any_home_folder_opens_with_a_usable_identity_or_is_an_error(
+    files: dict[str, bytes], key: bytes | None
+) -> None:
+    with scratch() as folder:
+        (folder / "home").mkdir()
+        for name, content in (files if key is None else files | {"key": key}).items():
+            (folder / "home" / name).write_bytes(content)
+        try:
+            home = Home(folder / "home")
+        except HostError:
+            return
+        try:
+            assert len(home.key) == 32
+            assert 0 < home.incarnation < 1 << 63
+        finally:
+            home.close()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of a coordinator that was killed in the second sync, as a file without its log."""
+    path = tmp_path_factory.mktemp("store") / "run.db"
+    settings = some_settings()
+    story = Story(settings)
+    store = SqliteStore(path)
+    persisted = store.begin(settings)
+    kept: list[e.Record] = []
+    original = story.store.persist
+
+    def persist(term: int, records: Any, wall_time_s: float) -> None:
+        kept.extend(records)
+        original(term, records, wall_time_s)
+
+    story.store.persist = persist  # type: ignore[method-assign]
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.ready("a")
+    story.ready("b")
+    store.persist(persisted.term, kept, 1.0)
+    store.close()
+    return path
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_a_damaged_store_is_never_half_understood(database: Path, data: st.DataObject) -> None:
+    with scratch() as folder:
+        path = folder / "run.db"
+        shutil.copy(database, path)
+        overwrite(data, path)
+        store = None
+        try:
+            store = SqliteStore(path)
+            persisted = store.begin(some_settings())
+            assert persisted.term >= 1
+        except AtollError:
+            pass
+        finally:
+            if store is not None:
+                store.close()

@@ -1,0 +1,183 @@
+"""What workers send over the local socket: frames, and any reports in any order of any ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node import local_protocol
+from atoll.node.core import events as e
+from atoll.node.core.events import Answer, AnswerKind
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.v1 import local_pb2
+from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
+
+MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
+GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
+GENERATION = 3
+
+
+@fuzz(200)
+@given(protos(local_pb2.LocalRequest), st.data())
+def test_any_frame_is_a_request_or_refused(request: local_pb2.LocalRequest, data: st.DataObject) -> None:
+    frame = data.draw(damaged(local_protocol.encode_frame(request)))
+    try:
+        size = local_protocol.frame_size(frame[: local_protocol.LENGTH_BYTES])
+        assert size <= local_protocol.MAX_FRAME_BYTES
+        local_protocol.decode(local_pb2.LocalRequest, frame[local_protocol.LENGTH_BYTES :][:size])
+    except InvalidMessage:
+        pass
+
+
+def test_a_promised_length_takes_no_memory() -> None:
+    """The bytes must come first: 64 MiB may be announced by four of them."""
+
+    async def main() -> None:
+        server = LocalServer(lambda _: None)
+        await server.start()
+        server.begin(GENERATION, 1, GREETING)
+        reader, writer = await asyncio.open_unix_connection(server.path)
+        writer.write(local_protocol.MAX_FRAME_BYTES.to_bytes(4, "little") + b"x")
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        await server.close()
+
+    assert peak_bytes(lambda: asyncio.run(main())) < 4 << 20
+
+
+class FakeConnection:
+    """Where a rank's messages come from."""
+
+    def __init__(self) -> None:
+        self.rank: int | None = None
+        self.sent: list[local_pb2.LocalResponse] = []
+
+    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
+        local_protocol.encode_frame(response)
+        self.sent.append(response)
+
+
+class Site:
+    """A server and the connections of its ranks, without sockets."""
+
+    def __init__(self, data: st.DataObject, num_ranks: int) -> None:
+        self.data = data
+        self.num_ranks = num_ranks
+        self.events: list[e.Event] = []
+        self.server = LocalServer(self._happened, lambda: 100.0)
+        self.server.begin(GENERATION, num_ranks, GREETING)
+        self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
+        self.asked: list[e.BoundaryAsked] = []
+
+    def _happened(self, event: Any) -> None:
+        self.events.append(event)
+        for value in [getattr(event, name) for name in getattr(event, "__slots__", ())]:
+            if isinstance(value, float):
+                assert math.isfinite(value), event
+        if isinstance(event, e.BoundaryAsked):
+            self.asked.append(event)
+        if isinstance(event, e.SnapshotSealed):  # as the core says it to the coordinator
+            ready = m.Ready(
+                sync=1, tokens=event.tokens, num_steps=event.num_steps, mean_loss=event.mean_loss, train_s=event.train_s
+            )
+            header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
+            wire.unpack(wire.request(ready, header, 1, 0))
+
+    def say(self, connection: Any, request: local_pb2.LocalRequest) -> None:
+        server: Any = self.server
+        try:
+            server._handle(connection, request)
+        except (RefusedError, ConfigError):
+            if connection.rank is not None and server._of_rank.get(connection.rank) is connection:
+                del server._of_rank[connection.rank]
+                server._deliver(server._group.lost(connection.rank, "was cut off"))
+            self.connections[self.connections.index(connection)] = FakeConnection()
+
+    # --- ranks that do as they should
+
+    def request(self, rank: int, **body: Any) -> local_pb2.LocalRequest:
+        return local_pb2.LocalRequest(generation=GENERATION, rank=rank, **body)
+
+    def behave(self) -> None:
+        rank = self.data.draw(st.integers(0, self.num_ranks - 1))
+        group: Any = self.server._group
+        status = group.ranks[rank]
+        connection = self.connections[rank]
+        due = status.due.name
+        if due != "HELLO" and connection.rank != rank:
+            return
+        point = None if group.failed or due not in ("BOUNDARY", "SEALED", "MERGED") else group._point_of(status)
+        match due:
+            case "HELLO":
+                hello = local_pb2.LocalHello(world_size=self.num_ranks, pid=7, protocol_version=PROTOCOL_VERSION)
+                self.say(connection, self.request(rank, hello=hello))
+            case "JOIN":
+                piece = local_pb2.Piece(name="w", offsets=[0], sizes=[4], dtype="F32")
+                join = local_pb2.LocalJoin(manifest=wire.to_proto(MANIFEST), pieces=[piece])
+                self.say(connection, self.request(rank, join=join))
+            case "LAYOUT":
+                group.layout_sent(100.0)
+            case "BOUNDARY" if point is not None:
+                self.say(connection, self.request(rank, boundary=local_pb2.Boundary(step=point.step, seq=point.seq)))
+            case "SEALED" if point is not None:
+                tokens = local_pb2.TokenCount(tokens=self.data.draw(st.sampled_from([5, (1 << 64) - 1])))
+                numbers = st.sampled_from([1.0, 1e308, float("nan")])
+                sealed = local_pb2.Sealed(
+                    step=point.step, seq=point.seq, tokens=tokens, num_steps=1,
+                    loss_sum=self.data.draw(numbers), train_s=self.data.draw(numbers),
+                )  # fmt: skip
+                self.say(connection, self.request(rank, sealed=sealed))
+            case "MERGED" if point is not None:
+                wait_s = self.data.draw(st.sampled_from([0.0, float("inf"), float("nan")]))
+                merged = local_pb2.Merged(version=point.answer.version, step=point.step, wait_s=wait_s)
+                self.say(connection, self.request(rank, merged=merged))
+            case "GOODBYE":
+                self.say(connection, self.request(rank, goodbye=local_pb2.Goodbye(run_over=True)))
+
+    def answer(self) -> None:
+        if not self.asked:
+            return
+        asked = self.asked.pop()
+        kind = self.data.draw(st.sampled_from(AnswerKind))
+        answer = Answer(kind=kind, next_step=asked.step + self.data.draw(st.integers(0, 1)))
+        self.server.answer(asked.generation, asked.step, asked.seq, answer)
+
+    def say_anything(self) -> None:
+        request = self.data.draw(protos(local_pb2.LocalRequest))
+        connection = self.data.draw(st.sampled_from(self.connections))
+        if self.data.draw(st.booleans()):
+            request.generation = GENERATION
+            request.rank = connection.rank or 0
+        if request.WhichOneof("body") == "hello" and self.data.draw(st.booleans()):
+            request.hello.world_size = self.num_ranks
+            request.hello.protocol_version = PROTOCOL_VERSION
+        self.say(connection, request)
+
+
+@fuzz(300)
+@given(st.data())
+def test_any_reports_of_ranks_are_followed_or_refused(data: st.DataObject) -> None:
+    site = Site(data, data.draw(st.integers(1, 2)))
+    for _ in range(data.draw(st.integers(5, 40))):
+        match data.draw(st.integers(0, 9)):
+            case 0 | 1:
+                site.say_anything()
+            case 2:
+                site.answer()
+            case _:
+                site.behave()
+    server: Any = site.server
+    for rank, connection in server._of_rank.items():
+        assert connection.rank == rank, "a connection speaks for one rank"
+    failures = [event for event in site.events if isinstance(event, e.WorkersFailed)]
+    assert len(failures) <= 1

@@ -1,0 +1,451 @@
+"""What peers send to a node: frames of exchanges, openings of streams, requests to a donor, and a donor's answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.dataplane.outer_state import record_bytes
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.hub import MAX_EARLY, Hub
+from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.peer_service import PeerService
+from atoll.node.exchange.progress import Pace
+from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import messages as m
+from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
+from atoll.protocol.plans import payload_digest, plan_digest, reducers
+from atoll.protocol.v1 import peer_pb2
+from tests.harness import data_plane as dp
+from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos, snapshot
+
+LAYOUT = dp.layout()
+NUM_CHUNKS = len(LAYOUT.chunks)
+HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id=dp.RUN, site_id=1, incarnation=1)
+MAX_CHUNK_BYTES = 20 << 10
+PACE = Pace(stall_s=5.0, slowest_bytes_per_s=0.0)
+REFUSALS = (RefusedError, NotYetError, StateError)
+MEMBERS = tuple(m.Member(site_id=i, incarnation=1, address=f"127.0.0.1:{i}", tokens=5) for i in (1, 2))
+
+
+def plan(**changes: Any) -> m.Plan:
+    whole = m.Plan(
+        sync=1,
+        attempt=1,
+        term=1,
+        base_commit=0,
+        contributors=MEMBERS,
+        trees=(m.Tree(first_chunk=0, num_chunks=LAYOUT.num_sync_chunks, parents=(-1, 0)),),
+        stall_limit_s=5.0,
+        num_steps=10,
+        deadline_s=60.0,
+        slowest_bytes_per_s=1000,
+    )
+    return replace(whole, **changes)
+
+
+# --- frames
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> list[bytes]:
+    """Frames as a sender makes them, then damaged."""
+    sizes = draw(st.lists(st.sampled_from([1, 100, 5000, MAX_CHUNK_BYTES]), min_size=1, max_size=4))
+    items = [Encoded(chunk, bytes([chunk]) * size, bytes(32)) for chunk, size in enumerate(sizes)]
+    frame_bytes = draw(st.sampled_from([6000, 512 << 10]))
+    sent = list(pack_frames(items, frame_bytes))
+    return [draw(damaged(frame)) if draw(st.booleans()) else frame for frame in sent]
+
+
+@fuzz(200)
+@given(frames())
+def test_damaged_frames_give_bounded_chunks_or_are_refused(received: list[bytes]) -> None:
+    def expect(chunk: int) -> int:
+        if chunk > 3:
+            raise InvalidMessage("no such chunk here")
+        return MAX_CHUNK_BYTES
+
+    assembler = PartAssembler(expect)
+    for frame in received:
+        try:
+            request = parse(peer_pb2.ExchangeRequest, frame)
+            for part in request.contribution.parts:
+                item = assembler.add(part)
+                assert item is None or (0 < len(item.data) <= MAX_CHUNK_BYTES and len(item.hash) == 32)
+        except InvalidMessage:
+            return
+
+
+@fuzz(200)
+@given(st.lists(protos(peer_pb2.Part), max_size=8))
+def test_any_parts_hold_no_more_than_one_chunk(parts: list[peer_pb2.Part]) -> None:
+    assembler = PartAssembler(lambda _: 64)
+    for part in parts:
+        try:
+            assembler.add(part)
+        except InvalidMessage:
+            return
+        assert sum(map(len, assembler._pieces)) < 64
+
+
+@fuzz(100)
+@given(st.lists(st.tuples(SMALL, SMALL, st.integers(0, 3), st.binary(min_size=32, max_size=32)), max_size=8))
+def test_what_is_held_never_changes(additions: list[tuple[int, int, int, bytes]]) -> None:
+    held = HeldContributions()
+    first: dict[tuple[int, int, int], bytes] = {}
+    for site_id, incarnation, chunk, value in additions:
+        try:
+            held.add(site_id, incarnation, Encoded(chunk, b"x", value))
+        except InvalidMessage:
+            pass
+        found = held.get(site_id, incarnation, chunk)
+        assert found is not None
+        assert found.hash == first.setdefault((site_id, incarnation, chunk), value)
+        assert held.num_bytes == len(first)
+
+
+# --- plans
+
+
+PLANS = st.builds(
+    plan,
+    contributors=st.sampled_from([MEMBERS, MEMBERS[:1], MEMBERS[::-1], ()]) | st.lists(instances(m.Member)).map(tuple),
+    trees=st.lists(
+        instances(m.Tree, first_chunk=SMALL, parents=st.sampled_from([(-1, 0), (1, -1), (-1,), (0, 0)]))
+        | instances(m.Tree),
+        max_size=3,
+    ).map(tuple),
+)  # fmt: skip
+
+
+@fuzz(200)
+@given(PLANS | instances(m.Plan))
+def test_any_plan_is_understood_or_refused(found: m.Plan) -> None:
+    assert len(payload_digest("run", found, [])) == 32
+    try:
+        assert len(plan_digest(found)) == 32
+        tops = reducers(found, 5)
+    except InvalidMessage:
+        return
+    assert len(tops) == 5
+    assert set(tops) <= set(found.contributors)
+
+
+def test_a_tree_of_many_chunks_takes_no_memory_before_it_is_refused() -> None:
+    huge = plan(trees=(m.Tree(first_chunk=0, num_chunks=(1 << 32) - 1, parents=(-1, 0)),))
+
+    def judge() -> None:
+        with pytest.raises(InvalidMessage):
+            reducers(huge, 5)
+
+    assert peak_bytes(judge) < 1 << 16
+
+
+# --- streams that open, and what comes after
+
+
+class Aborted(Exception):
+    pass
+
+
+class FakeContext:
+    """A stream: what the peer sends, and what it was sent."""
+
+    def __init__(self, received: list[bytes]) -> None:
+        self.received = deque(received)
+        self.sent: list[bytes] = []
+
+    async def read(self) -> bytes:
+        return self.received.popleft() if self.received else b"\xff"  # ends what would wait for more
+
+    async def write(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+    def peer(self) -> str:
+        return "a test"
+
+    async def abort(self, code: grpc.StatusCode, details: str) -> None:
+        raise Aborted(code, details)
+
+
+class Disk:
+    """Outer state and log of a donor at commit 1."""
+
+    def __init__(self, folder: Path) -> None:
+        self.outer = dp.seeded(folder / "state", LAYOUT)
+        self.log = PayloadLog(folder / "log", LAYOUT, dp.RUN, 4)
+        self.payloads = dp.payloads(self.outer)
+        dp.logged(self.log, self.outer, 1, self.payloads)
+        self.data = dp.sync_data(self.outer, dp.filled(LAYOUT, 3))
+        self.contributions = [
+            Encoded(chunk, data, self.data.payload_hash(data))
+            for chunk in self.data.chunks
+            for data in [self.data.contribution(chunk)]
+        ]
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    made = Disk(tmp_path_factory.mktemp("disk"))
+    yield made
+    made.outer.close()
+    made.log.close()
+
+
+@asynccontextmanager
+async def serving(disk: Disk) -> AsyncIterator[Hub]:
+    """A node that is the reducer of all chunks of sync 1."""
+    hub = Hub(run_id=dp.RUN, incarnation=1, credentials=None, num_threads=1, max_retained_bytes=1 << 20)
+    hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+def opening(**changes: Any) -> peer_pb2.ExchangeOpen:
+    header = wire.to_proto(replace(HEADER, site_id=2))
+    values: dict[str, Any] = {
+        "header": header, "sync": 1, "attempt": 1, "plan_term": 1, "plan_digest": plan_digest(plan()), "tokens": 5,
+        "reducer_site_id": 1, "reducer_incarnation": 1,
+    }  # fmt: skip
+    return peer_pb2.ExchangeOpen(**(values | changes))
+
+
+@st.composite
+def openings(draw: st.DrawFn) -> peer_pb2.ExchangeOpen:
+    """The right one with up to two fields that are not, or any."""
+    other = draw(protos(peer_pb2.ExchangeOpen))
+    if draw(st.booleans()):
+        return cast(peer_pb2.ExchangeOpen, other)
+    message = opening()
+    for name in draw(st.lists(st.sampled_from([f.name for f in message.DESCRIPTOR.fields]), max_size=2)):
+        message.ClearField(name)  # type: ignore[arg-type]
+        lone = peer_pb2.ExchangeOpen.FromString(other.SerializeToString())
+        for field in message.DESCRIPTOR.fields:
+            if field.name != name:
+                lone.ClearField(field.name)  # type: ignore[arg-type]
+        message.MergeFrom(lone)
+    return message
+
+
+def held_by(hub: Hub) -> Any:
+    return (
+        sorted(hub._dropped),
+        {sync: snapshot(held._held) for sync, held in hub._held.items()},
+        {sync: (e.plan, e.closed, len(e.payloads), snapshot(e._lacking)) for sync, e in hub._exchanges.items()},
+    )
+
+
+@fuzz(150)
+@given(message=openings(), begun=st.booleans(), over=st.booleans())
+def test_a_stream_finds_its_exchange_or_is_refused(
+    disk: Disk, message: peer_pb2.ExchangeOpen, begun: bool, over: bool
+) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            if begun:
+                hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            if over:
+                hub.drop_sync(2)
+            hub._num_early = MAX_EARLY  # nothing is held until it is not early any more
+            before = held_by(hub)
+            try:
+                exchange, member = await hub.find(message)
+            except REFUSALS:
+                pass
+            else:
+                assert exchange.plan == plan()
+                assert member == MEMBERS[1]
+                assert message.plan_digest == exchange.plan_digest
+            assert held_by(hub) == before
+
+    asyncio.run(main())
+
+
+@fuzz(100)
+@given(first=openings(), data=st.data())
+def test_what_a_stream_brings_is_held_whole_or_refused(
+    disk: Disk, first: peer_pb2.ExchangeOpen, data: st.DataObject
+) -> None:
+    """Whatever the frames are: only whole contributions are held, and they are those that were sent."""
+    if data.draw(st.booleans()):
+        first = opening(has_payloads=first.has_payloads)
+    frames = list(pack_frames(disk.contributions, 6000))
+    received = [peer_pb2.ExchangeRequest(open=first).SerializeToString()]
+    received += [data.draw(damaged(f)) if data.draw(st.booleans()) else f for f in frames]
+    whole = {item.chunk: item.hash for item in disk.contributions}
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            hub._num_early = MAX_EARLY
+            context: Any = FakeContext(received)
+            with pytest.raises(Aborted) as ended:
+                await PeerService(hub).exchange(None, context)
+            assert isinstance(ended.value.args[0], grpc.StatusCode)
+            for held in hub._held.values():
+                for (site_id, incarnation, chunk), encoded in held._held.items():
+                    assert (site_id, incarnation) == (2, 1)
+                    assert disk.data.payload_hash(encoded.data) == encoded.hash
+                    disk.data.check(chunk, encoded.data)
+                    assert len(encoded.data) <= disk.data.max_bytes(chunk)
+                assert held.num_bytes <= sum(disk.data.max_bytes(chunk) for chunk in whole)
+
+    asyncio.run(main())
+
+
+@fuzz(100)
+@given(found=PLANS | instances(m.Plan), contributes=st.booleans())
+def test_a_plan_that_cannot_be_run_leaves_nothing_behind(disk: Disk, found: m.Plan, contributes: bool) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            hub.begin(plan(sync=3), disk.data, site_id=1, contributes=True)
+            before = held_by(hub)
+            try:
+                hub.begin(found, disk.data, site_id=1, contributes=contributes)
+            except RefusedError:
+                assert held_by(hub) == before
+
+    asyncio.run(main())
+
+
+# --- requests to a donor
+
+
+@st.composite
+def requests(draw: st.DrawFn, cls: Any) -> Any:
+    """Any request; mostly from this run, mostly for chunks that there are."""
+    request = draw(protos(cls))
+    if draw(st.integers(0, 3)):
+        request.header.CopyFrom(wire.to_proto(HEADER))
+    if draw(st.booleans()):
+        del request.chunks[:]
+        request.chunks.extend(draw(st.lists(st.integers(0, NUM_CHUNKS), max_size=4)))
+    return request
+
+
+@pytest.mark.parametrize("method", ["fetch_state", "fetch_payloads"])
+@fuzz(100)
+@given(data=st.data())
+def test_a_donor_answers_in_bounded_frames_or_refuses(disk: Disk, method: str, data: st.DataObject) -> None:
+    cls: Any = peer_pb2.FetchStateRequest if method == "fetch_state" else peer_pb2.FetchPayloadsRequest
+    request = data.draw(requests(cls)).SerializeToString()
+    if data.draw(st.booleans()):
+        request = data.draw(damaged(request))
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            context: Any = FakeContext([])
+            with suppress(Aborted):
+                await getattr(PeerService(hub), method)(request, context)
+            assert all(len(frame) <= transport.MAX_FRAME_BYTES for frame in context.sent)
+            assert hub.donor is not None
+            assert not hub.donor._requests_of, "its place is free again"
+
+    asyncio.run(main())
+
+
+# --- a donor's answers
+
+
+class LyingDonor(DonorClient):
+    """Whatever is asked, the answer is `frames`."""
+
+    frames: Sequence[bytes] = ()
+
+    async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
+        for frame in self.frames:
+            yield frame
+
+
+@asynccontextmanager
+async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
+    client = LyingDonor(
+        m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1),
+        header=HEADER,
+        credentials=None,
+        counters=Counters(),
+        pace=PACE,
+    )
+    client.frames = frames
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+async def true_answers(disk: Disk, chunks: list[int]) -> dict[str, list[bytes]]:
+    async with serving(disk) as hub:
+        donor = hub.served_donor()
+        header = wire.to_proto(HEADER)
+        state = peer_pb2.FetchStateRequest(header=header, chunks=chunks)
+        lists = peer_pb2.FetchStateRequest(header=header, hashes_of=[0])
+        payloads = peer_pb2.FetchPayloadsRequest(header=header, commit=1, chunks=chunks)
+        return {
+            "chunks": [f async for f in donor.state(state)],
+            "lists": [f async for f in donor.state(lists)],
+            "payloads": [f async for f in donor.payloads(payloads)],
+        }
+
+
+@pytest.mark.parametrize("kind", ["chunks", "lists", "payloads"])
+@fuzz(100)
+@given(data=st.data())
+def test_a_donors_answer_is_what_was_asked_for_or_an_error(disk: Disk, kind: str, data: st.DataObject) -> None:
+    wanted = [0, 1, 2]
+    frames = asyncio.run(true_answers(disk, wanted))[kind]
+    cls: Any = peer_pb2.FetchPayloadsResponse if kind == "payloads" else peer_pb2.FetchStateResponse
+    match data.draw(st.sampled_from(["damaged", "any", "both"])):
+        case "damaged":
+            frames = [data.draw(damaged(f)) for f in frames]
+        case "any":
+            frames = [f.SerializeToString() for f in data.draw(st.lists(protos(cls), max_size=3))]
+        case _:
+            frames = [*frames, data.draw(protos(cls)).SerializeToString()]
+
+    async def main() -> None:
+        async with lying(frames) as client:
+            try:
+                if kind == "lists":
+                    for hashes in (await client.hash_lists([0, 1], NUM_CHUNKS)).values():
+                        assert [len(h) for h in hashes] == [32] * NUM_CHUNKS
+                elif kind == "chunks":
+                    got = [r async for r in client.chunks(wanted, lambda c: record_bytes(LAYOUT, ("momentum",), c))]
+                    assert [r.chunk for r in got] == wanted
+                    assert all(len(r.data) == record_bytes(LAYOUT, ("momentum",), r.chunk) for r in got)
+                else:
+                    items = [i async for some in client.payloads(1, wanted, disk.data.max_bytes) for i in some]
+                    assert sorted(i.chunk for i in items) == wanted
+            except (InvalidMessage, PeerError):
+                pass
+
+    asyncio.run(main())
+
+
+def test_a_chunk_of_state_in_tiny_parts_is_refused() -> None:
+    """Each object costs more than the byte it brings."""
+    tiny = peer_pb2.FetchStateResponse(
+        chunks=[peer_pb2.ChunkState(chunk=0, offset_bytes=i, total_bytes=9000, data=b"x") for i in range(9000)]
+    )
+
+    async def main() -> None:
+        async with lying([tiny.SerializeToString()]) as client:
+            with pytest.raises(InvalidMessage, match="part of 1 bytes"):
+                [r async for r in client.chunks([0], lambda _: 9000)]
+
+    asyncio.run(main())

@@ -1,0 +1,186 @@
+"""A site's core hears any messages from its coordinator, between workers and a data plane that do as they are told."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.node.core import events as e
+from atoll.node.core.context import SiteIdentity
+from atoll.node.core.events import AnswerKind
+from atoll.node.core.site import SiteCore
+from atoll.node.core.state import Outer, SnapshotPhase
+from atoll.protocol import messages as m
+from atoll.protocol import wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances, snapshot
+
+SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
+MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
+HEADER = m.Header(protocol_version=1, run_id="run")
+
+ME = st.just(m.Member(site_id=1, incarnation=1, address="a:1", tokens=5))
+OTHER = st.just(m.Member(site_id=2, incarnation=1, address="b:1", tokens=5))
+MEMBERS = st.lists(ME | OTHER, max_size=2).map(tuple)
+OPENS = instances(m.Open, sync=SMALL, base_commit=SMALL)
+COMMITS = instances(
+    m.Commit, commit=SMALL, sync=SMALL, attempt=SMALL, term=SMALL, contributors=MEMBERS, next=st.none() | OPENS
+)
+ATTESTED = st.lists(instances(m.Attestation, commit=SMALL), max_size=2).map(tuple)
+MESSAGES = st.one_of(
+    [instances(cls) for cls in COORDINATOR_MESSAGES if cls is not m.Refused]
+    + [
+        OPENS,
+        COMMITS,
+        instances(m.Plan, sync=SMALL, attempt=SMALL, term=SMALL, base_commit=SMALL, contributors=MEMBERS),
+        instances(m.Abandoned, sync=SMALL, next=st.none() | OPENS),
+        instances(m.Sources, attested=ATTESTED, commits=st.lists(COMMITS, max_size=2).map(tuple)),
+        instances(m.Welcome, settings_json=st.just(settings_to_json(SETTINGS))),
+        instances(m.Admitted, site_id=st.just(1)),
+        instances(m.Finished, commit=SMALL),
+        st.just(m.Evicted(reason="slow")),
+    ]
+)
+INSIGNIFICANT = frozenset({"out", "now", "settings", "limits"})
+
+
+class Host:
+    """Workers and data plane. What the core asks for is done when the test says so, or fails."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.now = 100.0
+        held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
+        identity = SiteIdentity(
+            name="a",
+            key=bytes(32),
+            address="a:1",
+            incarnation=1,
+            atoll_version="0",
+            from_saved_model=data.draw(st.booleans()),
+            max_retained_bytes=1 << 20,
+            bandwidth_bytes_per_s=0,
+        )
+        self.core = SiteCore(identity, SETTINGS, held, self.now)
+        self.due: list[e.Event] = []
+
+    def happens(self, event: e.Event) -> list[e.Output]:
+        outputs = self.core.handle(event, self.now)
+        for output in outputs:
+            self._carry_out(output)
+        deadline = self.core.next_deadline()
+        assert deadline is None or deadline > self.now or isinstance(event, e.SessionLost | e.FetchFailed), deadline
+        return outputs
+
+    def _carry_out(self, output: e.Output) -> None:
+        flip = self.data.draw(st.integers(0, 3)) == 0
+        match output:
+            case e.Send(message):
+                wire.request(message, HEADER, 1, 0)  # nothing that cannot be written
+            case e.StartWorkers(generation, _):
+                self.due.append(e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b""))
+            case e.SendLayout(generation=generation):
+                self.due.append(e.BoundaryAsked(generation=generation, step=0, seq=0))
+            case e.SeedState():
+                self.due.append(e.StateSeeded(state_hash=bytes(32)))
+            case e.FetchState(sources):
+                newest = max([c.commit for c in sources.attested] + [c.commit for c in sources.commits])
+                fetched = e.StateFetched(commit=newest, state_hash=bytes(32), run_step=1, run_tokens=1)
+                self.due.append(e.FetchFailed("gone") if flip else fetched)
+            case e.BeginExchange(plan):
+                key: dict[str, Any] = {"sync": plan.sync, "attempt": plan.attempt, "term": plan.term}
+                broken = e.ExchangeBroken(**key, peer_site_id=2, sending=True, phase="x" * 100, text="y" * 2000)
+                done = e.ExchangeFinished(**key, payload_digest=bytes(32), sent_bytes=1, received_bytes=1)
+                self.due.append(broken if flip else done)
+            case e.ApplyCommit(commit):
+                applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))
+                self.due.append(e.ApplyFailed(commit.commit, "no payloads") if flip else applied)
+            case e.PublishState(version=version, mode=mode):
+                self.due.append(e.Published(version=version, mode=mode))
+            case e.SaveModel(commit=commit):
+                self.due.append(e.ModelSaved(commit=commit))
+            case e.AnswerWorkers():
+                self._answered(output)
+
+    def _answered(self, said: e.AnswerWorkers) -> None:
+        generation, step, seq, answer = said.generation, said.step, said.seq, said.answer
+        match answer.kind:
+            case AnswerKind.CONTINUE:
+                assert answer.next_step > step
+                self.due.append(e.BoundaryAsked(generation=generation, step=answer.next_step, seq=0))
+            case AnswerKind.SNAPSHOT:
+                assert self.core.site.snapshot.phase is SnapshotPhase.WRITING
+                sealed = e.SnapshotSealed(
+                    generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0
+                )
+                self.due += [sealed, e.BoundaryAsked(generation=generation, step=step, seq=seq + 1)]
+            case AnswerKind.APPLY:
+                assert answer.next_step >= step
+                merged = e.Merged(generation=generation, version=answer.version, wait_s=0.1)
+                again = seq + 1 if answer.next_step == step else 0
+                self.due += [merged, e.BoundaryAsked(generation=generation, step=answer.next_step, seq=again)]
+            case AnswerKind.STOP:
+                self.due.append(e.WorkersLeft(generation=generation, reason="told to stop"))
+
+    def step(self) -> None:
+        match self.data.draw(st.integers(0, 20)):
+            case 0:
+                self.happens(e.SessionLost("reset"))
+            case 1:
+                self.happens(e.SessionOpened())
+            case 2:
+                self.now += self.data.draw(st.sampled_from([0.1, 2.0, 10.0]))
+                self.happens(e.Tick())
+            case 3:
+                generation = self.core.site.workers.generation
+                kind = self.data.draw(st.sampled_from(e.FailureKind)) if self.core.site.workers.running else None
+                if kind is e.FailureKind.CRASHED:
+                    self.happens(e.WorkersFailed(generation=generation, kind=kind, text="killed"))
+            case 4:
+                if self.data.draw(st.integers(0, 5)) == 0:
+                    self.happens(e.LeaveAsked("ctrl-c"))
+            case n if n < 12 and self.due:
+                self.happens(self.due.pop(0))
+            case _:
+                self.hear_anything()
+
+    def hear_anything(self) -> None:
+        message = self.data.draw(MESSAGES)
+        try:  # as it comes through the door
+            _, message = wire.unpack(wire.response(message, HEADER, 1, 0))
+        except InvalidMessage:
+            return
+        term = self.data.draw(st.sampled_from([1, 1, 1, 2, 0]))
+        before = copy.deepcopy(self.core)
+        outputs = self.happens(e.Received(term, message))
+        if term < before.site.term:
+            before.handle(e.Tick(), self.now)
+            assert not [o for o in outputs if isinstance(o, e.Send | e.Exit | e.BeginExchange | e.ApplyCommit)]
+            assert snapshot(self.core.ctx, INSIGNIFICANT) == snapshot(before.ctx, INSIGNIFICANT)
+
+
+@fuzz(250)
+@given(st.data())
+def test_no_message_crashes_it_and_one_of_an_old_term_changes_nothing(data: st.DataObject) -> None:
+    host = Host(data)
+    stage = data.draw(st.sampled_from(["new", "admitted", "training", "sealed"]))
+    if stage != "new":
+        host.happens(e.SessionOpened())
+        host.happens(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1)))
+        host.happens(host.due.pop(0))
+        known = host.core.site.outer is not None
+        as_what = m.AdmittedAs.MEMBER if known else m.AdmittedAs.SEEDER
+        host.happens(e.Received(1, m.Admitted(site_id=1, admitted_as=as_what, run_seed=1)))
+    if stage in ("training", "sealed"):
+        base = host.core.site.outer.commit if host.core.site.outer else 0
+        host.happens(e.Received(1, m.Open(sync=1, base_commit=base, run_step=0, run_tokens=0, num_steps=10)))
+        for _ in range(12 if stage == "sealed" else 4):
+            if host.due:
+                host.happens(host.due.pop(0))
+    for _ in range(data.draw(st.integers(5, 40))):
+        host.step()

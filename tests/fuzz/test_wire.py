@@ -1,0 +1,102 @@
+"""Session envelopes and stored messages: any bytes and any content come out as a message or as InvalidMessage."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator import service
+from atoll.protocol import messages as m
+from atoll.protocol import wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Manifest
+from atoll.protocol.v1 import session_pb2
+from tests.harness.fuzzing import (
+    COORDINATOR_MESSAGES,
+    MANIFESTS,
+    SITE_MESSAGES,
+    damaged,
+    fuzz,
+    instances,
+    peak_bytes,
+    protos,
+)
+
+HEADER = m.Header(protocol_version=1, run_id="run", site_id=1, incarnation=1)
+MAX_BYTES_FOR_A_BYTE = 200
+"""Of Python objects for each byte of a message: the smallest item, a number in a list, is one byte there."""
+FIXED_BYTES = 1 << 18
+
+ENVELOPES: list[Any] = [session_pb2.SessionRequest, session_pb2.SessionResponse]
+
+
+def test_the_strategies_know_every_message() -> None:
+    assert set(SITE_MESSAGES) == set(get_args(m.SiteMessage))
+    assert set(COORDINATOR_MESSAGES) == set(get_args(m.CoordinatorMessage))
+
+
+@pytest.mark.parametrize("cls", ENVELOPES)
+@fuzz(300)
+@given(st.data())
+def test_any_content_is_a_message_or_refused(cls: Any, data: st.DataObject) -> None:
+    envelope = data.draw(protos(cls))
+    try:
+        header, body = wire.unpack(envelope)
+    except InvalidMessage:
+        return
+    # What passes can be said again, and means the same.
+    pack: Any = wire.request if cls is session_pb2.SessionRequest else wire.response
+    assert wire.unpack(pack(body, header, envelope.seq, envelope.ack)) == (header, body)
+
+
+@pytest.mark.parametrize("cls", ENVELOPES)
+@fuzz(200)
+@given(st.data())
+def test_any_bytes_are_a_message_or_refused(cls: Any, data: st.DataObject) -> None:
+    from_site = cls is session_pb2.SessionRequest
+    body = data.draw(st.one_of([instances(c) for c in (SITE_MESSAGES if from_site else COORDINATOR_MESSAGES)]))
+    pack: Any = wire.request if from_site else wire.response
+    received = data.draw(damaged(pack(body, HEADER, 1, 0).SerializeToString()))
+
+    def parse() -> None:
+        try:
+            wire.unpack(cls.FromString(received))
+        except (DecodeError, InvalidMessage):
+            pass
+
+    assert peak_bytes(parse) < FIXED_BYTES + MAX_BYTES_FOR_A_BYTE * len(received)
+
+
+@fuzz(300)
+@given(st.one_of([instances(body) for body in SITE_MESSAGES]), st.data())
+def test_the_coordinators_door_lets_in_or_refuses(body: Any, data: st.DataObject) -> None:
+    received = data.draw(damaged(wire.request(body, HEADER, 1, 0).SerializeToString()))
+    try:
+        service._parse(received)
+    except (DecodeError, InvalidMessage):  # both are answered
+        pass
+
+
+def test_only_an_offer_may_be_large() -> None:
+    reason = "x" * (service.MAX_SMALL_MESSAGE_BYTES + 1)
+    large = wire.request(m.Leave(reason=reason), HEADER, 1, 0).SerializeToString()
+    with pytest.raises(InvalidMessage, match="leave of"):
+        service._parse(large)
+
+
+@pytest.mark.parametrize("cls", [Manifest, m.Plan, m.Commit, m.Open], ids=lambda cls: cls.__name__)
+@fuzz(150)
+@given(st.data())
+def test_what_a_store_keeps_is_read_back_or_refused(cls: Any, data: st.DataObject) -> None:
+    value = data.draw(MANIFESTS if cls is Manifest else instances(cls))
+    try:
+        assert wire.decode(cls, wire.encode(value)) == value
+        found = wire.decode(cls, data.draw(damaged(wire.encode(value))))
+    except InvalidMessage:
+        return
+    if isinstance(found, Manifest):
+        assert len(found.digest) == 32
