@@ -95,6 +95,7 @@ def _apply(site: SiteState, step: int) -> Decision:
         run_step=outer.run_step,
         run_tokens=outer.run_tokens,
         fresh=workers.version is None,
+        data_epoch=site.data.epoch,
     )
 
 

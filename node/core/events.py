@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 
 from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, CoordinatorMessage, Plan, SiteMessage, Sources
+from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Plan, SiteMessage, Sources
 
 
 class AnswerKind(IntEnum):
@@ -38,6 +38,7 @@ class Answer:
     run_tokens: int = 0
     reason: str = ""
     fresh: bool = False
+    data_epoch: int = 0
 
 
 # --- events: the session
@@ -82,7 +83,8 @@ class BoundaryAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSealed:
-    """Every owner has written its slices. `tokens` counts each data rank once."""
+    """Every owner has written its slices. `tokens` counts each data rank once; `samples_used` is how far into the queue
+    of this epoch they were trained."""
 
     generation: int
     step: int
@@ -90,6 +92,28 @@ class SnapshotSealed:
     num_steps: int
     mean_loss: float
     train_s: float
+    samples_used: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataAnnounced:
+    """The ranks will draw samples, `round_samples` of the site for a batch of each."""
+
+    generation: int
+    num_samples: int
+    round_samples: int
+    rounds_ahead: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawAsked:
+    """A rank wants at least so many positions of the queue from `first` on."""
+
+    generation: int
+    rank: int
+    epoch: int
+    first: int
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,7 +242,7 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | Published | LeaveAsked | DataPlaneFailed | Tick
+    | ApplyFailed | ModelSaved | Published | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked | Tick
 )  # fmt: skip
 
 
@@ -260,6 +284,15 @@ class AnswerWorkers:
     step: int
     seq: int
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDraw:
+    generation: int
+    rank: int
+    epoch: int
+    first: int
+    ranges: tuple[DataRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,5 +378,6 @@ class Exit:
 
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | Report | Exit
+    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | AnswerDraw
+    | Report | Exit
 )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, catching_up, endings, events, syncs, workforce
+from atoll.node.core import answers, catching_up, endings, events, leases, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import DiscardState, Event, Output, SeedState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
@@ -106,6 +106,10 @@ class SiteCore:
                 workforce.sealed(self.ctx, event)
             case events.Merged():
                 workforce.merged(self.ctx, event)
+            case events.DataAnnounced():
+                leases.announced(self.ctx, event)
+            case events.DrawAsked():
+                leases.draw_asked(self.ctx, event)
             case events.WorkersFailed():
                 workforce.failed(self.ctx, event)
             case events.WorkersLeft():
@@ -172,6 +176,7 @@ class SiteCore:
         site.connected = False
         site.welcomed = False
         site.looking_for_sources = False
+        site.data.asked = None
 
     def _received(self, term: int, message: m.CoordinatorMessage) -> None:
         site = self.ctx.site
@@ -202,6 +207,8 @@ class SiteCore:
                 self._evicted(reason)
             case m.Finished(commit=commit, reason=reason):
                 self._finished(commit, reason)
+            case m.Leases():
+                leases.granted(self.ctx, message)
             case m.Pulse():
                 pass
 
@@ -265,6 +272,7 @@ class SiteCore:
 
     def _evicted(self, reason: str) -> None:
         self.ctx.report(logging.WARNING, f"evicted ({reason}); local progress is discarded, joining again")
+        leases.voided(self.ctx)
         syncs.discard_local(self.ctx)
         self.site.open = None
         self.site.admitted = False
@@ -319,6 +327,7 @@ class SiteCore:
         if workers.ask is not None and workers.laid_out:
             workforce.answer(self.ctx)
         syncs.apply_next(self.ctx)
+        leases.advance(self.ctx)
         if site.final and not workers.running and site.saving is None and site.applying is None:
             endings.depart(self.ctx, "the run is complete", 0)
         elif site.leaving and not site.final and self._may_depart():

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.node.core.events import MergeMode
-from atoll.protocol.messages import Commit, Open, Plan
+from atoll.node.core.events import DrawAsked, MergeMode
+from atoll.protocol.messages import Commit, DataRange, Open, Plan
+from atoll.protocol.ranges import Ranges
 
 
 class SnapshotPhase(Enum):
@@ -32,6 +33,49 @@ class Snapshot:
     mean_loss: float = 0.0
     train_s: float = 0.0
     committed_in: int | None = None  # the commit that holds it
+    ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
+    data_epoch: int = 0  # in which they were drawn
+    samples_used: int = 0  # place in that epoch's queue
+
+
+@dataclass(slots=True, kw_only=True)
+class DataQueue:
+    """Leased positions in the order in which they are drawn; `leases.py` says how."""
+
+    num_samples: int = 0  # of the data set; 0: the workers draw none
+    round_samples: int = 0  # a batch of every rank
+    rounds_ahead: int = 0  # may be fetched before they are trained on
+    per_step: int = 0  # positions that a step takes, as far as is known
+    leased: Ranges = field(default_factory=Ranges)  # by this incarnation, and in no commit
+    asked: int | None = None  # wanted in all, not answered yet
+    epoch: int = 0
+    queue: list[DataRange] = field(default_factory=list)
+    first: int = 0  # place of queue[0]: those before it are in commits
+    end: int = 0
+    used: int = 0  # place up to which the last snapshot was trained
+    step: int = 0  # generation step of that snapshot
+    reserved: Ranges = field(default_factory=Ranges)  # in a snapshot of an older epoch that may still be committed
+    draws: dict[int, DrawAsked] = field(default_factory=dict)  # by rank, not answered yet
+
+    def append(self, ranges: Ranges) -> None:
+        for item in ranges:
+            self.queue.append(item)
+            self.end += item.num_samples
+
+    def between(self, first: int, end: int) -> tuple[DataRange, ...]:
+        """The positions at places [first, end)."""
+        found = []
+        place = self.first
+        for item in self.queue:
+            low, high = max(first, place), min(end, place + item.num_samples)
+            if low < high:
+                found.append(DataRange(first=item.first + low - place, num_samples=high - low))
+            place += item.num_samples
+        return tuple(found)
+
+    def drop_before(self, place: int) -> None:
+        rest = list(self.between(place, self.end))
+        self.queue, self.first = rest, place
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +145,7 @@ class SiteState:
     open: Open | None = None
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)
+    data: DataQueue = field(default_factory=DataQueue)
     exchange: Exchange | None = None
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     applying: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, events
+from atoll.node.core import catching_up, events, leases
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     ApplyCommit,
@@ -44,6 +44,7 @@ def ready(ctx: Context) -> None:
             mean_loss=snapshot.mean_loss,
             train_s=snapshot.train_s,
             wait_s=site.workers.wait_s,
+            ranges=snapshot.ranges,
         )
     )
 
@@ -191,6 +192,7 @@ def note_contribution(ctx: Context, commit: m.Commit) -> None:
 def consume(ctx: Context) -> None:
     """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
     site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    leases.committed(ctx, snapshot)
     same_generation = snapshot.generation == workers.generation and workers.version is not None
     snapshot.phase = SnapshotPhase.CONSUMED
     workers.contributed = same_generation
@@ -286,6 +288,7 @@ def discard_local(ctx: Context) -> None:
     site = ctx.site
     cancel_exchange(ctx)
     site.snapshot = Snapshot()
+    leases.discarded(ctx)
     site.workers.contributed = False
     if site.workers.version is not None or site.workers.offered_version is not None:
         site.workers.discard_local = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, endings, events, syncs
+from atoll.node.core import answers, endings, events, leases, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     Answer,
@@ -29,6 +29,8 @@ def start(ctx: Context) -> None:
     ctx.site.workers = Workers(
         generation=old.generation + 1, running=True, crashes_without_step=old.crashes_without_step
     )
+    if old.generation:
+        leases.restarted(ctx)
     ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
 
 
@@ -86,6 +88,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     snapshot.num_steps = event.num_steps
     snapshot.mean_loss = event.mean_loss
     snapshot.train_s = event.train_s
+    leases.sealed(ctx, event)
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
     if site.outer is not None and snapshot.base_commit != site.outer.commit:
         site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again

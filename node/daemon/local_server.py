@@ -17,12 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node import local_protocol
-from atoll.node.core.events import Answer
+from atoll.node.core.events import Answer, AnswerDraw
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import GroupEvent, Outcome, RankStatus, Reply, SealedReport, Watch, WorkerGroup
+from atoll.node.daemon.worker_group import (
+    DataSet,
+    GroupEvent,
+    Outcome,
+    RankStatus,
+    Reply,
+    SealedReport,
+    Watch,
+    WorkerGroup,
+)
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
@@ -238,6 +247,7 @@ class LocalServer:
         assert group.pieces is not None
         manifest = wire.to_proto(layout.manifest)
         for rank, connection in self._of_rank.items():
+            reader, num_readers = group.reader_of(rank)
             body = local_pb2.LocalLayout(
                 site_id=site_id,
                 incarnation=incarnation,
@@ -248,6 +258,8 @@ class LocalServer:
                 owned_pieces=group.pieces.owned[rank],
                 data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),
                 shared_pieces=group.pieces.shared_of(rank),
+                reader=reader,
+                num_readers=num_readers,
             )
             response = local_pb2.LocalResponse(generation=generation, layout=body)
             connection.send(response, (snapshot.fd, publish.fd))
@@ -257,6 +269,16 @@ class LocalServer:
         """Fix what all ranks do at (step, seq). Raises ValueError if that is not the open question."""
         if self._group is not None and self._group.generation == generation:
             self._deliver(self._group.answer(step, seq, answer, self._clock()))
+
+    def answer_draw(self, output: AnswerDraw) -> None:
+        """Samples for one rank."""
+        connection = self._of_rank.get(output.rank)
+        if self._group is None or self._group.generation != output.generation or connection is None:
+            return
+        ranges = [wire.to_proto(item) for item in output.ranges]
+        body = local_pb2.Drawn(epoch=output.epoch, first=output.first, ranges=ranges)
+        connection.send(local_pb2.LocalResponse(generation=output.generation, drawn=body))
+        self._group.drawn(output.rank, self._clock())
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that they cannot go on, and why. They raise RefusedError and end."""
@@ -391,6 +413,15 @@ def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalR
         case "progress":
             progress = request.progress
             return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now)
+        case "data_set":
+            data = request.data_set
+            announced = DataSet(
+                num_samples=data.num_samples, batch_size=data.batch_size, batches_ahead=data.batches_ahead
+            )
+            return group.data_set(rank, announced)
+        case "draw":
+            draw = request.draw
+            return group.draw(rank, draw.epoch, draw.first, draw.num_samples, now)
         case "goodbye":
             return group.goodbye(rank, _short(request.goodbye.reason), request.goodbye.run_over)
         case unknown:
@@ -408,6 +439,7 @@ def _sealed_report(sealed: local_pb2.Sealed) -> SealedReport:
         num_steps=sealed.num_steps,
         train_s=sealed.train_s,
         hashes={h.piece: h.hash for h in sealed.hashes},
+        num_samples_used=sealed.num_samples_used,
     )
 
 

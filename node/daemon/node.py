@@ -212,6 +212,8 @@ class Node:
                 self._send_layout(output)
             case e.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
                 self.local_server.answer(generation, step, seq, answer)
+            case e.AnswerDraw():
+                self.local_server.answer_draw(output)
             case e.SeedState():
                 self._task(self._seed(), lambda text: e.DataPlaneFailed(f"the starting state: {text}"))
             case e.FetchState(sources):

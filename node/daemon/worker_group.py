@@ -16,6 +16,8 @@ from atoll.node.core.events import (
     Answer,
     AnswerKind,
     BoundaryAsked,
+    DataAnnounced,
+    DrawAsked,
     FailureKind,
     Merged,
     SnapshotSealed,
@@ -29,8 +31,12 @@ from atoll.node.local_protocol import FATAL_KINDS
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
+from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
 
 MAX_STEPS = 1 << 48
+MAX_BATCH = 1 << 24
+MAX_DRAWN = 1 << 36
+"""Samples of one question; what is answered are intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +62,21 @@ class SealedReport:
     num_steps: int
     train_s: float
     hashes: Mapping[int, bytes]
+    num_samples_used: int = 0
 
 
-GroupEvent = WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSet:
+    """See `LocalClient.announce_data`."""
+
+    num_samples: int
+    batch_size: int
+    batches_ahead: int
+
+
+GroupEvent = (
+    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
+)
 Outcome = list[GroupEvent | Reply]
 
 
@@ -111,6 +129,8 @@ class RankStatus:
     busy_until: float = 0.0
     point: int = 0
     """Index of the point that it comes to next or is at."""
+    draws_since: float | None = None
+    """It waits for samples that are not leased yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +165,7 @@ class WorkerGroup:
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
         self._hashes_wanted = False
         self._reasons: dict[int, str] = {}
+        self._data: dict[int, DataSet] = {}
 
     # --- what ranks send
 
@@ -239,6 +260,52 @@ class WorkerGroup:
         done = Merged(generation=self.generation, version=version, wait_s=min(point.merged.values()))
         return [done, *self._ask()]
 
+    def data_set(self, rank: int, data: DataSet) -> Outcome:
+        self._enter(rank, Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
+        bounds = (
+            0 < data.num_samples <= MAX_SAMPLES,
+            0 < data.batch_size <= MAX_BATCH,
+            data.batches_ahead <= MAX_BATCH,
+        )
+        if not all(bounds) or rank in self._data:
+            raise InvalidMessage(f"rank {rank} announces {data} as its data" + (" again" if rank in self._data else ""))
+        is_first = not self._data
+        self._data[rank] = data
+        if is_first:
+            return [
+                DataAnnounced(
+                    generation=self.generation,
+                    num_samples=data.num_samples,
+                    round_samples=data.batch_size * self.reader_of(rank)[1],
+                    rounds_ahead=data.batches_ahead,
+                )
+            ]
+        other, first = next(iter(self._data.items()))
+        if (data.num_samples, data.batch_size) != (first.num_samples, first.batch_size):
+            return self.fail(
+                f"rank {rank} loads {data.num_samples} samples in batches of {data.batch_size}, rank {other} "
+                f"{first.num_samples} in batches of {first.batch_size}: the ranks of a site must load the same data "
+                "in batches of the same size",
+                exit_code=ConfigError.exit_code,
+            )
+        return []
+
+    def draw(self, rank: int, epoch: int, first: int, num_samples: int, now: float) -> Outcome:
+        status = self._enter(rank)
+        if rank not in self._data or not 0 < num_samples <= MAX_DRAWN or first > MAX_POSITION:
+            raise InvalidMessage(f"rank {rank} draws {num_samples} samples from place {first}")
+        if self.failed:
+            return []
+        status.draws_since = now
+        return [DrawAsked(generation=self.generation, rank=rank, epoch=epoch, first=first, num_samples=num_samples)]
+
+    def drawn(self, rank: int, now: float) -> None:
+        """The answer to `draw` is on its way; what the rank waited for it is not its own time."""
+        status = self.ranks[rank]
+        if status.draws_since is not None:
+            status.moved_at += now - status.draws_since
+            status.draws_since = None
+
     def fatal(self, rank: int, kind: str, text: str) -> Outcome:
         self._enter(rank)
         return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
@@ -293,6 +360,11 @@ class WorkerGroup:
         status.due = Due.GONE
         return self.fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
 
+    def reader_of(self, rank: int) -> tuple[int, int]:
+        """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
+        data_ranks = sorted({data_rank for _, _, data_rank in self._tensors.values()})
+        return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
+
     # --- what the node says
 
     def answer(self, step: int, seq: int, answer: Answer, now: float) -> list[Reply]:
@@ -329,7 +401,7 @@ class WorkerGroup:
         """
         first: Watch | None = None
         for status in self.ranks:
-            if status.due in WAITS_FOR_NODE or self.failed:
+            if status.due in WAITS_FOR_NODE or status.draws_since is not None or self.failed:
                 continue
             limit_s = self._step_times.limit_s(floor_s) if status.step > 0 else start_s
             deadline, doing = status.moved_at + limit_s, status.due.value
@@ -445,6 +517,8 @@ class WorkerGroup:
         for report in reports:
             if report.num_steps:
                 losses.setdefault(report.data_rank, report.loss_sum / report.num_steps)
+        if text := self._unequal_use(reports):
+            return self.fail(text)
         done = SnapshotSealed(
             generation=self.generation,
             step=point.step,
@@ -452,8 +526,24 @@ class WorkerGroup:
             num_steps=max(r.num_steps for r in reports),
             mean_loss=sum(loss / len(losses) for loss in losses.values()),
             train_s=max(r.train_s for r in reports),
+            samples_used=max(r.num_samples_used for r in reports) * len(tokens),
         )
         return [done, *self._ask()]
+
+    def _unequal_use(self, reports: list[SealedReport]) -> str:
+        """Every data rank trains on its share of the same positions, or the account would be wrong in silence."""
+        readers = {self._tensors[rank][2] for rank in self._data}
+        used = {reports[rank].num_samples_used: rank for rank in self._data}
+        if len(used) > 1:
+            told = ", ".join(f"rank {rank} {count}" for count, rank in sorted(used.items()))
+            return f"ranks have used different numbers of samples: {told}; all must draw as many batches a step"
+        without = sorted({data_rank for _, _, data_rank in self._tensors.values()} - readers)
+        if readers and used.keys() != {0} and without:
+            return (
+                f"no rank with data rank {without[0]} has a site.loader, others have: its share of the samples would "
+                "be left out; give ranks that see the same batch the same data_rank"
+            )
+        return ""
 
     def _differing_replicas(self, reports: list[SealedReport]) -> str:
         assert self.pieces is not None

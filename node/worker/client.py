@@ -22,12 +22,16 @@ from atoll.node.local_protocol import NUM_BUFFERS, Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.messages import DataRange
 from atoll.protocol.v1 import local_pb2
 
 EXIT_NODE_GONE = 17
 """Exit code of a worker whose node went away."""
 REFUSED_GRACE_S = 10.0
 """A worker that was refused has this long to end by itself."""
+
+
+_Responses = queue.SimpleQueue[tuple[local_pb2.LocalResponse, list[int]] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +68,16 @@ class JoinedLayout:
     run_seed: int
     data_seed: int
     """Less than 2**63."""
+    reader: int = 0
+    """Place of this rank's data rank among the site's."""
+    num_readers: int = 1
 
 
 class LocalClient:
     """One rank's side of protocol/v1/local.proto.
 
-    Calls that wait for an answer (`hello`, `join`, `boundary`) belong to one thread; the others may come from any.
+    Calls that wait for an answer (`hello`, `join`, `boundary`) belong to one thread, `draw` to one that may be another;
+    the others may come from any.
     All raise RefusedError with the node's text (StaleError for an older generation) if the node refused this rank.
     """
 
@@ -79,7 +87,8 @@ class LocalClient:
         self._socket = sock
         self._path = path
         self._send_lock = threading.Lock()
-        self._responses: queue.SimpleQueue[tuple[local_pb2.LocalResponse, list[int]] | None] = queue.SimpleQueue()
+        self._responses: _Responses = queue.SimpleQueue()
+        self._drawn: _Responses = queue.SimpleQueue()
         self._closing = threading.Event()
         self._read_ended = threading.Event()
         self._refused: RefusedError | None = None
@@ -166,6 +175,8 @@ class LocalClient:
             incarnation=message.incarnation,
             run_seed=message.run_seed,
             data_seed=message.data_seed,
+            reader=message.reader,
+            num_readers=message.num_readers,
         )
 
     def boundary(self, step: int, seq: int) -> Answer:
@@ -179,7 +190,25 @@ class LocalClient:
             raise InvalidMessage(f"asked at step {step}.{seq}, answered for {answer.step}.{answer.seq}")
         return local_protocol.answer_from_proto(answer)
 
+    def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
+        """Positions of the site's queue from place `first` on, at least so many; waits until they are leased.
+
+        After `announce_data`. See local.proto for which of them are this rank's.
+        """
+        body = local_pb2.Draw(epoch=epoch, first=first, num_samples=num_samples)
+        self._send(local_pb2.LocalRequest(draw=body))
+        drawn = self._receive("drawn")[0].drawn
+        ranges = tuple(wire.from_proto(DataRange, item) for item in drawn.ranges)
+        if (drawn.epoch, drawn.first) != (epoch, first) or sum(r.num_samples for r in ranges) < num_samples:
+            raise InvalidMessage(f"drew {num_samples} samples from place {first}, the node answered {drawn.first}")
+        return ranges
+
     # --- reports
+
+    def announce_data(self, num_samples: int, batch_size: int, batches_ahead: int) -> None:
+        """This rank will draw from a data set; the same at all ranks that do. Once."""
+        body = local_pb2.DataSet(num_samples=num_samples, batch_size=batch_size, batches_ahead=batches_ahead)
+        self._send(local_pb2.LocalRequest(data_set=body))
 
     def sealed(
         self,
@@ -193,11 +222,13 @@ class LocalClient:
         num_steps: int,
         train_s: float,
         piece_hashes: Mapping[int, bytes] | None = None,
+        num_samples_used: int = 0,
     ) -> None:
         """This rank's owned pieces are in SNAPSHOT (device copies synchronized).
 
         `tokens` are those of this rank's batches since the base; `loss_sum` is over the `num_steps` steps since the
         last report. A rank that has no loss (a pipeline stage before the last) reports num_steps = 0.
+        `num_samples_used`: drawn by this rank and trained on, since the epoch began.
         `piece_hashes`: `piece_hash` of each of `shared_pieces`, in the first report after a fresh APPLY.
         """
         body = local_pb2.Sealed(
@@ -209,6 +240,7 @@ class LocalClient:
             num_steps=num_steps,
             train_s=train_s,
             hashes=[local_pb2.PieceHash(piece=i, hash=h) for i, h in sorted((piece_hashes or {}).items())],
+            num_samples_used=num_samples_used,
         )
         self._send(local_pb2.LocalRequest(sealed=body))
 
@@ -276,7 +308,7 @@ class LocalClient:
             raise self._refused or WorkerError(f"rank {self.rank}: the node went away ({error})") from None
 
     def _receive(self, expected: str) -> tuple[local_pb2.LocalResponse, list[int]]:
-        item = self._responses.get()
+        item = (self._drawn if expected == "drawn" else self._responses).get()
         if item is None:
             raise self._refused or WorkerError(f"rank {self.rank}: the connection to the node is closed")
         response = item[0]
@@ -296,11 +328,12 @@ class LocalClient:
                 if item is None:
                     break
                 response = item[0]
-                if response.WhichOneof("body") == "refused":
+                body = response.WhichOneof("body")
+                if body == "refused":
                     kind = StaleError if response.refused.kind == "stale" else RefusedError
                     self._refused = kind(response.refused.text)
                 else:
-                    self._responses.put(item)
+                    (self._drawn if body == "drawn" else self._responses).put(item)
         except (OSError, InvalidMessage) as error:
             reason = str(error)
         if self._refused is not None:
@@ -319,6 +352,7 @@ class LocalClient:
 
     def _wake_callers(self) -> None:
         self._responses.put(None)
+        self._drawn.put(None)
         self._read_ended.set()
 
     def _read_one(self) -> tuple[local_pb2.LocalResponse, list[int]] | None:

@@ -85,6 +85,8 @@ class LocalRequest(_message.Message):
     BUSY_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    DATA_SET_FIELD_NUMBER: _builtins.int
+    DRAW_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     rank: _builtins.int
     @_builtins.property
@@ -105,6 +107,10 @@ class LocalRequest(_message.Message):
     def progress(self) -> Global___Progress: ...
     @_builtins.property
     def goodbye(self) -> Global___Goodbye: ...
+    @_builtins.property
+    def data_set(self) -> Global___DataSet: ...
+    @_builtins.property
+    def draw(self) -> Global___Draw: ...
     def __init__(
         self,
         *,
@@ -119,12 +125,14 @@ class LocalRequest(_message.Message):
         busy: Global___Busy | None = ...,
         progress: Global___Progress | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        data_set: Global___DataSet | None = ...,
+        draw: Global___Draw | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "fatal", b"fatal", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "fatal", b"fatal", "generation", b"generation", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "rank", b"rank", "sealed", b"sealed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "generation", b"generation", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "rank", b"rank", "sealed", b"sealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "sealed", "merged", "fatal", "busy", "progress", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "sealed", "merged", "fatal", "busy", "progress", "goodbye", "data_set", "draw"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -141,6 +149,7 @@ class LocalResponse(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
+    DRAWN_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     @_builtins.property
     def settings(self) -> Global___LocalSettings: ...
@@ -150,6 +159,8 @@ class LocalResponse(_message.Message):
     def answer(self) -> Global___Answer: ...
     @_builtins.property
     def refused(self) -> Global___LocalRefused: ...
+    @_builtins.property
+    def drawn(self) -> Global___Drawn: ...
     def __init__(
         self,
         *,
@@ -158,12 +169,13 @@ class LocalResponse(_message.Message):
         layout: Global___LocalLayout | None = ...,
         answer: Global___Answer | None = ...,
         refused: Global___LocalRefused | None = ...,
+        drawn: Global___Drawn | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "generation", b"generation", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "generation", b"generation", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["settings", "layout", "answer", "refused"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["settings", "layout", "answer", "refused", "drawn"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -311,6 +323,8 @@ class LocalLayout(_message.Message):
     OWNED_PIECES_FIELD_NUMBER: _builtins.int
     DATA_SEED_FIELD_NUMBER: _builtins.int
     SHARED_PIECES_FIELD_NUMBER: _builtins.int
+    READER_FIELD_NUMBER: _builtins.int
+    NUM_READERS_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -319,6 +333,10 @@ class LocalLayout(_message.Message):
     chunk_elements: _builtins.int
     data_seed: _builtins.int
     """site.seed: pure function of run seed, site id, incarnation, generation"""
+    reader: _builtins.int
+    """place of this rank's data rank among the site's, ascending, from 0"""
+    num_readers: _builtins.int
+    """how many data ranks the site has"""
     @_builtins.property
     def manifest(self) -> _common_pb2.Manifest:
         """of the whole site, canonical order"""
@@ -343,10 +361,12 @@ class LocalLayout(_message.Message):
         owned_pieces: _abc.Iterable[_builtins.int] | None = ...,
         data_seed: _builtins.int = ...,
         shared_pieces: _abc.Iterable[_builtins.int] | None = ...,
+        reader: _builtins.int = ...,
+        num_readers: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "owned_pieces", b"owned_pieces", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -437,6 +457,7 @@ class Sealed(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     TRAIN_S_FIELD_NUMBER: _builtins.int
     HASHES_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_USED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     seq: _builtins.int
     fragment: _builtins.int
@@ -444,6 +465,8 @@ class Sealed(_message.Message):
     """over num_steps steps since the last report"""
     num_steps: _builtins.int
     train_s: _builtins.float
+    num_samples_used: _builtins.int
+    """that this rank drew and trained on since the epoch began; 0 without a DataSet"""
     @_builtins.property
     def tokens(self) -> Global___TokenCount:
         """since the base"""
@@ -463,10 +486,11 @@ class Sealed(_message.Message):
         num_steps: _builtins.int = ...,
         train_s: _builtins.float = ...,
         hashes: _abc.Iterable[Global___PieceHash] | None = ...,
+        num_samples_used: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -512,6 +536,7 @@ class Answer(_message.Message):
     RUN_TOKENS_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    DATA_EPOCH_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -529,6 +554,8 @@ class Answer(_message.Message):
     """STOP"""
     fresh: _builtins.bool
     """APPLY: first values of this generation (learning-rate ramp starts)"""
+    data_epoch: _builtins.int
+    """APPLY: samples drawn in an older epoch count no longer"""
     def __init__(
         self,
         *,
@@ -543,10 +570,11 @@ class Answer(_message.Message):
         run_tokens: _builtins.int = ...,
         reason: _builtins.str = ...,
         fresh: _builtins.bool = ...,
+        data_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "fresh", b"fresh", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -647,6 +675,94 @@ class Goodbye(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Goodbye: _TypeAlias = Goodbye  # noqa: Y015
+
+@_typing.final
+class DataSet(_message.Message):
+    """A rank will draw samples: before its first Draw, the same at all ranks of a site."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    BATCHES_AHEAD_FIELD_NUMBER: _builtins.int
+    num_samples: _builtins.int
+    batch_size: _builtins.int
+    """of this rank"""
+    batches_ahead: _builtins.int
+    """how many it may fetch before they are trained on"""
+    def __init__(
+        self,
+        *,
+        num_samples: _builtins.int = ...,
+        batch_size: _builtins.int = ...,
+        batches_ahead: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "batches_ahead", b"batches_ahead", "num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DataSet: _TypeAlias = DataSet  # noqa: Y015
+
+@_typing.final
+class Draw(_message.Message):
+    """The site's leased positions form a queue, numbered from 0 in each epoch. A batch takes the next batch_size * num_readers of
+    them; of these a rank takes number `reader`, `reader + num_readers`, and so on.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    first: _builtins.int
+    """place in the queue"""
+    num_samples: _builtins.int
+    """at least so many from there; the answer is held until they are leased"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        first: _builtins.int = ...,
+        num_samples: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first", b"first", "num_samples", b"num_samples"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draw: _TypeAlias = Draw  # noqa: Y015
+
+@_typing.final
+class Drawn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    first: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.DataRange]:
+        """of positions, in the order of the queue"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        first: _builtins.int = ...,
+        ranges: _abc.Iterable[_common_pb2.DataRange] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first", b"first", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Drawn: _TypeAlias = Drawn  # noqa: Y015
 
 @_typing.final
 class LocalRefused(_message.Message):

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,9 +29,12 @@ import numpy.typing as npt
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.local_protocol import Piece, piece_hash
 from atoll.node.worker.client import JoinedLayout, LocalClient
+from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import FP32_ROLES, Manifest, Role, TensorSpec
+from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
+from atoll.protocol.settings import settings_from_json
 
 Array = npt.NDArray[Any]
 EXIT_CRASH = 3
@@ -54,6 +58,9 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of first values and targets (default: the run's)")
     parser.add_argument("--tokens", type=int, default=5, help="a step and rank")
     parser.add_argument("--fingerprint", default="", help="names the data; empty: no fingerprint")
+    parser.add_argument("--samples", type=int, default=0, help="of a data set that is leased; 0: none")
+    parser.add_argument("--batch", type=int, default=4, help="samples a step and rank, of a leased data set")
+    parser.add_argument("--fetched-ahead", type=int, default=0, help="batches that are drawn before they are needed")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
     parser.add_argument("--trace", help="append JSON lines to this file; {rank} is replaced")
@@ -177,8 +184,10 @@ class Worker:
         self.loss_sum = self.train_s = self.wait_s = 0.0
         self.num_steps = 0  # since the last report
         self.has_values = self.hashes_due = False
+        self.data_epoch = 0
         self._trace = Path(options.trace.replace("{rank}", str(client.rank))) if options.trace else None
         settings = client.hello(world_size, int(os.environ.get("LOCAL_RANK", "0")))
+        self.is_local = settings_from_json(settings.settings_json).data == "local"
         time.sleep(options.start_delay_s)
         seed = settings.run_seed if options.seed is None else options.seed
         self.model = Model(parse_tensors(options.tensors), options, seed, client.rank, world_size)
@@ -186,6 +195,8 @@ class Worker:
         self.joined = client.join(self.model.manifest(), self.model.pieces, fingerprint, client.rank)
         self.snapshot = self._views(self.joined, self.joined.snapshot)
         self.publish = self._views(self.joined, self.joined.publish)
+        self.batches: LeasedBatches | None = None
+        self.fetched: deque[list[int]] = deque()
         self.trace(
             "joined", site_id=self.joined.site_id, data_seed=self.joined.data_seed, owned=self.joined.owned_pieces
         )
@@ -222,6 +233,8 @@ class Worker:
                     self.client.goodbye(answer.reason, True)
                     return
                 next_step = answer.next_step
+            if self.options.samples:
+                self.load()
             if self.fault("end"):
                 self.trace("end")
                 self.client.goodbye("the loader ended", False)
@@ -231,6 +244,28 @@ class Worker:
                 said_at = time.monotonic()
                 loss = self.loss_sum / self.num_steps
                 self.client.progress(self.step, self.num_steps / max(self.train_s, 1e-9), loss)
+
+    def load(self) -> None:
+        """The samples of the next step, with some fetched ahead of it as a loader does."""
+        if self.batches is None:
+            options, joined = self.options, self.joined
+            self.client.announce_data(options.samples, options.batch, options.fetched_ahead)
+            order = SampleOrder(joined.run_seed, joined.site_id if self.is_local else GLOBAL_LINE, options.samples)
+            self.batches = LeasedBatches(
+                self.client.draw,
+                order,
+                options.batch,
+                reader=joined.reader,
+                num_readers=joined.num_readers,
+                epoch=self.data_epoch,
+            )
+        while True:
+            while len(self.fetched) <= self.options.fetched_ahead:
+                self.fetched.append(self.batches.next_batch().tolist())
+            samples = self.fetched.popleft()
+            if self.batches.give_out():
+                self.trace("loaded", samples=samples)
+                return
 
     def ask(self) -> Answer:
         """Do what the node says at this step until it says to train on or to stop."""
@@ -256,6 +291,8 @@ class Worker:
         time.sleep(self.options.step_delay_s)
         loss = self.model.step(self.step, self.joined.data_seed)
         self.step += 1
+        if self.batches is not None:
+            self.batches.step()
         self.tokens += self.options.tokens
         self.loss_sum += loss
         self.num_steps += 1
@@ -282,6 +319,7 @@ class Worker:
             num_steps=self.num_steps,
             train_s=self.train_s,
             piece_hashes=hashes,
+            num_samples_used=self.batches.num_samples_used if self.batches else 0,
         )
         self.trace("sealed", tokens=self.tokens, digest=self.model.digest())
         self.loss_sum, self.num_steps, self.train_s = 0.0, 0, 0.0
@@ -301,6 +339,9 @@ class Worker:
             self.tokens -= self.tokens_at_snapshot
         self.tokens_at_snapshot = 0
         self.has_values = True
+        self.data_epoch = answer.data_epoch
+        if self.batches is not None:
+            self.batches.begin_epoch(answer.data_epoch)
         self.hashes_due = self.hashes_due or answer.fresh
         self.client.merged(version=answer.version, step=self.step, wait_s=self.wait_s)
         self.trace("merged", version=answer.version, run_step=answer.run_step, digest=self.model.digest())

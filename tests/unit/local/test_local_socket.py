@@ -18,8 +18,11 @@ import pytest
 from atoll.node import local_protocol
 from atoll.node.core.events import (
     Answer,
+    AnswerDraw,
     AnswerKind,
     BoundaryAsked,
+    DataAnnounced,
+    DrawAsked,
     FailureKind,
     MergeMode,
     SnapshotSealed,
@@ -34,6 +37,7 @@ from atoll.node.local_protocol import MAX_FRAME_BYTES, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.messages import DataRange
 from atoll.protocol.v1 import local_pb2
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
@@ -155,6 +159,18 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             )
             site.server.answer(3, 0, 1, apply)
             assert await asyncio.gather(*held) == [apply, apply]
+            assert [(j.reader, j.num_readers) for j in joined] == [(0, 2), (1, 2)]
+            for client in clients:
+                client.announce_data(100, 4, 2)
+            announced = DataAnnounced(generation=3, num_samples=100, round_samples=8, rounds_ahead=2)
+            assert await site.event() == announced
+            waiting = asyncio.create_task(asyncio.to_thread(clients[1].draw, 5, 16, 8))
+            asked = DrawAsked(generation=3, rank=1, epoch=5, first=16, num_samples=8)
+            assert await site.event() == asked
+            ranges = (DataRange(first=90, num_samples=20), DataRange(first=3, num_samples=1))
+            site.server.answer_draw(AnswerDraw(generation=2, rank=1, epoch=5, first=16, ranges=()))  # dropped
+            site.server.answer_draw(AnswerDraw(generation=3, rank=1, epoch=5, first=16, ranges=ranges))
+            assert await waiting == ranges
             for client in clients:
                 client.busy("evaluation", 5.0)
                 client.merged(version=4, step=0, wait_s=0.25)

@@ -10,6 +10,8 @@ from atoll.node.core.events import (
     Answer,
     AnswerKind,
     BoundaryAsked,
+    DataAnnounced,
+    DrawAsked,
     FailureKind,
     Merged,
     SnapshotSealed,
@@ -19,7 +21,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import Outcome, Reply, SealedReport, WorkerGroup
+from atoll.node.daemon.worker_group import DataSet, Outcome, Reply, SealedReport, WorkerGroup
 from atoll.node.local_protocol import Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -70,9 +72,12 @@ def report(
     num_steps: int = 2,
     train_s: float = 1.0,
     hashes: dict[int, bytes] | None = None,
+    used: int = 0,
+    data_rank: int | None = None,
 ) -> SealedReport:
     return SealedReport(
-        step=step, seq=seq, fragment=0, data_rank=rank, tokens=tokens, loss_sum=loss_sum, num_steps=num_steps,
+        step=step, seq=seq, fragment=0, data_rank=rank if data_rank is None else data_rank, num_samples_used=used,
+        tokens=tokens, loss_sum=loss_sum, num_steps=num_steps,
         train_s=train_s, hashes=hashes or {},
     )  # fmt: skip
 
@@ -362,3 +367,95 @@ def test_the_limit_is_what_is_normal_for_the_site() -> None:
     assert watched(group)[0] == START_S
     group.ranks[0].step = 1
     assert watched(group)[0] == 8 * 38.0
+
+
+# --- data
+
+
+def loading(data_ranks: tuple[int, ...]) -> WorkerGroup:
+    """A group that trains, and every rank of which loads data."""
+    group = joined(len(data_ranks), data_ranks)
+    all_ask(group, 0, 0, go_on(5))
+    for rank in range(len(data_ranks)):
+        group.data_set(rank, DATA)
+    return group
+
+
+DATA = DataSet(num_samples=100, batch_size=4, batches_ahead=2)
+
+
+def test_the_data_of_a_site_is_announced_once_and_divided_by_data_rank() -> None:
+    group = joined(4, (7, 3, 7, 5))
+    all_ask(group, 0, 0, go_on(5))
+    assert [group.reader_of(rank) for rank in range(4)] == [(2, 3), (0, 3), (2, 3), (1, 3)]
+    announced = DataAnnounced(generation=3, num_samples=100, round_samples=12, rounds_ahead=2)
+    assert group.data_set(1, DATA) == [announced]
+    assert group.data_set(0, DATA) == []
+    assert group.draw(0, 2, 36, 12, 0.0) == [DrawAsked(generation=3, rank=0, epoch=2, first=36, num_samples=12)]
+
+
+def test_a_rank_that_waits_for_samples_is_not_watched() -> None:
+    group = loading((0, 1))
+    for rank in range(2):
+        group.progress(rank, 1, 1.0, 1.0, 0.0)
+    group.draw(0, 0, 0, 8, 1.0)
+    assert "rank 1" in watched(group)[1]
+    group.draw(1, 0, 0, 8, 2.0)
+    assert group.watch(FLOOR_S, START_S) is None
+    group.drawn(0, 51.0)
+    assert watched(group)[0] == 50.0 + FLOOR_S, "the time of its step goes on where it was"
+
+
+@pytest.mark.parametrize("other", [DataSet(num_samples=99, batch_size=4, batches_ahead=2),
+                                   DataSet(num_samples=100, batch_size=8, batches_ahead=2)])  # fmt: skip
+def test_ranks_load_the_same_data_in_batches_of_one_size(other: DataSet) -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    group.data_set(0, DATA)
+    assert "rank 1 loads" in failure(group.data_set(1, other))
+
+
+@pytest.mark.parametrize("wrong", [DataSet(num_samples=0, batch_size=4, batches_ahead=0),
+                                   DataSet(num_samples=9, batch_size=0, batches_ahead=0)])  # fmt: skip
+def test_data_that_makes_no_sense_is_refused(wrong: DataSet) -> None:
+    group = joined(1)
+    all_ask(group, 0, 0, go_on(5))
+    with pytest.raises(InvalidMessage, match="announces"):
+        group.data_set(0, wrong)
+    with pytest.raises(InvalidMessage, match="draws"):
+        group.draw(0, 0, 0, 4, 0.0)
+    group.data_set(0, DATA)
+    with pytest.raises(InvalidMessage, match="again"):
+        group.data_set(0, DATA)
+
+
+def test_what_a_site_has_used_counts_each_data_rank_once() -> None:
+    group = loading((0, 0, 1))
+    for rank in range(3):
+        group.boundary(rank, 5, 0, 0.0)
+    group.answer(5, 0, SNAPSHOT, 0.0)
+    group.sealed(0, report(0, step=5, used=20), 0.0)
+    group.sealed(1, report(1, data_rank=0, step=5, used=20), 0.0)
+    (sealed, *_) = group.sealed(2, report(2, data_rank=1, step=5, used=20), 0.0)
+    assert isinstance(sealed, SnapshotSealed)
+    assert sealed.samples_used == 40
+
+
+def test_ranks_that_used_different_numbers_of_samples_are_named() -> None:
+    group = loading((0, 1))
+    for rank in range(2):
+        group.boundary(rank, 5, 0, 0.0)
+    group.answer(5, 0, SNAPSHOT, 0.0)
+    group.sealed(0, report(0, step=5, used=20), 0.0)
+    assert "rank 1 16, rank 0 20" in failure(group.sealed(1, report(1, step=5, used=16), 0.0))
+
+
+def test_a_data_rank_without_a_loader_is_named() -> None:
+    group = joined(2)
+    all_ask(group, 0, 0, go_on(5))
+    group.data_set(0, DATA)
+    for rank in range(2):
+        group.boundary(rank, 5, 0, 0.0)
+    group.answer(5, 0, SNAPSHOT, 0.0)
+    group.sealed(0, report(0, step=5, used=20), 0.0)
+    assert "data rank 1" in failure(group.sealed(1, report(1, step=5), 0.0))

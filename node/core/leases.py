@@ -1,0 +1,138 @@
+"""The site's leased positions as a queue that its ranks draw from: what is used, asked for, and drawn again.
+
+Places in the queue are counted from 0 in each epoch. Ranks use it from the front, so "used" is one number. An epoch
+ends when what was drawn in it and is in no snapshot counts no longer: the workers were restarted, or progress is
+discarded.
+"""
+
+from __future__ import annotations
+
+from atoll.node.core import endings, events
+from atoll.node.core.context import Context
+from atoll.node.core.events import AnswerDraw
+from atoll.node.core.state import Snapshot, SnapshotPhase
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.messages import DataRange
+from atoll.protocol.ranges import Ranges, union
+
+MAX_RANGES_DRAWN = 1024
+
+
+def announced(ctx: Context, event: events.DataAnnounced) -> None:
+    if event.generation != ctx.site.workers.generation:
+        return
+    data = ctx.site.data
+    data.num_samples = event.num_samples
+    data.round_samples = event.round_samples
+    data.rounds_ahead = event.rounds_ahead
+    data.per_step = event.round_samples
+
+
+def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
+    data = ctx.site.data
+    if event.generation != ctx.site.workers.generation:
+        return
+    if event.epoch == data.epoch and event.first < data.first:
+        text = f"rank {event.rank} draws samples again that a commit lists"
+        endings.give_up(ctx, text, ConfigError.exit_code)
+        return
+    data.draws[event.rank] = event
+
+
+def granted(ctx: Context, message: m.Leases) -> None:
+    """The whole list. What it lacks is in a commit that is here or on its way."""
+    data = ctx.site.data
+    data.asked = None
+    data.append(Ranges(message.ranges).minus(data.leased))
+    data.leased.update(message.ranges)
+
+
+# --- what becomes of drawn samples
+
+
+def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
+    """What the snapshot was trained on, since the last one that is in a commit."""
+    data, snapshot = ctx.site.data, ctx.site.snapshot
+    if event.step > data.step:
+        data.per_step = max(data.per_step, -(-(event.samples_used - data.used) // (event.step - data.step)))
+    data.used, data.step = event.samples_used, event.step
+    snapshot.ranges = union(data.between(data.first, data.used))
+    snapshot.data_epoch = data.epoch
+    snapshot.samples_used = data.used
+
+
+def committed(ctx: Context, snapshot: Snapshot) -> None:
+    data = ctx.site.data
+    data.leased.difference_update(snapshot.ranges)
+    if snapshot.data_epoch == data.epoch:
+        data.drop_before(snapshot.samples_used)
+
+
+def restarted(ctx: Context) -> None:
+    """New workers: all that is leased is drawn from the start, but for a snapshot that still counts."""
+    snapshot = ctx.site.snapshot
+    _next_epoch(ctx, snapshot.ranges if snapshot.phase is SnapshotPhase.SEALED else ())
+    ctx.site.data.num_samples = 0
+    ctx.site.data.draws.clear()
+
+
+def discarded(ctx: Context) -> None:
+    """The workers go on from the outer state; what they were trained on since is still leased, and drawn again."""
+    _next_epoch(ctx, ())
+
+
+def voided(ctx: Context) -> None:
+    """Evicted: others have the leases now."""
+    ctx.site.data.leased = Ranges()
+    ctx.site.data.asked = None
+
+
+def _next_epoch(ctx: Context, reserved: tuple[DataRange, ...]) -> None:
+    data = ctx.site.data
+    data.epoch += 1
+    data.queue = []
+    data.first = data.end = data.used = data.step = 0
+    data.reserved = Ranges(reserved)
+    data.append(data.leased.minus(reserved))
+
+
+# --- after every event
+
+
+def advance(ctx: Context) -> None:
+    site, data = ctx.site, ctx.site.data
+    if data.reserved and not (site.snapshot.phase is SnapshotPhase.SEALED and site.snapshot.data_epoch != data.epoch):
+        # The snapshot of former workers is over: what no commit lists of it is drawn again.
+        data.append(Ranges(r for r in data.reserved if data.leased.holds_all([r])))
+        data.reserved = Ranges()
+    _ask(ctx)
+    for rank, draw in list(data.draws.items()):
+        if draw.epoch != data.epoch:
+            # On the way to a boundary where it hears that this counts no longer: any samples will do.
+            ranges: tuple[DataRange, ...] = (DataRange(first=0, num_samples=draw.num_samples),)
+        elif draw.first + draw.num_samples <= data.end:
+            ranges = data.between(draw.first, data.end)[:MAX_RANGES_DRAWN]
+        else:
+            continue
+        del data.draws[rank]
+        ctx.emit(AnswerDraw(generation=draw.generation, rank=rank, epoch=draw.epoch, first=draw.first, ranges=ranges))
+
+
+def _ask(ctx: Context) -> None:
+    """Two windows and the overrun beyond what was used at the last boundary: enough to reach the next boundary and the
+    overrun when the coordinator is away, even if it goes before it has answered."""
+    site, data, settings = ctx.site, ctx.site.data, ctx.settings
+    if not data.num_samples or data.asked is not None or site.leaving or site.final:
+        return
+    if not (site.connected and site.welcomed and site.admitted):
+        return
+    window = data.per_step * settings.sync.every
+    overrun = data.per_step * (settings.overrun_steps or settings.sync.every)
+    needed = data.used + 2 * window + overrun + data.rounds_ahead * data.round_samples
+    for draw in data.draws.values():
+        if draw.epoch == data.epoch:
+            needed = max(needed, draw.first + draw.num_samples + window)
+    if needed > data.end:
+        data.asked = data.leased.num_samples + needed - data.end
+        ctx.send(m.LeaseRequest(num_samples=data.num_samples, wanted=data.asked))

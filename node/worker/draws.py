@@ -1,0 +1,121 @@
+"""Which samples this rank trains on: its share of the site's leased positions, in their order. No torch."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.protocol.messages import DataRange
+from atoll.protocol.sample_order import SampleOrder
+
+Draw = Callable[[int, int, int], tuple[DataRange, ...]]
+"""`LocalClient.draw`: epoch, place in the site's queue, samples -> positions, at least so many."""
+
+
+def samples_at(order: SampleOrder, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The samples at many positions."""
+    passes, values = np.divmod(positions, order.num_samples)
+    result = values.astype(np.uint64)
+    for number in np.unique(passes):
+        waiting = np.flatnonzero(passes == number)
+        while len(waiting):
+            result[waiting] = order.permuted(int(number), result[waiting])
+            waiting = waiting[result[waiting] >= order.num_samples]
+    return result.astype(np.int64)
+
+
+class LeasedBatches:
+    """Batches of sample numbers for one rank. They count when the training loop says so (`step`), in the order in which
+    they were drawn; what was drawn and not counted is drawn again after `rewind`.
+
+    `next_batch` may be called from one other thread than the rest.
+    """
+
+    def __init__(
+        self, draw: Draw, order: SampleOrder, batch_size: int, *, reader: int, num_readers: int, epoch: int
+    ) -> None:
+        self.batch_size = batch_size
+        self._draw = draw
+        self._order = order
+        self._reader = reader
+        self._num_readers = num_readers
+        self._lock = threading.Lock()
+        self._epoch = epoch
+        self._drawn = 0  # batches in this epoch, counted or not
+        self._used = 0  # batches counted
+        self._given_out = 0  # to the training loop since the last step
+        self._fetched: deque[int] = deque()  # epochs of batches that were drawn and not given out
+        self._known: deque[DataRange] = deque()  # positions from the place of the next batch on
+        self._num_known = 0
+
+    @property
+    def num_samples_used(self) -> int:
+        """By this rank, since the epoch began."""
+        return self._used * self.batch_size
+
+    def rewind(self) -> None:
+        """The next batch is the one after those that are counted."""
+        with self._lock:
+            self._fetched.clear()
+            self._given_out = 0
+            self._go_to(self._used)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """What was drawn before counts no longer."""
+        with self._lock:
+            if epoch != self._epoch:
+                self._epoch, self._used, self._given_out = epoch, 0, 0
+                self._go_to(0)
+
+    def _go_to(self, batch: int) -> None:
+        self._drawn = batch
+        self._known.clear()
+        self._num_known = 0
+
+    def next_batch(self) -> npt.NDArray[np.int64]:
+        """`batch_size` samples; waits until they are leased."""
+        count = self.batch_size * self._num_readers
+        while True:
+            with self._lock:
+                epoch, place = self._epoch, self._drawn * count
+                if self._num_known >= count:
+                    self._drawn += 1
+                    self._fetched.append(epoch)
+                    positions = self._take(count)
+                    break
+            ranges = self._draw(epoch, place, count)
+            with self._lock:
+                if (self._epoch, self._drawn * count) == (epoch, place):
+                    self._known = deque(ranges)
+                    self._num_known = sum(r.num_samples for r in ranges)
+        return samples_at(self._order, positions[self._reader :: self._num_readers])
+
+    def _take(self, count: int) -> npt.NDArray[np.int64]:
+        parts = []
+        self._num_known -= count
+        while count:
+            item = self._known.popleft()
+            taken = min(count, item.num_samples)
+            parts.append(np.arange(item.first, item.first + taken, dtype=np.int64))
+            if taken < item.num_samples:
+                self._known.appendleft(DataRange(first=item.first + taken, num_samples=item.num_samples - taken))
+            count -= taken
+        return np.concatenate(parts)
+
+    def give_out(self) -> bool:
+        """The oldest batch that was drawn comes to the training loop. False: it counts no longer, leave it out."""
+        with self._lock:
+            if self._fetched.popleft() != self._epoch:
+                return False
+            self._given_out += 1
+            return True
+
+    def step(self) -> None:
+        """The batches that were given out since the last step are trained on."""
+        with self._lock:
+            self._used += self._given_out
+            self._given_out = 0

@@ -1,0 +1,241 @@
+"""The site's queue of leased samples: what is asked for, what Ready lists, and what is drawn again. Rules 2, 4, 25."""
+
+from __future__ import annotations
+
+from atoll.node.core import events as e
+from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.protocol import messages as m
+from atoll.protocol.ranges import Ranges
+from tests.unit.node_core.test_site import HASH, Driver, commit, exchanged, opened, plan, started
+
+ROUND = 8  # samples of the site a step
+WINDOW = 10 * ROUND
+
+
+def spans(*pairs: tuple[int, int]) -> tuple[m.DataRange, ...]:
+    return tuple(m.DataRange(first=first, num_samples=end - first) for first, end in pairs)
+
+
+def loading() -> Driver:
+    """A member whose workers have announced their data; nothing is leased yet."""
+    drive = started()
+    announce(drive)
+    return drive
+
+
+def announce(drive: Driver) -> None:
+    generation = drive.core.site.workers.generation
+    drive(e.DataAnnounced(generation=generation, num_samples=1000, round_samples=ROUND, rounds_ahead=2))
+
+
+def asked(drive: Driver) -> list[int]:
+    return [s.wanted for s in drive.sent() if isinstance(s, m.LeaseRequest)]
+
+
+def lease(drive: Driver, *pairs: tuple[int, int]) -> None:
+    drive.receive(m.Leases(ranges=spans(*pairs)))
+
+
+def draw(drive: Driver, first: int, *, epoch: int = 0, count: int = ROUND, rank: int = 0) -> tuple[m.DataRange, ...]:
+    """What a rank gets; empty while it waits."""
+    generation = drive.core.site.workers.generation
+    drive(e.DrawAsked(generation=generation, rank=rank, epoch=epoch, first=first, num_samples=count))
+    return drawn(drive)
+
+
+def drawn(drive: Driver) -> tuple[m.DataRange, ...]:
+    return next((o.ranges for o in drive.out if isinstance(o, e.AnswerDraw)), ())
+
+
+def seal(drive: Driver, step: int, used: int) -> None:
+    drive.ask(step)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+    generation = drive.core.site.workers.generation
+    drive(
+        e.SnapshotSealed(
+            generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=used
+        )
+    )
+
+
+def listed(drive: Driver) -> tuple[m.DataRange, ...]:
+    (ready,) = [s for s in drive.sent() if isinstance(s, m.Ready)]
+    return ready.ranges
+
+
+def commit_it(drive: Driver, number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2)) -> None:
+    if 1 in contributors:
+        drive.receive(plan(sync, base=number - 1, contributors=contributors))
+        exchanged(drive, sync)
+    drive.receive(commit(number, sync, contributors=contributors))
+    drive(e.CommitApplied(commit=number, state_hash=HASH))
+
+
+def take(drive: Driver, number: int, step: int, seq: int) -> e.Answer:
+    """The ranks take the new commit."""
+    drive.ask(step, seq)
+    wanted = [o for o in drive.out if isinstance(o, e.PublishState)]
+    if wanted:
+        drive(e.Published(version=wanted[0].version, mode=wanted[0].mode))
+    answer = drive.answer()
+    drive.merged(number)
+    return answer
+
+
+def test_two_windows_the_overrun_and_what_is_fetched_ahead_are_leased_at_first() -> None:
+    drive = loading()
+    assert asked(drive) == [3 * WINDOW + 2 * ROUND]
+    drive(e.Tick())
+    assert asked(drive) == [], "once"
+    lease(drive, (0, 256))
+    assert asked(drive) == []
+    assert draw(drive, 0) == spans((0, 256))
+    assert draw(drive, 250, count=6) == spans((250, 256))
+
+
+def test_a_rank_waits_for_what_is_not_leased() -> None:
+    drive = loading()
+    assert draw(drive, 0) == ()
+    lease(drive, (700, 704))
+    assert drawn(drive) == ()
+    lease(drive, (20, 30), (700, 704))
+    assert drawn(drive) == spans((700, 704), (20, 30)), "in the order in which they were leased"
+
+
+def test_a_rank_that_needs_more_than_was_thought_is_leased_more() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    assert draw(drive, 256) == ()
+    assert asked(drive) == [256 + ROUND + WINDOW]
+
+
+def test_ready_lists_what_is_used_and_the_commit_ends_it() -> None:
+    drive = loading()
+    lease(drive, (0, 40), (500, 716))
+    seal(drive, 10, WINDOW)
+    assert listed(drive) == spans((0, 40), (500, 540))
+    assert asked(drive) == [256 + WINDOW], "as much again, as none of it is in a commit yet"
+    lease(drive, (0, 40), (500, 796))
+    commit_it(drive, 1, 1)
+    take(drive, 1, 10, 1)
+    data = drive.core.site.data
+    assert data.leased == Ranges(spans((540, 796)))
+    seal(drive, 20, 2 * WINDOW)
+    assert listed(drive) == spans((540, 620))
+
+
+def test_steps_of_several_batches_are_learnt() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    seal(drive, 10, 3 * WINDOW)
+    assert asked(drive) == [3 * WINDOW + 3 * (3 * WINDOW) + 2 * ROUND]
+
+
+def test_2_a_site_that_missed_the_sync_lists_the_same_and_more_in_the_next_one() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, WINDOW)
+    commit_it(drive, 1, 1, contributors=(2, 3))
+    assert take(drive, 1, 10, 1).mode is MergeMode.SHIFT
+    assert drive.core.site.data.leased == Ranges(spans((0, 400)))
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    seal(drive, 10, WINDOW + ROUND)
+    assert listed(drive) == spans((0, WINDOW + ROUND))
+
+
+def test_steps_beyond_the_boundary_are_listed_in_the_next_ready() -> None:
+    drive = loading()
+    lease(drive, (0, 400))
+    seal(drive, 10, WINDOW)
+    drive(e.SessionLost("gone"))
+    drive.now += 100
+    drive.ask(10, 1)
+    assert drive.answer().next_step == 11
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    commit_it(drive, 1, 1)
+    assert take(drive, 1, 11, 0).mode is MergeMode.MERGE
+    seal(drive, 20, 2 * WINDOW)
+    assert listed(drive) == spans((WINDOW, 2 * WINDOW))
+
+
+def test_what_the_coordinator_says_twice_changes_nothing() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    lease(drive, (0, 256))
+    assert drive.core.site.data.end == 256
+
+
+def test_a_question_that_was_lost_is_asked_again() -> None:
+    drive = loading()
+    drive(e.SessionLost("gone"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    assert asked(drive) == [256]
+
+
+def test_25_after_an_eviction_nothing_is_left_and_the_ranks_hear_of_the_new_epoch() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    drive.receive(m.Evicted(reason="silent"))
+    assert drive.core.site.data.leased == Ranges()
+    # On the way to the boundary a rank still gets samples: they will not count.
+    assert draw(drive, 256) == spans((0, ROUND))
+    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    assert asked(drive) == [], "not admitted yet"
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    assert asked(drive) == [256]
+    lease(drive, (256, 512))
+    drive.receive(opened(1, 0))
+    answer = take(drive, 0, 10, 0)
+    assert (answer.kind, answer.mode, answer.data_epoch) == (AnswerKind.APPLY, MergeMode.REPLACE, 1)
+    assert draw(drive, 0, epoch=1) == spans((256, 512))
+
+
+def restarted(drive: Driver) -> None:
+    """The workers crash and come back."""
+    generation = drive.core.site.workers.generation
+    drive(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text="killed"))
+    drive.joined()
+
+
+def test_4_samples_that_crashed_workers_had_drawn_are_drawn_again() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    draw(drive, 0)
+    draw(drive, 300, rank=1)
+    restarted(drive)
+    answer = take(drive, 0, 0, 0)
+    assert (answer.fresh, answer.data_epoch) == (True, 1)
+    assert not drive.core.site.data.draws, "who asked is gone"
+    announce(drive)
+    assert draw(drive, 0, epoch=1) == spans((0, 256))
+
+
+def test_4_a_sealed_snapshot_of_crashed_workers_is_not_drawn_again_unless_it_is_given_up() -> None:
+    for is_committed in (True, False):
+        drive = loading()
+        lease(drive, (0, 256))
+        seal(drive, 10, WINDOW)
+        lease(drive, (0, 336))
+        restarted(drive)
+        take(drive, 0, 0, 0)
+        announce(drive)
+        assert draw(drive, 0, epoch=1) == spans((WINDOW, 336))
+        commit_it(drive, 1, 1, contributors=(1, 2) if is_committed else (2, 3))
+        data = drive.core.site.data
+        if is_committed:
+            assert data.leased == Ranges(spans((WINDOW, 336)))
+            assert data.between(0, data.end) == spans((WINDOW, 336))
+        else:
+            assert data.between(0, data.end) == spans((WINDOW, 336), (0, WINDOW)), "drawn again, behind the others"
+
+
+def test_a_rank_that_draws_what_is_in_a_commit_is_a_fatal_error() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    seal(drive, 10, WINDOW)
+    commit_it(drive, 1, 1)
+    draw(drive, 0)
+    (end,) = [o for o in drive.out if isinstance(o, e.Exit)]
+    assert "that a commit lists" in end.text
