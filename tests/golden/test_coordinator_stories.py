@@ -24,4 +24,4 @@ def test_story(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 def test_there_are_stories() -> None:
-    assert len(STORIES) >= 8
+    assert len(STORIES) >= 15

@@ -336,6 +336,13 @@ class Story:
         assert sync.attempt is not None, "no plan"
         return sync.attempt.plan
 
+    def plan_named(self, name: str) -> m.Plan:
+        """`1.2`: the plan of attempt 2 at sync 1, as it was sent; empty: the one that runs."""
+        if not name:
+            return self.plan()
+        plans = (p for _, p in self.sent if isinstance(p, m.Plan))
+        return next(p for p in plans if f"{p.sync}.{p.attempt}" == name)
+
     def last(self, name: str, kind: type[Any]) -> Any:
         """The last message of this kind that the site was sent."""
         return next(message for who, message in reversed(self.sent) if who == name and isinstance(message, kind))
@@ -507,7 +514,10 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
     if "state" in values and words[1] in ("joins", "connects"):
         commit, _, name = str(values["state"]).partition(":")
         values["state"] = (int(commit), name)
-    if words[0] == "wait":
+    if words[0] == "start":  # not told: it is in other stories
+        story.start(*words[1:])
+        story.log.clear()
+    elif words[0] == "wait":
         story.wait(float(words[1]))
     elif words[0] == "pause":
         story.pause(float(words[1]))
@@ -524,7 +534,9 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "applied": lambda: story.applied(name, int(rest[0]), rest[1]),
             "ready": lambda: story.ready(name, **values | {"data": ranges_of(arguments.get("data", ""))}),
             "wants": lambda: _none(story.wants(name, int(rest[0]), **values)),
-            "done": lambda: story.done(name, rest[0], **values),
+            "done": lambda: story.done(
+                name, rest[0], payloads=arguments.get("payloads", "p"), plan=story.plan_named(arguments.get("of", ""))
+            ),
             "failed": lambda: story.failed(name, *rest),
             "asks": lambda: story.sources(name, **values),
             "leaves": lambda: story.leave(name),

@@ -1,0 +1,395 @@
+"""A site's core in tests, as stories: what it is told in column 0, what it wants done indented below.
+
+The site is `a`, number 1; its peers are b, c and d, numbers 2 to 4. The coordinator, the workers and the data plane
+say only what the story says; `play` returns the story with what really happened.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+from atoll.node.core import events as e
+from atoll.node.core.context import SiteIdentity
+from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.site import SiteCore
+from atoll.node.core.state import Outer
+from atoll.protocol import messages as m
+from atoll.protocol.digest import Digest
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+
+NAMES = "abcd"
+NUM_STEPS = 10
+MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
+
+
+def a_hash(text: str) -> bytes:
+    return Digest("story").text(text).finish()
+
+
+class SiteStory:
+    """`state` is the commit that the site's disk holds; -1: none."""
+
+    def __init__(self, state: int = -1, overrun: int = 0) -> None:
+        self.settings = RunSettings(
+            run_id="run", steps=40, sync=SyncSettings(every=NUM_STEPS), time_limits="local", overrun_steps=overrun
+        )
+        self.now = 100.0
+        self.log: list[str] = []
+        self.term = 1
+        self._hashes = {a_hash(f"s{n}"): f"s{n}" for n in range(10)}
+        held = None
+        if state >= 0:
+            held = Outer(commit=state, state_hash=a_hash(f"s{state}"), run_step=0, run_tokens=0)
+        identity = SiteIdentity(
+            name="a",
+            key=bytes(32),
+            address="a:1",
+            incarnation=1,
+            atoll_version="0",
+            from_saved_model=False,
+            max_retained_bytes=1 << 20,
+            bandwidth_bytes_per_s=0,
+        )
+        self.core = SiteCore(identity, self.settings, held, self.now)
+        self.phase = self.core.phase
+        self._questions: dict[int, int] = {}  # step -> questions asked there, of this generation
+        self._publishing: e.PublishState | None = None
+        self._exchange: m.Plan | None = None
+        self._apply_offered = 0
+
+    # --- the world
+
+    def wait(self, seconds: float) -> None:
+        """Time passes; deadlines are met."""
+        end = self.now + seconds
+        while (deadline := self.core.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.happens(e.Tick())
+            if self.core.site.exited:
+                return
+            assert self.core.next_deadline() != deadline, "a deadline that has passed is still waited for"
+        self.now = end
+
+    def happens(self, event: e.Event) -> None:
+        for output in self.core.handle(event, self.now):
+            match output:
+                case e.StartWorkers():
+                    self._questions.clear()
+                case e.PublishState():
+                    self._publishing = output
+                case e.BeginExchange(plan):
+                    self._exchange = plan
+                case e.AnswerWorkers(answer=answer) if answer.kind is AnswerKind.APPLY:
+                    self._apply_offered = answer.version
+            self.log.append(self._in_words(output))
+        if self.core.phase != self.phase:
+            self.phase = self.core.phase
+            self.log.append(f"= {self.phase}")
+
+    def hears(self, message: m.CoordinatorMessage, term: int = 0) -> None:
+        self.term = max(self.term, term)
+        self.happens(e.Received(term or self.term, message))
+
+    @property
+    def generation(self) -> int:
+        return self.core.site.workers.generation
+
+    def join_and_train(self) -> None:
+        """A member whose workers train from the commit on its disk. Not told: it is in other stories."""
+        outer = self.core.site.outer
+        assert outer is not None, "only a site with a state goes on training: node state=0 trains"
+        self.happens(e.SessionOpened())
+        self.welcome(outer.commit)
+        self.happens(e.WorkersJoined(generation=self.generation, manifest=MANIFEST, data_fingerprint=b""))
+        self.admitted("member")
+        self.hears(_open(outer.commit + 1, outer.commit))
+        self.asks(0)
+        self.published()
+        self.happens(e.Merged(generation=self.generation, version=outer.commit, wait_s=0.1))
+        self.log.clear()
+
+    # --- the coordinator
+
+    def welcome(self, commit: int = 0) -> None:
+        self.hears(m.Welcome(settings_json=settings_to_json(self.settings), last_commit=commit))
+
+    def admitted(self, as_what: str) -> None:
+        self.hears(m.Admitted(site_id=1, admitted_as=m.AdmittedAs[as_what.upper()], run_seed=7))
+
+    def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0) -> None:
+        """`1.2 a:100 b:100`: attempt 2 at sync 1."""
+        sync, attempt = (int(n) for n in name.split("."))
+        plan = m.Plan(
+            sync=sync,
+            attempt=attempt,
+            term=term or self.term,
+            base_commit=base,
+            contributors=tuple(_member(*site.split(":")) for site in sites),
+            receivers=tuple(_member(site) for site in to.split(",") if site),
+            trees=(),
+            stall_limit_s=6.0,
+            num_steps=NUM_STEPS,
+            deadline_s=60.0,
+            slowest_bytes_per_s=0,
+        )
+        self.hears(plan, term)
+
+    def commit(self, number: int, of: str, by: str, *, final: bool = False, term: int = 0) -> m.Commit:
+        sync, attempt = (int(n) for n in of.split("."))
+        return m.Commit(
+            commit=number,
+            sync=sync,
+            attempt=attempt,
+            term=term or self.term,
+            contributors=tuple(_member(site, "100") for site in by.split(",")),
+            payload_digest=a_hash("payloads"),
+            run_step=number * NUM_STEPS,
+            run_tokens=number * 200,
+            final=final,
+            next=None if final else _open(sync + 1, number),
+        )
+
+    def sources(self, attested: int, donors: str = "", commits: str = "", by: str = "b,c") -> None:
+        """`donors` as b@3; `commits` as 2,3, of the syncs of the same numbers."""
+        self.hears(
+            m.Sources(
+                attested=(m.Attestation(commit=attested, state_hash=a_hash(f"s{attested}")),),
+                donors=tuple(
+                    m.Donor(site_id=_id(d[0]), incarnation=1, address=f"{d[0]}:1", commit=int(d[2:]))
+                    for d in donors.split(",")
+                    if d
+                ),
+                commits=tuple(self.commit(int(n), f"{n}.1", by) for n in str(commits).split(",") if n),
+            )
+        )
+
+    # --- workers and data plane
+
+    def asks(self, step: int) -> None:
+        seq = self._questions.get(step, 0)
+        self._questions[step] = seq + 1
+        self.happens(e.BoundaryAsked(generation=self.generation, step=step, seq=seq))
+
+    def sealed(self, step: int, tokens: int = 100) -> None:
+        self.happens(
+            e.SnapshotSealed(
+                generation=self.generation, step=step, tokens=tokens, num_steps=NUM_STEPS, mean_loss=2.0, train_s=1.0
+            )
+        )
+
+    def exchange_ends(self, *, peer: str = "") -> None:
+        assert self._exchange is not None, "no exchange was begun"
+        key: dict[str, int] = {n: getattr(self._exchange, n) for n in ("sync", "attempt", "term")}
+        if peer:
+            broken = e.ExchangeBroken(
+                **key, peer_site_id=_id(peer), sending=True, phase="sending contributions", text="no byte for 6.0 s"
+            )
+            self.happens(broken)
+        else:
+            self.happens(e.ExchangeFinished(**key, payload_digest=a_hash("payloads"), sent_bytes=1, received_bytes=1))
+
+    def published(self) -> None:
+        done, self._publishing = self._publishing, None
+        assert done is not None, "nothing is being published"
+        self.happens(e.Published(version=done.version, mode=done.mode))
+
+    def fetched(self, commit: int) -> None:
+        self.happens(
+            e.StateFetched(
+                commit=commit, state_hash=a_hash(f"s{commit}"), run_step=commit * NUM_STEPS, run_tokens=commit * 200
+            )
+        )
+
+    # --- words
+
+    def _in_words(self, output: e.Output) -> str:
+        match output:
+            case e.Send(message):
+                return f"-> {self._message_in_words(message)}"
+            case e.StartWorkers(generation, _):
+                return f"starts workers, generation {generation}"
+            case e.StopWorkers(generation):
+                return f"ends the workers of generation {generation}"
+            case e.SendLayout():
+                return "lets the workers map the buffers"
+            case e.AnswerWorkers(step=step, answer=answer):
+                return f"tells the workers at step {step}: {_answer_in_words(answer)}"
+            case e.SeedState():
+                return "makes the starting state from the snapshot"
+            case e.FetchState(sources):
+                donors = " ".join(f"{NAMES[d.site_id - 1]}@{d.commit}" for d in sources.donors)
+                replay = " ".join(str(c.commit) for c in sources.commits)
+                return f"fetches the state from {donors}{', or payloads of commits ' + replay if replay else ''}"
+            case e.CancelFetch():
+                return "stops fetching"
+            case e.BeginExchange(plan, contributes):
+                role = "a contributor" if contributes else "a receiver"
+                return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
+            case e.CancelExchange(sync, attempt):
+                return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
+            case e.ApplyCommit(commit):
+                return f"applies commit {commit.commit} to the outer state"
+            case e.PublishState(version=version, mode=mode):
+                what = "how commit {} moves the base" if mode is MergeMode.SHIFT else "commit {}"
+                return f"writes {what.format(version)} for the workers"
+            case e.DropSync(sync):
+                return f"forgets the contributions to sync {sync}"
+            case e.SaveModel(commit=commit):
+                return f"saves the model of commit {commit}"
+            case e.DiscardState(reason):
+                return f"discards the state on its disk: {reason}"
+            case e.Report(_, text):
+                return f"# {text}"
+            case e.Exit(code, text):
+                return f"ends with code {code}: {text}"
+
+    def _message_in_words(self, message: m.SiteMessage) -> str:
+        match message:
+            case m.Hello():
+                return f"Hello, {f'I hold commit {message.last_commit}' if message.has_state else 'I hold no state'}"
+            case m.Offer():
+                return "Offer of the model"
+            case m.Applied():
+                return f"Applied {message.commit}, the state is {self._state(message.state_hash)}"
+            case m.Ready():
+                return f"Ready for sync {message.sync}, with {message.tokens} tokens"
+            case m.Done():
+                on = f"{self._state(message.state_hash)} of commit {message.last_commit}"
+                return f"Done with {message.sync}.{message.attempt} of term {message.term}, on state {on}"
+            case m.ExchangeFailed():
+                peer = f" with {NAMES[message.peer_site_id - 1]}" if message.peer_site_id else ""
+                return f"ExchangeFailed {message.sync}.{message.attempt}{peer}: {message.text}"
+            case m.FindSources():
+                has = f", I hold commit {message.after_commit}" if message.has_state else ", I hold nothing"
+                return f"FindSources{has}"
+            case m.Leave():
+                return f"Leave{', for good' if message.fatal else ''}: {message.reason}"
+            case _:
+                return type(message).__name__
+
+    def _state(self, state_hash: bytes) -> str:
+        return self._hashes.get(state_hash, "unknown")
+
+
+def _answer_in_words(answer: e.Answer) -> str:
+    match answer.kind:
+        case AnswerKind.CONTINUE:
+            return f"go on, ask again at step {answer.next_step}"
+        case AnswerKind.SNAPSHOT:
+            return "write the snapshot"
+        case AnswerKind.STOP:
+            return f"stop, {answer.reason}"
+        case AnswerKind.APPLY:
+            how = {
+                MergeMode.REPLACE: "take commit {}",
+                MergeMode.MERGE: "take commit {} and keep what was trained since the snapshot",
+                MergeMode.SHIFT: "move to commit {} and keep all that was trained",
+            }[answer.mode]
+            return f"{how.format(answer.version)}, ask again at step {answer.next_step}"
+
+
+def _id(name: str) -> int:
+    return NAMES.index(name) + 1
+
+
+def _member(name: str, tokens: str = "0") -> m.Member:
+    return m.Member(site_id=_id(name), incarnation=1, address=f"{name}:1", tokens=int(tokens))
+
+
+def _open(sync: int, base: int) -> m.Open:
+    return m.Open(sync=sync, base_commit=base, run_step=base * NUM_STEPS, run_tokens=base * 200, num_steps=NUM_STEPS)
+
+
+# --- stories as text
+
+Told = Callable[..., None]
+
+
+def _verbs(story: SiteStory) -> dict[str, Told]:
+    """Pattern of a command -> what it does with the pattern's groups and the command's key=value words."""
+    crash = e.FailureKind.CRASHED
+
+    def crashed(text: str) -> None:
+        story.happens(e.WorkersFailed(generation=story.generation, kind=crash, text=text))
+
+    return {
+        r"the coordinator is there": lambda: story.happens(e.SessionOpened()),
+        r"the coordinator is gone": lambda: story.happens(e.SessionLost("connection reset")),
+        r"welcome": story.welcome,
+        r"admitted as (\w+)": story.admitted,
+        r"refused (.+)": lambda text: story.hears(m.Refused(kind=m.RefusedKind.STATE, text=text)),
+        r"open (\d+) on (\d+)": lambda n, base: story.hears(_open(int(n), int(base))),
+        r"plan (\d+\.\d+)((?: \w:\d+)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), **kw),
+        r"commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(story.commit(int(n), of, by)),
+        r"last commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(
+            story.commit(int(n), of, by, final=True)
+        ),
+        r"abandoned (\d+), then (\d+) on (\d+)": lambda n, following, base: story.hears(
+            m.Abandoned(sync=int(n), reason="8 attempts failed", next=_open(int(following), int(base)))
+        ),
+        r"sources": story.sources,
+        r"evicted": lambda: story.hears(m.Evicted(reason="silent for 3 s")),
+        r"finished at (\d+)": lambda n: story.hears(m.Finished(commit=int(n), reason="the run's length is reached")),
+        r"workers join": lambda: story.happens(
+            e.WorkersJoined(generation=story.generation, manifest=MANIFEST, data_fingerprint=b"")
+        ),
+        r"workers ask at (\d+)": lambda step: story.asks(int(step)),
+        r"workers sealed the snapshot of step (\d+)": lambda step, **kw: story.sealed(int(step), **kw),
+        r"workers took it": lambda: story.happens(
+            e.Merged(generation=story.generation, version=story._apply_offered, wait_s=0.1)
+        ),
+        r"workers crash": lambda: crashed("worker 0 was killed (SIGKILL)"),
+        r"workers ended": lambda: story.happens(
+            e.WorkersLeft(generation=story.generation, reason="the training loop ended")
+        ),
+        r"the starting state is made": lambda: story.happens(e.StateSeeded(state_hash=a_hash("s0"))),
+        r"the exchange is done": story.exchange_ends,
+        r"the exchange breaks with (\w)": lambda peer: story.exchange_ends(peer=peer),
+        r"commit (\d+) is applied": lambda n: story.happens(e.CommitApplied(commit=int(n), state_hash=a_hash(f"s{n}"))),
+        r"commit (\d+) cannot be applied": lambda n: story.happens(
+            e.ApplyFailed(int(n), "3 of 5 payloads are missing")
+        ),
+        r"it is written for them": story.published,
+        r"the state of commit (\d+) is fetched": lambda n: story.fetched(int(n)),
+        r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
+        r"the model of commit (\d+) is saved": lambda n: story.happens(e.ModelSaved(commit=int(n))),
+        r"ctrl-c": lambda: story.happens(e.LeaveAsked("asked to leave")),
+        r"wait (\S+)": lambda seconds: story.wait(float(seconds)),
+    }
+
+
+def play(text: str) -> str:
+    """The story with what really happened below each command. The first command is `node key=value ...`, or
+    `node trains key=value ...` for one that has joined already."""
+    story: SiteStory | None = None
+    out: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("  "):
+            continue
+        out.append(line)
+        if not line or line.startswith("#"):
+            continue
+        words = shlex.split(line)
+        values: dict[str, Any] = {k: _value(v) for k, _, v in (w.partition("=") for w in words if "=" in w)}
+        said = " ".join(w for w in words if "=" not in w)
+        if story is None:
+            assert said in ("node", "node trains"), f"the first command must be `node`, not {line!r}"
+            story = SiteStory(**values)
+            if said == "node trains":
+                story.join_and_train()
+            continue
+        verb, groups = next(
+            (do, found.groups()) for pattern, do in _verbs(story).items() if (found := re.fullmatch(pattern, said))
+        )
+        verb(*groups, **values)
+        out += [f"  {entry}" for entry in story.log]
+        story.log.clear()
+    return "\n".join(out) + "\n"
+
+
+def _value(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
