@@ -381,7 +381,7 @@ class Story:
                 return f"Plan {message.sync}.{message.attempt} of term {message.term}: {weights}{to}; {work}"
             case m.Commit():
                 following = f"; then {_open_in_words(message.next)}" if message.next else "; the last"
-                done = "".join(f", done {_ranges_in_words(line.ranges)}" for line in message.done)
+                done = "".join(f", done {ranges_in_words(line.ranges)}" for line in message.done)
                 return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{done}{following}"
             case m.Abandoned():
                 following = f"; then {_open_in_words(message.next)}" if message.next else ""
@@ -398,10 +398,10 @@ class Story:
             case m.Pulse():
                 return "Pulse"
             case m.Leases():
-                return f"Leases {_ranges_in_words(message.ranges)}"
+                return f"Leases {ranges_in_words(message.ranges)}"
 
 
-def _ranges_in_words(ranges: Iterable[m.DataRange]) -> str:
+def ranges_in_words(ranges: Iterable[m.DataRange]) -> str:
     return " ".join(f"{r.first}-{r.first + r.num_samples - 1}" for r in ranges) or "nothing"
 
 
@@ -461,13 +461,13 @@ def _record_in_words(record: e.Record) -> str:
         case e.FinishedRecord():
             return f"that the run is over at commit {first}"
         case e.LineRecord():
-            open_again = f", open again {_ranges_in_words(record.returned)}" if record.returned else ""
+            open_again = f", open again {ranges_in_words(record.returned)}" if record.returned else ""
             return f"that positions below {record.frontier} were leased{open_again}"
         case e.DoneRecord():
-            return f"that {_ranges_in_words(record.ranges)} are done"
+            return f"that {ranges_in_words(record.ranges)} are done"
         case e.LeaseRecord():
             whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
-            return f"the lease of {whose}: {_ranges_in_words(record.ranges)}"
+            return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
         case _:
             return f"the {kind}"
 

@@ -20,6 +20,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from tests.harness.coordinator_story import ranges_in_words, ranges_of
 
 NAMES = "abcd"
 NUM_STEPS = 10
@@ -174,12 +175,22 @@ class SiteStory:
         self._questions[step] = seq + 1
         self.happens(e.BoundaryAsked(generation=self.generation, step=step, seq=seq))
 
-    def sealed(self, step: int, tokens: int = 100) -> None:
+    def sealed(self, step: int, tokens: int = 100, used: int = 0) -> None:
         self.happens(
             e.SnapshotSealed(
-                generation=self.generation, step=step, tokens=tokens, num_steps=NUM_STEPS, mean_loss=2.0, train_s=1.0
+                generation=self.generation,
+                step=step,
+                tokens=tokens,
+                num_steps=NUM_STEPS,
+                mean_loss=2.0,
+                train_s=1.0,
+                samples_used=used,
             )
         )
+
+    def draw(self, num_samples: int, first: int) -> None:
+        epoch = self.core.site.data.epoch
+        self.happens(e.DrawAsked(generation=self.generation, rank=0, epoch=epoch, first=first, num_samples=num_samples))
 
     def exchange_ends(self, *, peer: str = "") -> None:
         assert self._exchange is not None, "no exchange was begun"
@@ -242,6 +253,8 @@ class SiteStory:
                 return f"saves the model of commit {commit}"
             case e.DiscardState(reason):
                 return f"discards the state on its disk: {reason}"
+            case e.AnswerDraw(first=first, ranges=ranges):
+                return f"gives the workers, from place {first} on: samples {ranges_in_words(ranges)}"
             case e.Report(_, text):
                 return f"# {text}"
             case e.Exit(code, text):
@@ -256,7 +269,10 @@ class SiteStory:
             case m.Applied():
                 return f"Applied {message.commit}, the state is {self._state(message.state_hash)}"
             case m.Ready():
-                return f"Ready for sync {message.sync}, with {message.tokens} tokens"
+                data = f", trained on samples {ranges_in_words(message.ranges)}" if message.ranges else ""
+                return f"Ready for sync {message.sync}, with {message.tokens} tokens{data}"
+            case m.LeaseRequest():
+                return f"LeaseRequest, to hold {message.wanted} samples of {message.num_samples}"
             case m.Done():
                 on = f"{self._state(message.state_hash)} of commit {message.last_commit}"
                 return f"Done with {message.sync}.{message.attempt} of term {message.term}, on state {on}"
@@ -346,6 +362,11 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"workers ended": lambda: story.happens(
             e.WorkersLeft(generation=story.generation, reason="the training loop ended")
         ),
+        r"workers will draw (\d+) of (\d+) samples a step": lambda count, of: story.happens(
+            e.DataAnnounced(generation=story.generation, num_samples=int(of), round_samples=int(count), rounds_ahead=0)
+        ),
+        r"workers draw (\d+) from (\d+)": lambda count, first: story.draw(int(count), int(first)),
+        r"leases (\S+)": lambda ranges: story.hears(m.Leases(ranges=ranges_of(ranges))),
         r"the starting state is made": lambda: story.happens(e.StateSeeded(state_hash=a_hash("s0"))),
         r"the exchange is done": story.exchange_ends,
         r"the exchange breaks with (\w)": lambda peer: story.exchange_ends(peer=peer),
