@@ -10,6 +10,7 @@ Needs scikit-learn.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 
 import torch
@@ -18,6 +19,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 import atoll
 
@@ -61,12 +63,11 @@ def main() -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr)
-    with atoll.join(model, optimizer) as site:
-        # Every site, rank and restart draws other samples; the run decides when it is over.
-        generator = torch.Generator().manual_seed((site.seed + site.rank) % (1 << 63))
-        while site.running:
-            batch = torch.randint(len(images), (BATCH_SIZE,), generator=generator)
-            loss = F.cross_entropy(model(images[batch]), labels[batch])
+    fingerprint = hashlib.sha256(images.numpy().tobytes() + labels.numpy().tobytes()).digest()
+    with atoll.join(model, optimizer, data_fingerprint=fingerprint) as site:
+        # Every image counts once in each pass, over all sites and ranks; the run decides when it is over.
+        for batch, targets in site.loader(TensorDataset(images, labels), BATCH_SIZE):
+            loss = F.cross_entropy(model(batch), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -102,6 +102,6 @@ def piece_hash(data: bytes | bytearray | memoryview) -> bytes:
 
 
 def data_seed(run_seed: int, site_id: int, incarnation: int, generation: int) -> int:
-    """`site.seed`: of the samples that one generation of workers draws; 63 bits. A restart draws other samples."""
+    """`site.seed`, for random choices of one generation of workers; 63 bits."""
     digest = Digest("atoll/data-seed/v1").uint(run_seed).uint(site_id).uint(incarnation).uint(generation)
     return int.from_bytes(digest.finish()[:8], "little") >> 1

@@ -95,7 +95,7 @@ class RunSettings:
     run_id: str
     """Names the run; every message carries it."""
     seed: int = 1
-    """Of the model's first values and of the samples each site draws."""
+    """Of the model's first values and of the order of samples."""
     data: str = "stdlib"
     """Name of the data set. All sites must have the same files, unless it is "local"; "stdlib" is the source of
     Python's own standard library."""

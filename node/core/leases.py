@@ -108,7 +108,7 @@ def advance(ctx: Context) -> None:
         data.reserved = Ranges()
     _ask(ctx)
     for rank, draw in list(data.draws.items()):
-        if draw.epoch != data.epoch:
+        if draw.epoch != data.epoch or site.final:
             # On the way to a boundary where it hears that this counts no longer: any samples will do.
             ranges: tuple[DataRange, ...] = (DataRange(first=0, num_samples=draw.num_samples),)
         elif draw.first + draw.num_samples <= data.end:
@@ -123,7 +123,7 @@ def _ask(ctx: Context) -> None:
     """Two windows and the overrun beyond what was used at the last boundary: enough to reach the next boundary and the
     overrun when the coordinator is away, even if it goes before it has answered."""
     site, data, settings = ctx.site, ctx.site.data, ctx.settings
-    if not data.num_samples or data.asked is not None or site.leaving or site.final:
+    if not data.num_samples or data.asked is not None or site.final or (site.leaving and not data.draws):
         return
     if not (site.connected and site.welcomed and site.admitted):
         return

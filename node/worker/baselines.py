@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from atoll.node.local_protocol import data_seed
 from atoll.node.worker.data import Corpus
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
+from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import RunSettings
 
 Progress = Callable[[str, int], None]  # what is running, steps done
@@ -31,8 +31,18 @@ class Comparison:
     num_steps: int
 
 
-def _stream(settings: RunSettings, site_id: int) -> int:
-    return data_seed(settings.seed, site_id, incarnation=1, generation=1)
+class _Samples:
+    """The run's samples in its order, shared out to sites batch by batch."""
+
+    def __init__(self, settings: RunSettings, corpus: Corpus, num_sites: int) -> None:
+        self._windows = TextWindows(corpus.training, settings.trainer.sequence)
+        self._order = SampleOrder(settings.seed, GLOBAL_LINE, len(self._windows))
+        self._batch_size, self._num_sites = settings.trainer.batch_size, num_sites
+
+    def batch(self, site: int, index: int) -> Tensor:
+        """(batch, sequence + 1) uint8; `site` counts from 0."""
+        first = (index * self._num_sites + site) * self._batch_size
+        return torch.stack([self._windows[self._order.sample(first + i)] for i in range(self._batch_size)])
 
 
 class _Trainee:
@@ -62,9 +72,9 @@ def _ignore(name: str, steps: int) -> None:
 def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress) -> Comparison:
     trainee = _Trainee(settings, settings.steps)
     before = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
-    streams = [_stream(settings, site_id) for site_id in range(1, num_sites + 1)]
+    samples = _Samples(settings, corpus, num_sites)
     for index in range(settings.steps):
-        trainee.step([draw(corpus, settings.trainer, seed, index) for seed in streams])
+        trainee.step([samples.batch(site, index) for site in range(num_sites)])
         progress(name, index + 1)
     after = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
     return Comparison(name, before, after, settings.steps)
@@ -94,16 +104,16 @@ def simulate_diloco(settings: RunSettings, corpus: Corpus, num_sites: int, progr
     """`num_sites` sites that sync every `settings.sync.every` steps; evaluates the outer parameters."""
     name = f"diloco {settings.outer.optimizer} {settings.outer.learning_rate:g}/{settings.outer.momentum:g}"
     trainees = [_Trainee(settings, settings.steps) for _ in range(num_sites)]
-    streams = [_stream(settings, site_id) for site_id in range(1, num_sites + 1)]
+    samples = _Samples(settings, corpus, num_sites)
     reference = Transformer(settings.model, settings.seed)
     outer = [p.detach() for p in reference.parameters()]
     momentum = [torch.zeros_like(p) for p in outer]
     before = held_out_bits_per_byte(reference, corpus, settings.trainer.sequence)
     for first in range(0, settings.steps, settings.sync.every):
         last = min(first + settings.sync.every, settings.steps)
-        for trainee, seed in zip(trainees, streams, strict=True):
+        for site, trainee in enumerate(trainees):
             for index in range(first, last):
-                trainee.step([draw(corpus, settings.trainer, seed, index)])
+                trainee.step([samples.batch(site, index)])
         with torch.no_grad():
             columns = zip(*(t.model.parameters() for t in trainees), strict=True)
             gradients = [value - torch.stack(list(local)).mean(0) for value, local in zip(outer, columns, strict=True)]

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import Dataset
 
-from atoll.node.worker.data import Corpus
-from atoll.node.worker.sampling import window_offsets
+from atoll.node.worker.data import Text
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import TrainerSettings
 
 
@@ -21,11 +22,24 @@ def make_optimizer(model: torch.nn.Module, trainer: TrainerSettings) -> torch.op
     return torch.optim.AdamW(groups, lr=trainer.learning_rate, betas=(trainer.beta1, trainer.beta2))
 
 
-def draw(corpus: Corpus, trainer: TrainerSettings, seed: int, index: int) -> Tensor:
-    """Batch `index` of the stream `seed`: (batch, sequence + 1) uint8, on the CPU."""
-    length = trainer.sequence + 1
-    offsets = window_offsets(seed, index, trainer.batch_size, len(corpus.training) - length + 1)
-    return torch.from_numpy(corpus.training.windows(offsets, length))
+class TextWindows(Dataset[Tensor]):
+    """The text in pieces of `sequence` predicted bytes, one after the other: (sequence + 1,) uint8 each.
+
+    Raises ConfigError if there is not one.
+    """
+
+    def __init__(self, text: Text, sequence: int) -> None:
+        self._text = text
+        self._sequence = sequence
+        self._num_windows = (len(text) - 1) // sequence
+        if self._num_windows < 1:
+            raise ConfigError("the training data is shorter than one sequence; lower trainer.sequence or add data")
+
+    def __len__(self) -> int:
+        return self._num_windows
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.from_numpy(self._text.window(index * self._sequence, self._sequence + 1))
 
 
 def next_byte_loss(model: nn.Module, windows: Tensor) -> Tensor:

@@ -9,21 +9,26 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.worker.connection import Connection, connect, disconnect, rank_and_world
+from atoll.node.worker.draws import LeasedBatches
+from atoll.node.worker.loader import Loader, batches_ahead, check_options
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.messages import DataRange
+from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import RunSettings
 
 PROGRESS_EVERY_S = 1.0
@@ -49,7 +54,7 @@ class Site:
         self.site_id = 0
         """Given by the coordinator; 0 without a node."""
         self.seed = 0
-        """Of the samples this site draws: differs between sites and between starts of their workers."""
+        """For random choices of a script: differs between sites and between starts of their workers."""
         self.settings: RunSettings | None = None
         """Of the run; None without a node."""
         self.running = True
@@ -58,6 +63,7 @@ class Site:
         self._steps = 0  # of this generation
         self._base_step = 0  # generation step that _base_run_step belongs to
         self._tokens = 0  # of this rank, since the base
+        self._batches: LeasedBatches | None = None
 
     @property
     def inner_step(self) -> int:
@@ -95,9 +101,49 @@ class Site:
         RefusedError if the node or the coordinator does not want this site any more.
         """
         del loss
+        self._count_batches()
         self._steps += 1
         self._tokens += tokens
         return Step(True, False, self.inner_step)
+
+    def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Iterable[Any]:
+        """A torch DataLoader over samples that are leased to this site: every sample of a pass counts once in the run.
+
+        `dataset`: anything with __len__ and __getitem__, the same at all sites (with data = "local" each site's own).
+        `batch_size`: of this rank. `options`: of the DataLoader (num_workers, pin_memory, collate_fn, ...), but for
+        those that decide order and batches. It ends with the run, not with a pass; its batches are full, and may span
+        two passes. A batch counts with the first `step` after the loader has given it out, however much is fetched
+        ahead. One such loader a site, at every data rank.
+
+        An IterableDataset gets an ordinary DataLoader: one stream for each site and start, which the data set divides
+        among ranks itself. Nothing is leased then: sites may see the same samples, a restart begins the stream again,
+        and there is no account.
+
+        Raises ConfigError for options and data sets that cannot be leased.
+        """
+        check_options(dataset, batch_size, options)
+        if isinstance(dataset, IterableDataset):
+            return DataLoader(dataset, batch_size=batch_size, **options)
+        if self._batches is not None:
+            raise ConfigError("site.loader was called before: a site has one; for evaluation use a torch DataLoader")
+        assert isinstance(dataset, Sized)
+        self._batches = self._lease(len(dataset), batch_size, batches_ahead(options))
+        return Loader(dataset, self._batches, lambda: self.running, options)
+
+    def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
+        """Alone, everything is this site's."""
+        del ahead
+        order = SampleOrder(self.seed, GLOBAL_LINE, num_samples)
+
+        def draw(epoch: int, first: int, count: int) -> tuple[DataRange, ...]:
+            del epoch
+            return (DataRange(first=first, num_samples=count),)
+
+        return LeasedBatches(draw, order, batch_size, reader=self.rank, num_readers=self.world, epoch=0)
+
+    def _count_batches(self) -> None:
+        if self._batches is not None:
+            self._batches.step()
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
@@ -150,6 +196,8 @@ class _JoinedSite(Site):
         joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank)
         self._shared = SharedTensors(tensors, joined)
         self.site_id, self.seed = joined.site_id, joined.data_seed
+        self._joined = joined
+        self._data_epoch = 0
         self._tokens_at_snapshot = 0
         self._snapshot_step = 0
         self._has_values = False  # an APPLY came in this generation
@@ -174,6 +222,7 @@ class _JoinedSite(Site):
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
+        self._count_batches()
         self._steps += 1
         self._tokens += tokens
         if loss is not None:
@@ -232,6 +281,21 @@ class _JoinedSite(Site):
         else:
             self._connection.tell(error)
         disconnect()
+
+    def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
+        assert self.settings is not None
+        joined = self._joined
+        line = self.site_id if self.settings.data == "local" else GLOBAL_LINE
+        order = SampleOrder(joined.run_seed, line, num_samples)
+        self._client.announce_data(num_samples, batch_size, ahead)
+        return LeasedBatches(
+            self._client.draw,
+            order,
+            batch_size,
+            reader=joined.reader,
+            num_readers=joined.num_readers,
+            epoch=self._data_epoch,
+        )
 
     # --- between boundaries
 
@@ -300,6 +364,7 @@ class _JoinedSite(Site):
             num_steps=self._loss_steps,
             train_s=self._train_s,
             piece_hashes=hashes,
+            num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
         )
         self._hashes_due = False
         self._tokens_at_snapshot, self._snapshot_step = self._tokens, self._steps
@@ -334,6 +399,9 @@ class _JoinedSite(Site):
         self._tokens_at_snapshot = 0
         self._has_values = True
         self._publish_mode = answer.mode
+        self._data_epoch = answer.data_epoch
+        if self._batches is not None:
+            self._batches.begin_epoch(answer.data_epoch)
         if answer.fresh:
             self._hashes_due = True
             if self._ramp_steps and answer.run_step:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
 from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
 from atoll.node.worker.site import join
 from atoll.protocol.errors import AtollError, ConfigError
 
@@ -52,23 +52,20 @@ def train(connection: Connection) -> None:
         bare = Transformer(settings.model, connection.worker_settings.run_seed).to(device)
         model: nn.Module = bare if connection.world == 1 else DistributedDataParallel(bare)
         optimizer = make_optimizer(model, trainer)
-        tokens = trainer.batch_size // connection.world * trainer.sequence
+        windows_of_text = TextWindows(corpus.training, trainer.sequence)
+        batch_size = trainer.batch_size // connection.world
         with join(model, optimizer, data_fingerprint=fingerprint) as site:
-            index = 0
-            while site.running:
+            for batch in site.loader(windows_of_text, batch_size):
                 total_steps = site.run_length
                 assert total_steps is not None
                 for group in optimizer.param_groups:
                     group["lr"] = learning_rate(trainer, site.inner_step, total_steps)
-                # The site's batch is the same for any number of ranks; each takes its rows.
-                windows = draw(corpus, trainer, site.seed, index)[site.rank :: site.world].to(device)
                 optimizer.zero_grad(set_to_none=True)
-                loss = next_byte_loss(model, windows)
+                loss = next_byte_loss(model, batch.to(device))
                 loss.backward()  # type: ignore[no-untyped-call]
                 nn.utils.clip_grad_norm_(model.parameters(), trainer.grad_clip)
                 optimizer.step()
-                site.step(tokens=tokens, loss=loss)
-                index += 1
+                site.step(tokens=batch_size * trainer.sequence, loss=loss)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from atoll.node.local_protocol import Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.messages import DataRange
 from atoll.protocol.settings import RunSettings
 
 Question = Callable[[], Answer]
@@ -80,6 +81,14 @@ class FakeNode:
         assert step == expected
         return answer() if callable(answer) else answer
 
+    def announce_data(self, num_samples: int, batch_size: int, batches_ahead: int) -> None:
+        self.told.append(("data", {"num_samples": num_samples, "batch_size": batch_size, "ahead": batches_ahead}))
+
+    def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
+        """Every epoch's queue begins at position 1000 times its number."""
+        self.told.append(("draw", {"epoch": epoch, "first": first, "num_samples": num_samples}))
+        return (DataRange(first=1000 * epoch + first, num_samples=num_samples),)
+
     def sealed(self, **body: Any) -> None:
         self.told.append(("sealed", body))
 
@@ -102,10 +111,13 @@ class FakeNode:
         self.told.append(("close", {}))
 
 
-def apply(mode: MergeMode, next_step: int, *, run_step: int = 0, version: int = 0, fresh: bool = False) -> Answer:
+def apply(
+    mode: MergeMode, next_step: int, *, run_step: int = 0, version: int = 0, fresh: bool = False, data_epoch: int = 0
+) -> Answer:
     return Answer(
-        kind=AnswerKind.APPLY, mode=mode, next_step=next_step, run_step=run_step, version=version, fresh=fresh
-    )
+        kind=AnswerKind.APPLY, mode=mode, next_step=next_step, run_step=run_step, version=version, fresh=fresh,
+        data_epoch=data_epoch,
+    )  # fmt: skip
 
 
 def go_on(next_step: int) -> Answer:

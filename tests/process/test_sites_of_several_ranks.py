@@ -19,7 +19,7 @@ SETTINGS = RunSettings(
 pytestmark = pytest.mark.timeout(240)
 
 
-def ends_well(run: LocalRun) -> None:
+def ends_well(run: LocalRun, tokens_a_sample: int) -> None:
     assert run.wait_all(LIMIT_S) == {"one": 0, "two": 0}
     hashes = run.hashes(4)
     assert sorted(hashes) == ["one", "two"]
@@ -27,6 +27,9 @@ def ends_well(run: LocalRun) -> None:
     status = run.status()
     assert status["state_hash"] == hashes["one"]
     assert {site["num_ranks"] for site in status["sites"]} == {1, 2}
+    samples = {line["site"]: line["num_done"] for line in status["data"]}
+    assert sorted(samples) == ["one", "two"]
+    assert sum(samples.values()) * tokens_a_sample == status["run_tokens"]
 
 
 def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
@@ -34,7 +37,7 @@ def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
         run.start_coordinator()
         run.start_node("one", [str(DIGITS)], launcher="torchrun")
         run.start_node("two", [str(DIGITS)], launcher="torchrun", extra=["--ranks", "2"])
-        ends_well(run)
+        ends_well(run, 1)
         for name in ("one", "two"):
             log = (run.home(name) / "node.log").read_text()
             found = re.search(r"\[rank 0\] step 40: ([0-9.]+)% of 360 test images are right", log)
@@ -55,4 +58,4 @@ def test_the_built_in_trainer_on_two_ranks_and_on_one(tmp_path: Path) -> None:
         run.start_coordinator()
         run.start_node("one", launcher="torchrun", extra=["--data", str(text)])
         run.start_node("two", launcher="torchrun", extra=["--data", str(text), "--ranks", "2"])
-        ends_well(run)
+        ends_well(run, settings.trainer.sequence)

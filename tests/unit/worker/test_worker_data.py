@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from atoll.node import local_protocol
-from atoll.node.worker import data, sampling
+from atoll.node.worker import data
 from atoll.protocol.errors import ConfigError
 
 
@@ -137,20 +137,6 @@ def test_which_files_a_run_wants(tmp_path: Path) -> None:
     assert data.fingerprint_for_run("local", listing) == b""
     assert len(data.fingerprint_for_run("wiki", data.list_for_run("wiki", [path]))) == 32
     assert data.list_for_run("local", []).files == data.list_for_run("stdlib", []).files
-
-
-# --- sampling
-
-
-def test_samples_are_a_pure_function() -> None:
-    assert sampling.window_offsets(1, 2, 4, 1000).tolist() == [853, 353, 215, 986]
-    first = sampling.window_offsets(5, 3, 8, 10**6)
-    np.testing.assert_array_equal(sampling.window_offsets(5, 3, 8, 10**6), first)
-    np.testing.assert_array_equal(sampling.window_offsets(5, 3, 4, 10**6), first[:4])
-    many = np.concatenate([sampling.window_offsets(5, i, 8, 10**9) for i in range(100)])
-    assert len(set(many.tolist())) == 800  # batches do not overlap
-    with pytest.raises(ConfigError, match="shorter than one sequence"):
-        sampling.window_offsets(1, 0, 1, 0)
 
 
 def test_sites_and_restarts_draw_other_samples() -> None:

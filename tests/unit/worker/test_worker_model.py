@@ -15,7 +15,7 @@ from atoll.node.dataplane.saved_manifest import SavedManifest, to_json
 from atoll.node.worker import baselines, data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
-from atoll.node.worker.recipe import draw, learning_rate, make_optimizer, next_byte_loss
+from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
 from atoll.node.worker.sample import load_model, sample_text
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import ConfigError
@@ -76,7 +76,8 @@ def test_tied_embeddings() -> None:
 def test_every_parameter_gets_a_gradient_and_a_place_in_the_optimizer(corpus: data.Corpus) -> None:
     model = Transformer(SMALL)
     optimizer = make_optimizer(model, SETTINGS.trainer)
-    loss = next_byte_loss(model, draw(corpus, SETTINGS.trainer, seed=1, index=0))
+    windows = TextWindows(corpus.training, SETTINGS.trainer.sequence)
+    loss = next_byte_loss(model, torch.stack([windows[i] for i in range(4)]))
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))

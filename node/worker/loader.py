@@ -1,0 +1,70 @@
+"""A torch DataLoader whose samples are leased: `Site.loader`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sized
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from atoll.node.worker.draws import LeasedBatches
+from atoll.protocol.errors import ConfigError
+
+NOT_OPTIONS = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
+"""What a leased loader decides by itself: the order is the run's, every batch is full, and there is no end."""
+
+
+def batches_ahead(options: dict[str, Any]) -> int:
+    """How many batches a DataLoader with these options draws before they are needed."""
+    return int(options.get("num_workers", 0)) * int(options.get("prefetch_factor") or 2)
+
+
+def check_options(dataset: Dataset[Any], batch_size: int, options: dict[str, Any]) -> None:
+    """Raises ConfigError for what cannot be leased."""
+    if batch_size < 1:
+        raise ConfigError(
+            f"site.loader got batch_size = {batch_size}; it is the number of samples a batch of this rank"
+        )
+    if isinstance(dataset, IterableDataset):
+        return
+    for name in NOT_OPTIONS:
+        if name in options:
+            raise ConfigError(f"site.loader draws samples in the run's own order: leave out {name}")
+    if not options.get("in_order", True):
+        raise ConfigError("site.loader counts batches in the order in which they were drawn: leave out in_order=False")
+    if not isinstance(dataset, Sized) or not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"site.loader needs a data set with __len__ and __getitem__, or an IterableDataset; "
+            f"{type(dataset).__name__} is neither"
+        )
+    if not len(dataset):
+        raise ConfigError(f"site.loader got an empty {type(dataset).__name__}")
+
+
+class _Batches(Sampler[list[int]]):
+    def __init__(self, batches: LeasedBatches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            yield self._batches.next_batch().tolist()
+
+
+class Loader:
+    """Batches until the run is over. One iterator at a time; a new one begins after the last batch that was trained
+    on."""
+
+    def __init__(
+        self, dataset: Dataset[Any], batches: LeasedBatches, running: Callable[[], bool], options: dict[str, Any]
+    ) -> None:
+        self._batches = batches
+        self._running = running
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Batches(batches), **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._batches.rewind()
+        fetched = iter(self._loader)
+        while self._running():
+            batch = next(fetched)
+            if self._batches.give_out():
+                yield batch

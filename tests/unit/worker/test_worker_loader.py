@@ -1,0 +1,169 @@
+"""`site.loader`: ordinary torch data sets, leased samples. Against a node in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import atoll
+from atoll.node.core.events import MergeMode
+from atoll.node.worker import site as site_module
+from atoll.node.worker.site import Site
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.sample_order import SampleOrder
+from atoll.protocol.settings import RunSettings
+from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, apply
+
+SETTINGS = RunSettings(run_id="r", steps=100)
+ORDER = SampleOrder(1, 0, 50)
+
+
+class Numbers(Dataset[int]):
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def samples(first: int, count: int, order: SampleOrder = ORDER) -> list[int]:
+    return [order.sample(p) for p in range(first, first + count)]
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
+    fake = FakeNode()
+    monkeypatch.setattr(site_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(site_module, "disconnect", fake.close)
+    return fake
+
+
+def joined() -> Site:
+    net = nn.Linear(2, 1)
+    return atoll.join(net, torch.optim.SGD(net.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_counts_when_it_is_trained_on_however_much_is_fetched(node: FakeNode, num_workers: int) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 3, fresh=True)), (3, SNAPSHOT), (3, STOP)]
+    seen: list[list[int]] = []
+    with joined() as site:
+        for batch in site.loader(Numbers(), 4, num_workers=num_workers):
+            assert isinstance(batch, Tensor)
+            seen.append(batch.tolist())
+            site.step(tokens=4)
+    assert seen == [samples(0, 4), samples(4, 4), samples(8, 4)], "and the loop ends with the run"
+    assert node.said("data") == [{"num_samples": 50, "batch_size": 4, "ahead": 2 * num_workers}]
+    assert len(node.said("draw")) >= 3 + 2 * num_workers
+    assert node.said("sealed")[0]["num_samples_used"] == 12
+
+
+def test_several_batches_in_one_step(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 2, fresh=True)), (2, SNAPSHOT), (2, STOP)]
+    with joined() as site:
+        batches = iter(site.loader(Numbers(), 4))
+        while site.running:
+            for _ in range(3):
+                next(batches)
+            site.step(tokens=12)
+    assert node.said("sealed")[0]["num_samples_used"] == 24
+
+
+def test_a_new_iterator_goes_on_where_training_stopped(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    site = joined()
+    loader = site.loader(Numbers(), 4)
+    for place, batch in enumerate(loader):
+        if place == 2:
+            break  # given out, not trained on
+        site.step(tokens=4)
+        del batch
+    assert next(iter(loader)).tolist() == samples(8, 4)
+
+
+def test_what_was_fetched_before_an_eviction_is_left_out(node: FakeNode) -> None:
+    node.script = [
+        (0, apply(MergeMode.REPLACE, 2, fresh=True)),
+        (2, apply(MergeMode.REPLACE, 4, data_epoch=3)),
+        (4, SNAPSHOT),
+        (4, STOP),
+    ]
+    seen: list[list[int]] = []
+    with joined() as site:
+        for batch in site.loader(Numbers(), 4, num_workers=1):
+            seen.append(batch.tolist())
+            site.step(tokens=4)
+    assert seen == [samples(0, 4), samples(4, 4), samples(3000, 4), samples(3004, 4)]
+    assert node.said("sealed")[0]["num_samples_used"] == 8
+
+
+def test_local_data_has_an_order_for_each_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = FakeNode()
+    local = RunSettings(run_id="r", steps=100, data="local")
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(local))
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    batch = next(iter(joined().loader(Numbers(), 4)))
+    assert batch.tolist() == samples(0, 4, SampleOrder(1, 7, 50))
+
+
+def test_alone_it_is_the_same_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ATOLL_SOCKET", raising=False)
+    site = Site()
+    seen = [x for batch in itertools.islice(site.loader(Numbers(), 10), 10) for x in batch.tolist()]
+    assert sorted(seen[:50]) == sorted(seen[50:]) == list(range(50)), "two passes"
+    assert seen[:50] != seen[50:]
+
+
+def test_options_reach_torch(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    data = TensorDataset(torch.arange(50))
+    loader = joined().loader(data, 2, collate_fn=lambda items: [int(item[0]) for item in items])
+    assert next(iter(loader)) == samples(0, 2)
+
+
+def test_an_iterable_is_one_ordinary_stream(node: FakeNode) -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(7))
+
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    loader = joined().loader(Stream(), 3, drop_last=True)
+    assert isinstance(loader, DataLoader)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
+    assert not node.said("data")
+
+
+class Keyless(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+@pytest.mark.parametrize(
+    ("dataset", "batch_size", "options", "text"),
+    [
+        (Numbers(), 4, {"shuffle": True}, "leave out shuffle"),
+        (Numbers(), 4, {"drop_last": True}, "leave out drop_last"),
+        (Numbers(), 4, {"in_order": False}, "in_order"),
+        (Numbers(), 0, {}, "batch_size = 0"),
+        (Keyless(), 4, {}, "__len__"),
+        (TensorDataset(torch.zeros(0)), 4, {}, "empty TensorDataset"),
+    ],
+)
+def test_what_cannot_be_leased_is_refused(
+    dataset: Dataset[Any], batch_size: int, options: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Site().loader(dataset, batch_size, **options)
+
+
+def test_a_site_has_one_loader() -> None:
+    site = Site()
+    site.loader(Numbers(), 4)
+    with pytest.raises(ConfigError, match="was called before"):
+        site.loader(Numbers(), 4)
