@@ -45,6 +45,8 @@ MAX_SMALL_MESSAGE_BYTES = 1 << 20
 """Of every message but Offer, which carries a manifest."""
 LARGE_MESSAGE_BYTES = 1 << 18  # parsed off the event loop
 MAX_QUEUED_SENDS = 4096
+MAX_BATCH = 256
+"""Events that are handled together."""
 MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
 STOP_GRACE_S = 2.0
 
@@ -54,15 +56,15 @@ class _Stream:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.outgoing: asyncio.Queue[messages.CoordinatorMessage | None] = asyncio.Queue(MAX_QUEUED_SENDS)
+        self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUED_SENDS)  # of messages, see wire.py
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
         self.received_seq = 0
         self.sent_seq = 0
 
-    def put(self, message: messages.CoordinatorMessage | None) -> None:
+    def put(self, body: bytes | None) -> None:
         try:
-            self.outgoing.put_nowait(message)
+            self.outgoing.put_nowait(body)
         except asyncio.QueueFull:
             self.cut(f"{MAX_QUEUED_SENDS} messages wait for a site that does not read")
 
@@ -97,10 +99,9 @@ class CoordinatorServer:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
         server = transport.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
         handlers = {
-            # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC.
-            "Session": grpc.stream_stream_rpc_method_handler(
-                self._session, response_serializer=session_pb2.SessionResponse.SerializeToString
-            ),
+            # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC. Bytes out: what
+            # goes to many sites is encoded once.
+            "Session": grpc.stream_stream_rpc_method_handler(self._session),
             "Status": grpc.unary_unary_rpc_method_handler(
                 self._status,
                 request_deserializer=session_pb2.StatusRequest.FromString,
@@ -133,14 +134,20 @@ class CoordinatorServer:
                     item = await self._events.get()
             except TimeoutError:
                 item = (Tick(), None)
+            batch: list[tuple[Event, _Stream | None]] = []
+            while item is not None:
+                batch.append(item)
+                if self._events.empty() or len(batch) == MAX_BATCH:
+                    break
+                item = self._events.get_nowait()
+            try:
+                await self._execute(self._core.handle_all([event for event, _ in batch], time.monotonic()))
+            finally:
+                for _, stream in batch:
+                    if stream is not None:
+                        stream.slots.release()
             if item is None:
                 return
-            event, stream = item
-            try:
-                await self._execute(self._core.handle(event, time.monotonic()))
-            finally:
-                if stream is not None:
-                    stream.slots.release()
 
     async def stop(self) -> None:
         """Ends all streams; sites train on and look for a coordinator. A second call does nothing."""
@@ -174,6 +181,8 @@ class CoordinatorServer:
     # --- outputs
 
     async def _execute(self, outputs: list[Output]) -> None:
+        last: messages.CoordinatorMessage | None = None
+        body = b""
         for output in outputs:
             match output:
                 case Persist(records):
@@ -184,8 +193,10 @@ class CoordinatorServer:
                         if isinstance(commit, messages.Commit):
                             self._commit_times[commit.commit] = now
                 case Send(number, message):
+                    if message is not last:  # a plan goes to all sites: it is encoded once
+                        last, body = message, wire.response_body(message)
                     if number in self._streams:
-                        self._streams[number].put(message)
+                        self._streams[number].put(body)
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
@@ -245,9 +256,9 @@ class CoordinatorServer:
 
     async def _write(self, stream: _Stream, context: Any) -> str:
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
-        while (message := await stream.outgoing.get()) is not None:
+        while (body := await stream.outgoing.get()) is not None:
             stream.sent_seq += 1
-            await context.write(wire.response(message, header, stream.sent_seq, stream.received_seq))
+            await context.write(wire.response_around(body, header, stream.sent_seq, stream.received_seq))
         return "the coordinator ended it"
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:

@@ -53,7 +53,9 @@ class Member:
 class Tree:
     first_chunk: int
     num_chunks: int
-    parents: tuple[int, ...] = bounded(MAX_MEMBERS)
+    parents: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    """Empty: a star around `top`."""
+    top: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

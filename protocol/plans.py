@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.messages import Commit, Member, Plan
+from atoll.protocol.messages import Commit, Member, Plan, Tree
 
 
 def plan_digest(plan: Plan) -> bytes:
@@ -22,7 +22,15 @@ def plan_digest(plan: Plan) -> bytes:
             if parent < -1:
                 raise InvalidMessage(f"plan of sync {plan.sync}: a tree with parent {parent}")
             digest.uint(parent + 1)
+        digest.uint(tree.top)
     return digest.finish()
+
+
+def top_of(tree: Tree) -> int:
+    """The place of its reducer among the contributors; -1 if it has none."""
+    if not tree.parents:
+        return tree.top
+    return tree.parents.index(-1) if -1 in tree.parents else -1
 
 
 def payload_digest(run_id: str, plan: Plan | Commit, payload_hashes: list[bytes]) -> bytes:
@@ -49,9 +57,9 @@ def reducers(plan: Plan, num_chunks: int) -> list[Member]:
     for tree in plan.trees:
         if tree.first_chunk != len(result) or len(result) + tree.num_chunks > num_chunks:
             raise InvalidMessage(f"plan of sync {plan.sync}: trees do not cover chunks 0 to {num_chunks - 1} in order")
-        if len(tree.parents) != len(ids) or tree.parents.count(-1) != 1:
+        top = top_of(tree)
+        if not 0 <= top < len(ids) or (tree.parents and len(tree.parents) != len(ids)) or tree.parents.count(-1) > 1:
             raise InvalidMessage(f"plan of sync {plan.sync}: a tree needs one parent for each contributor and one top")
-        top = tree.parents.index(-1)
         if any(parent not in (top, -1) for parent in tree.parents):
             raise InvalidMessage(f"plan of sync {plan.sync}: this version runs stars only, not deeper trees")
         result.extend([plan.contributors[top]] * tree.num_chunks)

@@ -157,6 +157,20 @@ def response(
     return _pack(session_pb2.SessionResponse(), body, header, seq, ack)
 
 
+def response_body(body: messages.CoordinatorMessage) -> bytes:
+    """What `response_around` takes: a message that goes to many sites is encoded once."""
+    envelope = session_pb2.SessionResponse()
+    target = getattr(envelope, _BODIES[type(body)])
+    target.CopyFrom(to_proto(body))
+    target.SetInParent()
+    return envelope.SerializeToString()
+
+
+def response_around(body: bytes, header: messages.Header, seq: int, ack: int) -> bytes:
+    """The bytes of `response`: encoded messages that follow each other are one message with the fields of both."""
+    return session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString() + body
+
+
 def unpack(envelope: session_pb2.SessionRequest | session_pb2.SessionResponse) -> tuple[messages.Header, Any]:
     """Header and body of an envelope. Raises InvalidMessage if there is no known body or a bound is exceeded."""
     name = envelope.WhichOneof("body")

@@ -195,7 +195,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         _admit_again(run, site)
         return
     if not site.site_id:
-        site.site_id = run.members.next_site_id()
+        run.members.give_id(site)
     hello = site.hello
     assert hello is not None
     admitted_as, why = place(run, site, hello)

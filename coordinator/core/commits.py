@@ -29,6 +29,7 @@ class CommitLog:
     def __init__(self, persisted: Persisted, keep: int, first_run_step: int, first_run_tokens: int) -> None:
         self._keep = keep
         self.records: list[CommitRecord] = list(persisted.commits)
+        self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
         self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations}
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
@@ -47,6 +48,9 @@ class CommitLog:
         commit = record.commit
         assert commit.commit == self.last + 1
         self.records.append(record)
+        self._contributors[commit.commit] = _ids(commit)
+        for old in self.records[: -self._keep]:
+            del self._contributors[old.commit.commit]
         del self.records[: -self._keep]
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self.is_final = commit.final
@@ -68,6 +72,10 @@ class CommitLog:
         """The commits after `commit`, without gaps; empty if there is none or the log does not reach back so far."""
         found = tuple(r.commit for r in self.records if r.commit.commit > commit)
         return found if found and found[0].commit == commit + 1 else ()
+
+    def contributors(self, commit: int) -> frozenset[int]:
+        """Ids; none of a commit that the log does not hold."""
+        return self._contributors.get(commit, frozenset())
 
     def newest(self) -> Commit | None:
         return self.records[-1].commit if self.records else None
@@ -126,3 +134,7 @@ class CommitLog:
 
     def attest(self, commit: int, state_hash: bytes) -> None:
         self.attested[commit] = state_hash
+
+
+def _ids(commit: Commit) -> frozenset[int]:
+    return frozenset(c.site_id for c in commit.contributors)

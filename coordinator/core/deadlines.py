@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from atoll.protocol.messages import Tree
+from atoll.protocol.plans import top_of
 from atoll.protocol.time_limits import TimeLimits
 
 REMEMBERED = 8
@@ -39,7 +40,7 @@ def most_link_bytes(
     """The most that one contributor sends or receives."""
     reduced = [0] * num_contributors
     for tree in trees:
-        reduced[tree.parents.index(-1)] += sum(sizes_bytes[tree.first_chunk : tree.first_chunk + tree.num_chunks])
+        reduced[top_of(tree)] += sum(sizes_bytes[tree.first_chunk : tree.first_chunk + tree.num_chunks])
     total, others = sum(sizes_bytes), num_contributors - 1
     # Contributions go to the other reducers and payloads come back; as a reducer it is the other way round, with all.
     return max((total - own) + own * (others + num_receivers) for own in reduced)

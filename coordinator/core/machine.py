@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from atoll.coordinator.core import admission, driver, leases, liveness, states
 from atoll.coordinator.core.data_view import RangeView, range_views
@@ -39,14 +40,30 @@ class Core:
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
         self._state = ""
+        self._due = self._next_due()  # own time at which something becomes possible or impossible by itself
+        self._settled = False
 
     def handle(self, event: Event, now: float) -> list[Output]:
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Sequence[Event], now: float) -> list[Output]:
+        """Events that have come together: what follows from them is decided once, so that a thousand sites that are
+        ready at once do not cost a thousand looks at each of them."""
         run = self.run
         expected = bool(run.members.streams) or bool(run.members.live())
         run.now, stopped_s = self._time.advance(now, self._next_pulse_at if expected else None)
         if stopped_s:
+            self._settled = False
             self._pardon(stopped_s)
-        self._dispatch(event)
+        for event in events:
+            self._dispatch(event)
+        if not self._settled or (self._due is not None and run.now >= self._due):
+            self._settle()
+        return run.out.take()
+
+    def _settle(self) -> None:
+        """Everything that has become possible."""
+        run = self.run
         self._expect_back()
         self._expire()
         driver.advance(run)
@@ -54,10 +71,14 @@ class Core:
         if state != self._state:
             run.report(logging.INFO, f"run {run.run_id}: {state}")
             self._state = state
-        return run.out.take()
+        self._due = self._next_due()
+        self._settled = True
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due at the latest; None if nothing is waited for."""
+        return None if self._due is None else self._time.outer(self._due)
+
+    def _next_due(self) -> float | None:
         run, limits = self.run, self.run.limits
         times: list[float] = []
         if run.members.streams or run.members.live():
@@ -84,7 +105,7 @@ class Core:
                     driver.stuck_at(run, attempt, i) for i in attempt.survivors(sync.failed) if i not in attempt.done
                 )
             times.extend(t for t in later if t > run.now)
-        return self._time.outer(min(times)) if times else None
+        return min(times, default=None)
 
     def view(self, now: float) -> RunView:
         """For people; `now` says how old the last words of each site are."""
@@ -98,6 +119,10 @@ class Core:
 
     def _dispatch(self, event: Event) -> None:
         run = self.run
+        if isinstance(event, Received) and isinstance(event.message, m.Heartbeat):
+            self._heartbeat(event.stream, event.header, event.message, event.ack)
+            return
+        self._settled = False
         match event:
             case StreamOpened(stream):
                 run.members.streams[stream] = Stream(waiting_since=run.now)
@@ -142,23 +167,14 @@ class Core:
 
     def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
         run = self.run
-        stream = run.members.streams.get(number)
-        if stream is None:
-            return  # superseded or refused; its last messages are void
-        if ack is not None:
-            stream.acked(ack, run.now)
         if isinstance(message, m.Hello):
-            admission.hello(run, number, header, message)
+            if (stream := run.members.streams.get(number)) is not None:
+                if ack is not None:
+                    stream.acked(ack, run.now)
+                admission.hello(run, number, header, message)
             return
-        site = stream.site
+        site = self._site_of(number, header, message, ack)
         if site is None:
-            run.refuse(number, RefusedKind.INVALID, f"{type(message).__name__} before Hello")
-            return
-        if not self._header_is_right(number, site, header):
-            return
-        site.heard_at = run.now
-        if isinstance(message, m.Heartbeat):
-            self._heartbeat(site, message)
             return
         site.progress_at = run.now
         if isinstance(message, m.Offer):
@@ -167,6 +183,23 @@ class Core:
             self._leave(site, message)
         elif site.live:
             self._from_member(number, site, message)
+
+    def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
+        """Who says it, and that it was heard; None if it does not count."""
+        run = self.run
+        stream = run.members.streams.get(number)
+        if stream is None:
+            return None  # superseded or refused; its last messages are void
+        if ack is not None:
+            stream.acked(ack, run.now)
+        site = stream.site
+        if site is None:
+            run.refuse(number, RefusedKind.INVALID, f"{type(message).__name__} before Hello")
+            return None
+        if not self._header_is_right(number, site, header):
+            return None
+        site.heard_at = run.now
+        return site
 
     def _header_is_right(self, number: int, site: Site, header: m.Header) -> bool:
         run = self.run
@@ -209,9 +242,16 @@ class Core:
             del run.fatal_texts[:-20]
         run.remove(site, reason, evicted=False, after_done=True)
 
-    def _heartbeat(self, site: Site, message: m.Heartbeat) -> None:
+    def _heartbeat(self, number: int, header: m.Header, message: m.Heartbeat, ack: int | None) -> None:
+        """Most of what arrives. It only moves limits of its own site away, as a rule: then nothing follows from it."""
+        site = self._site_of(number, header, message, ack)
+        if site is None:
+            self._settled = False
+            return
         if liveness.has_got_on(site.heartbeat, message):
             site.progress_at = self.run.now
+        if message.limit_s != site.heartbeat.limit_s:
+            self._settled = False  # a limit that may be nearer
         site.heartbeat = message
 
     # --- time
@@ -252,9 +292,10 @@ class Core:
                 run.evict(site, liveness.hangs_because(site, run.now))
         if run.now >= self._next_pulse_at:
             self._next_pulse_at = run.now + limits.heartbeat_s
+            pulse = m.Pulse()  # one for all, which is encoded once
             for number, stream in run.members.streams.items():
                 if stream.site is not None:
-                    run.send_on(number, m.Pulse())
+                    run.send_on(number, pulse)
 
     def _lose(self, number: int, site: Site, reason: str) -> None:
         if site.live:

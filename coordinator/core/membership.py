@@ -111,6 +111,7 @@ class Membership:
 
     def __init__(self, records: tuple[SiteRecord, ...], now: float, lease_s: float) -> None:
         self.sites: dict[str, Site] = {}
+        self._by_id: dict[int, Site] = {}  # ascending
         self.streams: dict[int, Stream] = {}
         self.epoch = max((r.epoch for r in records), default=0)
         for r in records:
@@ -128,6 +129,7 @@ class Membership:
                 bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
                 away_until=now + lease_s if r.live else None,
             )
+        self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
 
     def detached(self, site: Site, reason: str) -> None:
         """Its stream ended. A site that was never admitted leaves nothing behind."""
@@ -136,15 +138,17 @@ class Membership:
         elif site.standing is Standing.NEW:
             site.standing, site.gone = Standing.OUT, reason
 
-    def next_site_id(self) -> int:
-        return max((s.site_id for s in self.sites.values()), default=0) + 1
+    def give_id(self, site: Site) -> None:
+        """The next one; ids are never used again."""
+        site.site_id = next(reversed(self._by_id), 0) + 1
+        self._by_id[site.site_id] = site
 
     def by_id(self, site_id: int) -> Site | None:
-        return next((s for s in self.sites.values() if s.site_id == site_id and site_id), None)
+        return self._by_id.get(site_id)
 
     def live(self) -> list[Site]:
         """In the order of ids."""
-        return sorted((s for s in self.sites.values() if s.live), key=lambda s: s.site_id)
+        return [s for s in self._by_id.values() if s.live]
 
     def connected(self) -> list[Site]:
         return [s for s in self.live() if s.stream is not None]

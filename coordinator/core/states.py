@@ -34,15 +34,8 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     site.standing = Standing.MEMBER
     site.applied, site.state_hash = commit, state_hash
     site.catching_up = commit < run.log.last
-    if commit > 0 and (site.site_id in _contributors(run, commit)):
+    if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
-
-
-def _contributors(run: Run, commit: int) -> tuple[int, ...]:
-    for record in reversed(run.log.records):
-        if record.commit.commit == commit:
-            return tuple(c.site_id for c in record.commit.contributors)
-    return ()
 
 
 def resume(run: Run, site: Site, hello: m.Hello) -> None:
@@ -83,7 +76,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     if run.finished is not None:
         if message.commit == run.finished.commit:
             run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
-    elif joined or (news and (fetched or site.site_id not in _contributors(run, message.commit))):
+    elif joined or (news and (fetched or site.site_id not in run.log.contributors(message.commit))):
         # Contributors have the next sync from the commit itself, unless they had to fetch it.
         send_pending(run, site)
 
@@ -96,11 +89,16 @@ def advance(run: Run) -> None:
     if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
     for commit in run.log.reported():
-        awaited = {s.site_id for s in run.members.live() if s.site_id in _contributors(run, commit)}
+        contributors = run.log.contributors(commit)
+        awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
         judge(run, commit, awaited)
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
-        if known is not None and site.state_hash != known and site.site_id not in _contributors(run, site.applied or 0):
+        if (
+            known is not None
+            and site.state_hash != known
+            and site.site_id not in run.log.contributors(site.applied or 0)
+        ):
             _evict_for_state(run, site, site.applied or 0, known)
     _answer_waiting(run)
 

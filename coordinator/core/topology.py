@@ -60,9 +60,7 @@ def direct(
     trees = []
     for position, (first, count) in zip(order, ranges, strict=True):
         if count:
-            parents = [position] * len(contributors)
-            parents[position] = -1
-            trees.append(Tree(first_chunk=first, num_chunks=count, parents=tuple(parents)))
+            trees.append(Tree(first_chunk=first, num_chunks=count, top=position))
     return tuple(sorted(trees, key=lambda tree: tree.first_chunk))
 
 

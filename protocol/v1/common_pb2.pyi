@@ -201,7 +201,8 @@ Global___Member: _TypeAlias = Member  # noqa: Y015
 @_typing.final
 class Tree(_message.Message):
     """The reduction of a range of chunks: parents[i] is the index of contributor i's parent among the contributors,
-    -1 at the top (the reducer). A star (depth 1) is the direct topology.
+    -1 at the top (the reducer). Without parents it is a star: contributor `top` reduces what all others send it. (Of 1,000
+    sites, each a reducer, the parents of all trees would be a million numbers.)
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -209,8 +210,10 @@ class Tree(_message.Message):
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     PARENTS_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
     first_chunk: _builtins.int
     num_chunks: _builtins.int
+    top: _builtins.int
     @_builtins.property
     def parents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -219,10 +222,11 @@ class Tree(_message.Message):
         first_chunk: _builtins.int = ...,
         num_chunks: _builtins.int = ...,
         parents: _abc.Iterable[_builtins.int] | None = ...,
+        top: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "num_chunks", b"num_chunks", "parents", b"parents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_chunk", b"first_chunk", "num_chunks", b"num_chunks", "parents", b"parents", "top", b"top"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

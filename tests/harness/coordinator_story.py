@@ -20,7 +20,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import reducers, top_of
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.settings import RunSettings, SyncSettings
 
@@ -373,7 +373,7 @@ class Story:
                 weights = " ".join(f"{self._name(c.site_id)}:{c.tokens}" for c in message.contributors)
                 receivers = " ".join(self._name(r.site_id) for r in message.receivers)
                 work = ", ".join(
-                    f"{self._name(message.contributors[t.parents.index(-1)].site_id)} reduces "
+                    f"{self._name(message.contributors[top_of(t)].site_id)} reduces "
                     f"{t.first_chunk}-{t.first_chunk + t.num_chunks - 1}"
                     for t in message.trees
                 )

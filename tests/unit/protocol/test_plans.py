@@ -30,6 +30,8 @@ PLAN = Plan(
 
 def test_the_top_of_each_tree_reduces_its_chunks() -> None:
     assert [m.site_id for m in reducers(PLAN, 3)] == [1, 1, 5]
+    stars = (Tree(first_chunk=0, num_chunks=2, top=0), Tree(first_chunk=2, num_chunks=1, top=2))
+    assert [m.site_id for m in reducers(replace(PLAN, trees=stars), 3)] == [1, 1, 5]
 
 
 @pytest.mark.parametrize(
@@ -40,6 +42,8 @@ def test_the_top_of_each_tree_reduces_its_chunks() -> None:
         ((Tree(first_chunk=0, num_chunks=4, parents=(-1, 0, 0)),), "do not cover"),
         ((Tree(first_chunk=0, num_chunks=3, parents=(-1, 0)),), "one parent for each"),
         ((Tree(first_chunk=0, num_chunks=3, parents=(-1, -1, 0)),), "one top"),
+        ((Tree(first_chunk=0, num_chunks=3, parents=(0, 0, 0)),), "one top"),
+        ((Tree(first_chunk=0, num_chunks=3, top=3),), "one top"),
         ((Tree(first_chunk=0, num_chunks=3, parents=(-1, 0, 1)),), "stars only"),
     ],
 )
@@ -62,6 +66,8 @@ def test_the_plan_digest_notices_what_sites_must_agree_on() -> None:
         replace(PLAN, contributors=heavier),
         replace(PLAN, contributors=MEMBERS[:2], receivers=MEMBERS[2:]),
         replace(PLAN, trees=PLAN.trees[:1]),
+        replace(PLAN, trees=(Tree(first_chunk=0, num_chunks=3, top=0),)),
+        replace(PLAN, trees=(Tree(first_chunk=0, num_chunks=3, top=1),)),
     ]
     assert len({plan_digest(p) for p in variants}) == len(variants)
     moved = replace(PLAN, contributors=tuple(replace(m, address="x:1") for m in MEMBERS))
