@@ -8,7 +8,8 @@ were sent.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,7 @@ class Story:
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
+        self._waiting: list[e.Event] | None = None
         self._parent_json = parent_json
         self._begin()
 
@@ -114,8 +116,23 @@ class Story:
         self.now += seconds
         self.happens(e.Tick())
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What happens within is handed to the core at once, as a busy coordinator does."""
+        self._waiting = []
+        try:
+            yield
+        finally:
+            events, self._waiting = self._waiting, None
+            self._execute(self.core.handle_all(events, self.now))
+
     def happens(self, event: e.Event) -> list[e.Output]:
-        outputs = self.core.handle(event, self.now)
+        if self._waiting is not None:
+            self._waiting.append(event)
+            return []
+        return self._execute(self.core.handle(event, self.now))
+
+    def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
         for output in outputs:
             match output:
                 case e.Persist(records):

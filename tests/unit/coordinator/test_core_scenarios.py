@@ -364,6 +364,38 @@ def test_a_message_before_hello_is_refused() -> None:
     assert [type(o) for o in outputs if not isinstance(o, e.Report)] == [e.Send, e.CloseStream]
 
 
+def test_what_comes_together_is_decided_once() -> None:
+    story = a_story()
+    story.start("a", "b")
+    with story.together():
+        story.ready("a", tokens=1)
+        story.ready("b", tokens=3)
+    plan = story.plan()
+    assert [c.tokens for c in plan.contributors] == [1, 3]
+    with story.together():
+        story.done("a", "s0")
+        story.done("b", "s0")
+    assert story.num("a", m.Commit) == story.num("b", m.Commit) == 1
+    assert story.view.num_attempts == 1
+
+
+def test_heartbeats_of_one_site_do_not_put_off_what_is_due_for_another() -> None:
+    story = a_story()
+    story.start("a", "b")
+    stream = story.sites["a"].stream
+    assert stream is not None
+    header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=1, incarnation=1)
+    before = story.core.next_deadline()
+    for tenths in range(1, 40):
+        beat = e.Received(stream, header, m.Heartbeat(phase="training"), None)
+        outputs = story.core.handle(beat, story.now + tenths / 10)
+        if tenths == 1:
+            assert outputs == [], "nothing follows"
+            assert story.core.next_deadline() == before
+    gone = [site.name for site in story.core.view(story.now + 4).sites if site.state.startswith("gone: silent")]
+    assert gone == ["b"], "though nothing but heartbeats woke the core"
+
+
 @pytest.mark.parametrize("kind", [e.Malformed, e.Garbled])
 def test_malformed_bytes_cost_one_stream(kind: type[e.Malformed] | type[e.Garbled]) -> None:
     story = a_story()

@@ -176,6 +176,16 @@ class World:
         else:
             player.act(self.generator)
 
+    def work_together(self) -> None:
+        """Several things reach the coordinator at once."""
+        self.deliver()
+        with self.story.together():
+            for player in self.generator.sample(self.players, 3):
+                if player.connected and player.inbox:
+                    player.read()
+                elif player.connected:
+                    player.act(self.generator)
+
     def fault(self) -> None:
         player = self.generator.choice(self.players)
         choice = self.generator.random()
@@ -215,8 +225,11 @@ class World:
 def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
     world = World(seed)
     for _ in range(NUM_EVENTS):
-        if world.generator.random() < 0.2:
+        choice = world.generator.random()
+        if choice < 0.2:
             world.fault()
+        elif choice < 0.4:
+            world.work_together()
         else:
             world.work()
     world.settle()

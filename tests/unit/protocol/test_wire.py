@@ -64,6 +64,27 @@ def test_a_commit_with_its_next_sync_comes_back_equal() -> None:
     assert wire.decode(messages.Commit, wire.encode(commit)) == commit
 
 
+def test_a_message_that_is_encoded_once_arrives_as_one_that_was_encoded_for_its_site() -> None:
+    plan = messages.Plan(
+        sync=1,
+        attempt=2,
+        term=3,
+        base_commit=0,
+        contributors=(messages.Member(site_id=4, incarnation=1, address="h:1", tokens=5),),
+        trees=(messages.Tree(first_chunk=0, num_chunks=3, top=1),),
+        stall_limit_s=6.0,
+        num_steps=20,
+        deadline_s=48.0,
+        slowest_bytes_per_s=1024,
+    )
+    for message in (plan, messages.Pulse()):
+        body = wire.response_body(message)
+        for seq in (1, 300):
+            assert (
+                wire.response_around(body, HEADER, seq, 7) == wire.response(message, HEADER, seq, 7).SerializeToString()
+            )
+
+
 def test_an_absent_optional_message_is_none() -> None:
     abandoned = messages.Abandoned(sync=1, reason="all weights are 0")
     assert wire.unpack(wire.response(abandoned, HEADER, 1, 0))[1].next is None
