@@ -1,6 +1,6 @@
 """Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
 
-A request is one line of JSON, `{"command": "stop", "reason": "..."}` or `{"command": "status"}`; so is the answer.
+A request is one line of JSON, `{"command": "stop", "reason": "..."}`, or "rollback" or "status"; so is the answer.
 """
 
 from __future__ import annotations
@@ -45,10 +45,16 @@ class AdminServer:
     """Answers on the socket beside the store, whose lock the caller holds: a socket that is there is a leftover."""
 
     def __init__(
-        self, store_path: Path, *, stop: Callable[[str], None], document: Callable[[], dict[str, Any]]
+        self,
+        store_path: Path,
+        *,
+        stop: Callable[[str], None],
+        roll_back: Callable[[str], None],
+        document: Callable[[], dict[str, Any]],
     ) -> None:
         self.path = socket_path(store_path)
         self._stop = stop
+        self._roll_back = roll_back
         self._document = document
         self._server: asyncio.Server | None = None
 
@@ -94,7 +100,16 @@ class AdminServer:
             status = self._document()
             self._stop(str(request.get("reason") or "atoll stop")[:1024])
             return {"ok": True, "over": status["state"] if status["finished"] else ""}
-        return {"ok": False, "error": f"unknown command {command!r}; there are stop and status"}
+        if command == "rollback":
+            unreachable = self._document()["unreachable"]
+            if not unreachable:
+                return {
+                    "ok": False,
+                    "error": "no need to: the newest commit is held, or may still be reached",
+                }
+            self._roll_back(str(request.get("reason") or "atoll rollback")[:1024])
+            return {"ok": True, "was": unreachable}
+        return {"ok": False, "error": f"unknown command {command!r}; there are stop, rollback and status"}
 
 
 def _ask(store_path: Path, request: dict[str, str]) -> dict[str, Any]:
@@ -124,6 +139,15 @@ def request_stop(store_path: Path, reason: str = "atoll stop") -> str:
     """
     over: str = _ask(store_path, {"command": "stop", "reason": reason})["over"]
     return over
+
+
+def request_rollback(store_path: Path, reason: str = "atoll rollback") -> str:
+    """Gives up the commits that nobody who is here can reach; what the run was waiting for.
+
+    Raises HostError if no coordinator has this store, or somebody who is here can reach the newest commit.
+    """
+    was: str = _ask(store_path, {"command": "rollback", "reason": reason})["was"]
+    return was
 
 
 def request_status(store_path: Path) -> dict[str, Any]:

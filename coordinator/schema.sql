@@ -26,7 +26,8 @@ CREATE TABLE sites (
     evicted               TEXT    NOT NULL,    -- why this incarnation was evicted, or ''
     epoch                 INTEGER NOT NULL,
     max_retained_bytes    INTEGER NOT NULL,
-    bandwidth_bytes_per_s INTEGER NOT NULL
+    bandwidth_bytes_per_s INTEGER NOT NULL,
+    may_hold              INTEGER NOT NULL     -- while it is not live: the newest commit that its disk may have
 ) STRICT;
 
 CREATE TABLE syncs (
@@ -68,6 +69,21 @@ CREATE TABLE data_leases (
     incarnation INTEGER NOT NULL,              -- 0: kept for a commit that may still list them
     ranges      TEXT    NOT NULL,
     PRIMARY KEY (line, site_id, incarnation)
+) STRICT;
+
+CREATE TABLE rollbacks (                       -- nobody could reach the commits after commit_number any more
+    branch         INTEGER PRIMARY KEY,        -- in which commits are numbered from there on
+    commit_number  INTEGER NOT NULL,
+    reason         TEXT    NOT NULL,
+    rolled_back_at REAL    NOT NULL            -- seconds since 1970, for people
+) STRICT;
+
+CREATE TABLE voided_commits (                  -- as they were in commits, with the branch that took their place
+    branch        INTEGER NOT NULL,
+    commit_number INTEGER NOT NULL,
+    body          BLOB    NOT NULL,
+    committed_at  REAL    NOT NULL,
+    PRIMARY KEY (branch, commit_number)
 ) STRICT;
 
 CREATE TABLE attestations (

@@ -25,6 +25,7 @@ from atoll.coordinator.core.events import (
     Persist,
     Received,
     Report,
+    RollbackAsked,
     Send,
     StopAsked,
     StreamClosed,
@@ -164,6 +165,10 @@ class CoordinatorServer:
     def ask_to_stop(self, reason: str) -> None:
         """The run ends with the sync that is open."""
         self._events.put_nowait((StopAsked(reason), None))
+
+    def ask_to_roll_back(self, reason: str) -> None:
+        """Commits that nobody who is here can reach are given up."""
+        self._events.put_nowait((RollbackAsked(reason), None))
 
     def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
         """The run for people and programs, as on /status.json. Call it on the event loop."""

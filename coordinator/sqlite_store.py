@@ -23,6 +23,7 @@ from atoll.coordinator.core.events import (
     Persisted,
     PlanRecord,
     Record,
+    RollbackRecord,
     SiteRecord,
     StopRecord,
 )
@@ -42,7 +43,8 @@ NETWORK_FILE_SYSTEMS = (
 )  # fmt: skip
 
 _SITE_COLUMNS = (
-    "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s"
+    "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
+    "may_hold"
 )
 _MAX_INTEGER = (1 << 63) - 1
 
@@ -232,6 +234,7 @@ class SqliteStore:
                     epoch=r[7],
                     max_retained_bytes=r[8],
                     bandwidth_bytes_per_s=r[9],
+                    may_hold=r[10],
                 )
                 for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
             ),
@@ -267,9 +270,21 @@ class SqliteStore:
                     "SELECT line, site_id, incarnation, ranges FROM data_leases ORDER BY line, site_id, incarnation"
                 )
             ),
+            rollbacks=self._rollbacks(),
             num_abandoned=num_abandoned,
             stop_reason=stop_reason,
             finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
+        )
+
+    def _rollbacks(self) -> tuple[RollbackRecord, ...]:
+        voided: dict[int, list[int]] = {}
+        for branch, number in self._db.execute("SELECT branch, commit_number FROM voided_commits ORDER BY 1, 2"):
+            voided.setdefault(branch, []).append(number)
+        return tuple(
+            RollbackRecord(branch=branch, commit=commit, voided=tuple(voided.get(branch, ())), reason=reason)
+            for branch, commit, reason in self._db.execute(
+                "SELECT branch, commit_number, reason FROM rollbacks ORDER BY branch"
+            )
         )
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
@@ -306,8 +321,10 @@ class SqliteStore:
                     record.epoch,
                     min(record.max_retained_bytes, _MAX_INTEGER),
                     min(record.bandwidth_bytes_per_s, _MAX_INTEGER),
+                    record.may_hold,
                 )
-                execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+                places = ", ".join("?" * len(values))
+                execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)
             case ManifestRecord():
                 execute(
                     "INSERT INTO manifest (id, manifest, data_fingerprint) VALUES (1, ?, ?)",
@@ -357,6 +374,18 @@ class SqliteStore:
                     execute("INSERT OR REPLACE INTO data_leases VALUES (?, ?, ?, ?)", (*key, _to_json(record.ranges)))
                 else:
                     execute("DELETE FROM data_leases WHERE (line, site_id, incarnation) = (?, ?, ?)", key)
+            case RollbackRecord():
+                execute(
+                    "INSERT INTO rollbacks (branch, commit_number, reason, rolled_back_at) VALUES (?, ?, ?, ?)",
+                    (record.branch, record.commit, record.reason, wall_time_s),
+                )
+                execute(
+                    "INSERT INTO voided_commits SELECT ?, commit_number, body, committed_at FROM commits "
+                    "WHERE commit_number > ?",
+                    (record.branch, record.commit),
+                )
+                for table in ("commits", "attestations"):
+                    execute(f"DELETE FROM {table} WHERE commit_number > ?", (record.commit,))
             case StopRecord(reason):
                 execute("UPDATE run SET stop_reason = ?", (reason,))
             case FinishedRecord(commit_number, reason):

@@ -24,6 +24,7 @@ from atoll.coordinator.core.events import (
     Persisted,
     PlanRecord,
     Record,
+    RollbackRecord,
     SiteRecord,
     StopRecord,
 )
@@ -106,6 +107,7 @@ class _Kept:
     lines: dict[int, LineRecord] = field(default_factory=dict)
     done: dict[int, DoneRecord] = field(default_factory=dict)
     leases: dict[tuple[int, int, int], LeaseRecord] = field(default_factory=dict)
+    rollbacks: list[RollbackRecord] = field(default_factory=list)
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None
@@ -153,6 +155,7 @@ class MemoryStore:
             lines=tuple(kept.lines[n] for n in sorted(kept.lines)),
             done=tuple(kept.done[n] for n in sorted(kept.done)),
             leases=tuple(kept.leases[key] for key in sorted(kept.leases)),
+            rollbacks=tuple(kept.rollbacks),
             num_abandoned=kept.num_abandoned,
             stop_reason=kept.stop_reason,
             finished=kept.finished,
@@ -195,6 +198,12 @@ class MemoryStore:
                 kept.leases.pop(key, None)
                 if record.ranges:
                     kept.leases[key] = record
+            case RollbackRecord():
+                kept.rollbacks.append(record)
+                kept.commits = [r for r in kept.commits if r.commit.commit <= record.commit]
+                for known in (kept.times, kept.attestations):
+                    for number in [n for n in known if n > record.commit]:
+                        del known[number]
             case StopRecord():
                 kept.stop_reason = record.reason
             case FinishedRecord():

@@ -131,6 +131,7 @@ class Hello:
     state_hash: bytes = bounded(32, b"")
     atoll_version: str = bounded(64, "")
     from_saved_model: bool = False
+    branch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,7 @@ class Heartbeat:
 class FindSources:
     has_state: bool
     after_commit: int
+    lacks_commit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,6 +309,13 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    branch: int
+    commit: int
+    reason: str = bounded(1024)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     commit: int
     reason: str = bounded(1024)
@@ -323,5 +332,17 @@ class Leases:
 
 
 CoordinatorMessage = (
-    Welcome | Admitted | Refused | Open | Plan | Commit | Abandoned | Sources | Evicted | Finished | Pulse | Leases
+    Welcome
+    | Admitted
+    | Refused
+    | Open
+    | Plan
+    | Commit
+    | Abandoned
+    | Sources
+    | Evicted
+    | RolledBack
+    | Finished
+    | Pulse
+    | Leases
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
-from atoll.coordinator.core import states
+from atoll.coordinator.core import rollback, states
 from atoll.coordinator.core.events import ManifestRecord
 from atoll.coordinator.core.membership import Site, Standing, key_digest
 from atoll.coordinator.core.run import Run
@@ -23,10 +24,17 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     """The first message of a stream, or the one after Evicted."""
     if _refused_at_the_door(run, stream, header, message) or _refused_by_name(run, stream, header, message):
         return
-    if message.has_state and message.last_commit > run.log.last:
+    shared = rollback.shared_commit(run, message.branch)
+    has_void_commits = shared is not None and message.has_state and message.last_commit > shared
+    if has_void_commits:
+        # Its newest commits are void: it is told, and comes without them.
+        message = replace(message, has_state=False, last_commit=0, state_hash=b"")
+    if message.branch > run.branch or (message.has_state and message.last_commit > run.log.last):
         states.refuse_ahead(run, stream, message.name, message.last_commit)
         return
     site = _identify(run, stream, header, message)
+    if has_void_commits and site.live:
+        run.remove(site, "its newest commits were rolled back", evicted=False)
     site.hello = message
     site.heard_at = site.progress_at = run.now
     site.away_until = None
@@ -49,6 +57,8 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         parent_json=run.parent_json,
     )
     run.send(site, welcome)
+    if shared is not None:
+        run.send(site, rollback.message(run, shared))
     if run.finished is not None:
         _hello_after_the_end(run, site, message)
     elif site.evicted:

@@ -40,6 +40,7 @@ class CommitLog:
         newest = self.records[-1].commit if self.records else None
         self.last = newest.commit if newest else 0
         self._first_run_step = first_run_step
+        self._first_run_tokens = first_run_tokens
         self.run_step = newest.run_step if newest else first_run_step
         self.run_tokens = newest.run_tokens if newest else first_run_tokens
         self.is_final = newest.final if newest else False
@@ -59,6 +60,28 @@ class CommitLog:
         oldest = self.last - self._keep
         for n in [n for n in self.attested if 0 < n <= oldest]:
             del self.attested[n]
+
+    def record(self, commit: int) -> CommitRecord | None:
+        """None if it is not one of the newest that are kept here."""
+        return next((r for r in reversed(self.records) if r.commit.commit == commit), None)
+
+    def roll_back(self, commit: int) -> list[CommitRecord]:
+        """`commit` is the last one again; those after it. Its record must be here, unless it is 0."""
+        voided = [r for r in self.records if r.commit.commit > commit]
+        del self.records[len(self.records) - len(voided) :]
+        for old in voided:
+            del self._contributors[old.commit.commit]
+        newest = self.records[-1].commit if commit else None
+        assert newest is None or newest.commit == commit
+        self.last, self.is_final = commit, False
+        self.run_step = newest.run_step if newest else self._first_run_step
+        self.run_tokens = newest.run_tokens if newest else self._first_run_tokens
+        self.losses = [point for point in self.losses if point[0] <= commit]
+        for known in (self.attested, self._reports):
+            for n in [n for n in known if n > commit]:
+                del known[n]
+        self._from_store = {n for n in self._from_store if n <= commit}
+        return voided
 
     def _note_loss(self, point: tuple[int, int, int, float]) -> None:
         """Every commit at first; of long runs every 2nd, 4th, ... so that the curve stays bounded."""

@@ -22,12 +22,17 @@ def start(run: Run) -> bool:
         finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
         return True
     at_base = members_at(run, run.log.last)
+    open_next(run, at_base)
+    return True
+
+
+def open_next(run: Run, at_base: list[Site]) -> None:
+    """Opens a sync on the last commit for the sites that hold it."""
     record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, at_base)
     run.persist(record)
     _open(run, record)
     for site in at_base:
         run.send(site, record.open)
-    return True
 
 
 def members_at(run: Run, commit: int) -> list[Site]:
@@ -100,6 +105,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         run_step=run_step,
         run_tokens=run_tokens,
         final=final,
+        branch=run.branch,
         next=following.open if following else None,
         done=leases.finish(run, attempt),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import decisions, leases, states
+from atoll.coordinator.core import decisions, leases, rollback, states
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -112,6 +112,8 @@ def _step(run: Run) -> bool:
         return True
     if run.sync is None:
         return decisions.start(run)
+    if rollback.advance(run):
+        return True
     if run.sync.attempt is not None:
         return _step_planned(run, run.sync, run.sync.attempt)
     return _step_collecting(run, run.sync)

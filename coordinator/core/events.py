@@ -62,7 +62,14 @@ class StopAsked:
     reason: str
 
 
-Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked
+@dataclass(frozen=True, slots=True)
+class RollbackAsked:
+    """An operator gives up the commits that nobody who is here can reach."""
+
+    reason: str
+
+
+Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked
 
 
 # --- records
@@ -85,6 +92,8 @@ class SiteRecord:
     """Membership's version at the last change of this record."""
     max_retained_bytes: int
     bandwidth_bytes_per_s: int
+    may_hold: int
+    """Of a site that is not live: the newest commit that its disk may have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +167,17 @@ class LeaseRecord:
     ranges: tuple[DataRange, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackRecord:
+    """Commits after `commit` are void; those that follow it are of the new `branch`."""
+
+    branch: int
+    commit: int
+    voided: tuple[int, ...]
+    """Numbers of the commits that were void from then on, ascending."""
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class StopRecord:
     reason: str
@@ -171,7 +191,7 @@ class FinishedRecord:
 
 Record = (
     SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
-    | LineRecord | DoneRecord | LeaseRecord | StopRecord | FinishedRecord
+    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 
@@ -202,6 +222,8 @@ class Persisted:
     done: tuple[DoneRecord, ...] = ()
     leases: tuple[LeaseRecord, ...] = ()
     """By line, then site id and incarnation, ascending."""
+    rollbacks: tuple[RollbackRecord, ...] = ()
+    """All of them, ascending."""
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None

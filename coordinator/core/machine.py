@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core import admission, driver, leases, liveness, states
+from atoll.coordinator.core import admission, driver, leases, liveness, rollback, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     Event,
@@ -14,6 +14,7 @@ from atoll.coordinator.core.events import (
     Output,
     Persisted,
     Received,
+    RollbackAsked,
     StopAsked,
     StopRecord,
     StreamClosed,
@@ -145,6 +146,8 @@ class Core:
                     run.stop_reason = reason or "stopped"
                     run.persist(StopRecord(run.stop_reason))
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
+            case RollbackAsked(reason):
+                rollback.asked(run, reason)
             case Tick():
                 pass
 

@@ -46,6 +46,8 @@ class Site:
     applied: int | None = None
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
+    lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
+    may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
     fetches: bool = False  # asked for sources, and has not said since what it holds
@@ -71,6 +73,7 @@ class Site:
             epoch=self.epoch,
             max_retained_bytes=self.max_retained_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            may_hold=self.may_hold,
         )
 
     def reducer(self) -> Reducer:
@@ -127,6 +130,7 @@ class Membership:
                 epoch=r.epoch,
                 max_retained_bytes=r.max_retained_bytes,
                 bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
+                may_hold=r.may_hold,
                 away_until=now + lease_s if r.live else None,
             )
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}

@@ -63,7 +63,9 @@ class Run:
         self.finished: FinishedRecord | None = persisted.finished
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
+        self.rollbacks = list(persisted.rollbacks)
         self.paused = ""  # why no sync can be planned
+        self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
         self.num_refused = 0
         self.num_malformed = 0
         self.num_evicted = 0
@@ -74,6 +76,11 @@ class Run:
     @property
     def started(self) -> bool:
         return self.last_sync > 0
+
+    @property
+    def branch(self) -> int:
+        """In which commits are numbered now."""
+        return self.rollbacks[-1].branch if self.rollbacks else 0
 
     def set_manifest(self, record: ManifestRecord) -> None:
         """Raises ConfigError if the manifest has too many chunks."""
@@ -146,6 +153,10 @@ class Run:
         site.gone = reason
         site.evicted = reason if evicted else ""
         site.away_until = None
+        if was_live:
+            at_its_end = site.applied is not None and site.lacks == site.applied + 1
+            site.may_hold = site.applied if at_its_end and site.applied is not None else self.log.last
+        site.lacks = 0
         if site.applied is not None:
             site.left_with = (site.applied, site.state_hash)
         site.applied, site.state_hash = None, b""

@@ -34,6 +34,8 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     site.standing = Standing.MEMBER
     site.applied, site.state_hash = commit, state_hash
     site.catching_up = commit < run.log.last
+    if site.lacks != commit + 1:
+        site.lacks = 0
     if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
 
@@ -201,6 +203,8 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
         return
     site.fetches = True
     site.catching_up = site.applied is not None and site.applied < run.log.last
+    if site.applied is not None and message.lacks_commit == site.applied + 1:
+        site.lacks = message.lacks_commit
     site.waits_for_sources = None if sources.donors else message
     run.send(site, sources)
 
@@ -213,12 +217,16 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
     if not attested:
         return m.Sources()
     known = {a.commit: a.state_hash for a in attested}
+    commits = run.log.after(request.after_commit) if request.has_state else ()
+    least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
     donors = tuple(
         m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied)
         for s in run.members.connected()
-        if s is not site and s.applied is not None and known.get(s.applied, s.state_hash) == s.state_hash
+        if s is not site
+        and s.applied is not None
+        and s.applied >= least
+        and known.get(s.applied, s.state_hash) == s.state_hash
     )
-    commits = run.log.after(request.after_commit) if request.has_state else ()
     if not commits and not (request.has_state and request.after_commit == run.log.last):
         commits = next((c for a in attested if (c := run.log.after(a.commit))), ())
     return m.Sources(attested=attested, donors=donors, commits=commits)

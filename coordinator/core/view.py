@@ -108,6 +108,10 @@ class RunView:
     num_malformed: int
     num_abandoned: int
     """Of the whole run."""
+    branch: int
+    """How often the run was rolled back."""
+    unreachable: str
+    """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
     errors: tuple[str, ...]
     """Why sites left for good."""
     sync: SyncView | None
@@ -126,6 +130,8 @@ def state_in_words(run: Run) -> str:
         return f"finished: {run.finished.reason}"
     if run.sync is None:
         return _waiting(run)
+    if run.unreachable:
+        return f"paused: {run.unreachable}"
     if run.paused:
         return f"paused: {run.paused}"
     ending = " (the last sync)" if run.stop_reason else ""
@@ -174,6 +180,8 @@ def view_of(run: Run, now: float) -> RunView:
         num_refused=run.num_refused,
         num_malformed=run.num_malformed,
         num_abandoned=run.num_abandoned,
+        branch=run.branch,
+        unreachable=run.unreachable,
         errors=tuple(run.fatal_texts),
         sync=_sync_view(run),
         sites=tuple(

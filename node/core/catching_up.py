@@ -16,6 +16,7 @@ MAX_FETCH_BACKOFF_S = 8.0
 
 def hold(ctx: Context, outer: Outer) -> None:
     ctx.site.outer = outer
+    ctx.site.lacks = 0
     ctx.send(m.Applied(commit=outer.commit, state_hash=outer.state_hash))
 
 
@@ -23,29 +24,35 @@ def find_sources(ctx: Context) -> None:
     site = ctx.site
     if site.fetching or site.looking_for_sources or not site.connected or not site.admitted:
         return  # admission asks again: the coordinator hears only sites that it has admitted
-    if site.discarding:
+    if site.discarding or site.rolling_back is not None:
         return  # asked when that is done
     site.looking_for_sources = True
     site.retry_fetch_at = None
     outer = site.outer
-    ctx.send(m.FindSources(has_state=outer is not None, after_commit=outer.commit if outer else 0))
+    ctx.send(
+        m.FindSources(has_state=outer is not None, after_commit=outer.commit if outer else 0, lacks_commit=site.lacks)
+    )
 
 
 def sources(ctx: Context, message: m.Sources) -> None:
     site = ctx.site
     site.looking_for_sources = False
-    if site.fetching or site.seeding or site.discarding:
+    if site.fetching or site.seeding or site.discarding or site.rolling_back is not None:
         return
     for commit in message.commits:
         syncs.note_contribution(ctx, commit)
     if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
         site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
+    outer_commit = site.outer.commit if site.outer is not None else -1
     newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)
-    if site.outer is not None and newest <= site.outer.commit:
+    if newest <= outer_commit:
         return
     if not message.donors or newest < 0:
-        return  # the coordinator sends Sources again when there is one
+        # The coordinator sends Sources again when there is a donor; the payloads may be in the site's own log.
+        if site.outer is not None and site.lacks != outer_commit + 1:
+            site.commits.update((c.commit, c) for c in message.commits if c.commit > outer_commit)
+        return
     site.fetching = True
     ctx.emit(FetchState(message))
 

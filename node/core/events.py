@@ -219,6 +219,14 @@ class ModelSaved:
     commit: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskRolledBack:
+    """What is left on this disk: commit and state hash of a whole state, if there is one."""
+
+    branch: int
+    held: tuple[int, bytes] | None
+
+
 @dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """Ctrl-C, SIGTERM."""
@@ -242,7 +250,8 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | Published | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked | Tick
+    | ApplyFailed | ModelSaved | Published | DiskRolledBack | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked
+    | Tick
 )  # fmt: skip
 
 
@@ -361,6 +370,14 @@ class DiscardState:
 
 
 @dataclass(frozen=True, slots=True)
+class RollBack:
+    """Remove, for good, everything on this disk that belongs to commits after `commit`; note the new branch."""
+
+    commit: int
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """A line for a person; `level` as in logging."""
 
@@ -378,6 +395,7 @@ class Exit:
 
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | AnswerDraw
+    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | RollBack
+    | AnswerDraw
     | Report | Exit
 )  # fmt: skip

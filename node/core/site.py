@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, catching_up, endings, events, leases, syncs, workforce
+from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import DiscardState, Event, Output, SeedState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
@@ -19,14 +19,16 @@ from atoll.protocol.time_limits import TimeLimits, time_limits
 
 
 class SiteCore:
-    """One site. `held` is the outer state found on disk, if any."""
+    """One site. `held` is the outer state found on disk, if any; `branch` that of the commits there."""
 
-    def __init__(self, identity: SiteIdentity, settings: RunSettings, held: Outer | None, now: float) -> None:
+    def __init__(
+        self, identity: SiteIdentity, settings: RunSettings, held: Outer | None, now: float, *, branch: int = 0
+    ) -> None:
         self.ctx = Context(
             identity=identity,
             settings=settings,
             limits=time_limits(settings.time_limits),
-            site=SiteState(outer=held, disconnected_at=now),
+            site=SiteState(outer=held, disconnected_at=now, branch=branch),
             now=now,
         )
 
@@ -139,6 +141,9 @@ class SiteCore:
             case events.ModelSaved(commit=commit):
                 if self.site.saving == commit:
                     self.site.saving = None
+            case events.DiskRolledBack():
+                if rollback.done(self.ctx, event) and self.site.connected:
+                    self._hello()
             case events.LeaveAsked(reason):
                 self._leave_asked(reason)
             case events.DataPlaneFailed(text, exit_code):
@@ -163,6 +168,7 @@ class SiteCore:
                 state_hash=outer.state_hash if outer else b"",
                 atoll_version=identity.atoll_version,
                 from_saved_model=identity.from_saved_model,
+                branch=site.branch,
             )
         )
 
@@ -205,6 +211,8 @@ class SiteCore:
                 catching_up.sources(self.ctx, message)
             case m.Evicted(reason=reason):
                 self._evicted(reason)
+            case m.RolledBack():
+                rollback.rolled_back(self.ctx, message)
             case m.Finished(commit=commit, reason=reason):
                 self._finished(commit, reason)
             case m.Leases():
@@ -324,6 +332,7 @@ class SiteCore:
             site.discarding = ""
             site.published = None
             catching_up.find_sources(self.ctx)
+        rollback.begin_if_idle(self.ctx)
         if workers.ask is not None and workers.laid_out:
             workforce.answer(self.ctx)
         syncs.apply_next(self.ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.node.core.events import DrawAsked, MergeMode
+from atoll.node.core.events import DrawAsked, MergeMode, RollBack
 from atoll.protocol.messages import Commit, DataRange, Open, Plan
 from atoll.protocol.ranges import Ranges
 
@@ -142,6 +142,10 @@ class SiteState:
     last_commit_of_run: int = 0
     outer: Outer | None = None
     discarding: str = ""  # why the state on disk is to be discarded, once nothing works on it any more
+    branch: int = 0  # in which the commits on this disk are numbered
+    rolling_back: RollBack | None = None  # asked for, or under way
+    rolling_back_begun: bool = False
+    lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     open: Open | None = None
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)

@@ -205,6 +205,8 @@ def apply_next(ctx: Context) -> None:
     site = ctx.site
     if site.outer is None or site.applying is not None or site.fetching or site.looking_for_sources:
         return
+    if site.rolling_back is not None:
+        return
     commit = site.commits.get(site.outer.commit + 1)
     if commit is None:
         return
@@ -226,6 +228,7 @@ def publish_is_in_use(site: SiteState) -> bool:
 def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
     ctx.site.applying = None
     ctx.site.commits.pop(event.commit, None)  # comes again with its payloads, from the donors
+    ctx.site.lacks = event.commit
     ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
     catching_up.find_sources(ctx)
 
@@ -235,7 +238,7 @@ def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
     if site.applying != event.commit:
         return
     site.applying = None
-    if site.discarding:
+    if site.discarding or site.rolling_back is not None:
         return
     commit = site.commits.pop(event.commit)
     if site.snapshot.phase is SnapshotPhase.SEALED:

@@ -38,6 +38,8 @@ class Home:
             self._remove_left_over()
             self.key = self._read_key()
             self.incarnation = self._next_incarnation()
+            self.branch = self._number("branch")
+            """In which the commits on this disk are numbered; see `keep_branch`."""
         except BaseException:
             self.close()
             raise
@@ -98,13 +100,22 @@ class Home:
             raise HostError(f"{path} holds {len(key)} bytes, not {KEY_BYTES}; restore it, or remove {self.folder}")
         return key
 
+    def keep_branch(self, branch: int) -> None:
+        self.write("branch", b"%d" % branch)
+        self.branch = branch
+
     def _next_incarnation(self) -> int:
-        path = self.folder / "incarnation"
+        number = self._number("incarnation") + 1
+        self.write("incarnation", b"%d" % number)
+        return number
+
+    def _number(self, name: str) -> int:
+        """0 if there is none yet."""
+        path = self.folder / name
         try:
-            last = int(path.read_text()) if path.exists() else 0
-            if not 0 <= last < MAX_INCARNATION:
-                raise ValueError(last)
+            number = int(path.read_text()) if path.exists() else 0
+            if not 0 <= number < MAX_INCARNATION:
+                raise ValueError(number)
         except ValueError:
-            raise HostError(f"{path} is not a count of starts; restore it, or remove {self.folder}") from None
-        self.write("incarnation", b"%d" % (last + 1))
-        return last + 1
+            raise HostError(f"{path} is not a count; restore it, or remove {self.folder}") from None
+        return number

@@ -78,7 +78,7 @@ class Node:
         )
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
-        self.core = SiteCore(identity, run.settings, outer, time.monotonic())
+        self.core = SiteCore(identity, run.settings, outer, time.monotonic(), branch=home.branch)
         self.session = Session(
             config.coordinator,
             None,
@@ -240,6 +240,8 @@ class Node:
                 log.warning("discarding the state in %s: %s", self.home.state_folder, reason)
                 if self.plane is not None:
                     self.plane.discard()
+            case e.RollBack():
+                self._task(self._roll_back(output), e.DataPlaneFailed)
             case e.Report(level, text):
                 log.log(level, "%s", text)
                 self.journal.write("report", level=logging.getLevelName(level), text=text)
@@ -466,6 +468,11 @@ class Node:
     def _snapshot_if_due(self) -> None:
         if self.plane is not None and self.plane.snapshot_is_due:
             self._task(self.plane.write_snapshot(), e.DataPlaneFailed)
+
+    async def _roll_back(self, output: e.RollBack) -> None:
+        held = await self.plane.roll_back(output.commit) if self.plane is not None else None
+        self.home.keep_branch(output.branch)
+        self.handle(e.DiskRolledBack(branch=output.branch, held=held))
 
     async def _publish(self, version: int, mode: e.MergeMode) -> None:
         assert self.plane is not None

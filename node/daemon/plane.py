@@ -46,10 +46,7 @@ class DataPlane:
         self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
-        if self.outer is None and self.snapshots.files:
-            self.outer = OuterState.create(home.state_folder, self.layout, slots, run_id)
-        if self.outer is not None:
-            rebuild(self.outer, self.log, self.snapshots, self.optimizer)
+        self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
         self.dtypes: Mapping[str, str] = {}
@@ -94,6 +91,13 @@ class DataPlane:
         OuterState.discard(self.home.state_folder)
         self.snapshots.clear()
 
+    def _rebuild(self) -> None:
+        """The newest whole state that this disk gives, if any."""
+        if self.outer is None and self.snapshots.files:
+            self.outer = self.fresh_outer()
+        if self.outer is not None:
+            rebuild(self.outer, self.log, self.snapshots, self.optimizer)
+
     def _found_on_disk(self) -> OuterState | None:
         """What an earlier start left; None if there is nothing, or only parts of files."""
         folder = self.home.state_folder
@@ -105,6 +109,23 @@ class DataPlane:
             log.warning("%s; the outer state is put together from snapshots, or fetched", error)
             OuterState.discard(folder)
             return None
+
+    async def roll_back(self, commit: int) -> tuple[int, bytes] | None:
+        """Removes everything of later commits; what is held then, at `commit` at most."""
+
+        def work() -> None:
+            self.log.roll_back(commit)
+            self.snapshots.roll_back(commit)
+            if self.outer is not None and any((version or 0) > commit for version in self.outer.versions):
+                self.outer.close()
+                self.outer = None
+                self._published_frozen = False
+                OuterState.discard(self.home.state_folder)
+                self._rebuild()
+
+        async with self.lock:
+            await asyncio.to_thread(work)
+        return self.held()
 
     def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
         payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""

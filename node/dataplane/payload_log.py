@@ -11,7 +11,7 @@ import re
 import threading
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, write_whole
+from atoll.node.dataplane.disk import disk_error, sync_folder, write_whole
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
@@ -76,6 +76,17 @@ class PayloadLog:
             committed = {_key(c) for c in self._commits.values()}
             for key in [k for k in self._files if k.sync == sync and k not in committed]:
                 self._remove(key)
+
+    def roll_back(self, commit: int) -> None:
+        """Removes the commits after `commit` and all attempts that are none, for good."""
+        with self._lock:
+            for number in [n for n in self._commits if n > commit]:
+                del self._commits[number]
+                self._record_path(number).unlink(missing_ok=True)
+            committed = {_key(c) for c in self._commits.values()}
+            for key in [k for k in self._files if k not in committed]:
+                self._remove(key)
+            sync_folder(self._folder)
 
     # --- commits
 

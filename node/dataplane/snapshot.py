@@ -122,6 +122,16 @@ class Snapshots:
             self.files, self.frozen = [], None
             sync_folder(self._folder)
 
+    def roll_back(self, commit: int) -> None:
+        """Removes, for good, those with chunks of later commits, and the one that is being written."""
+        with self._lock:
+            self._num_cleared += 1
+            for file in self.files:
+                if file.newest > commit:
+                    file.path.unlink()
+            self.files = [f for f in self.files if f.newest <= commit]
+            sync_folder(self._folder)
+
     def _write_aside(self, outer: OuterState, chunks: Sequence[int]) -> int:
         """A synced file under another name; the highest version in it."""
         table = bytearray(_HEADER.pack(_MAGIC, self._key, len(chunks)))

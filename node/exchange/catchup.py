@@ -32,6 +32,8 @@ from atoll.protocol.messages import Commit, Donor, Sources
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
+DONORS_ASKED_FOR = 4
+"""How often the coordinator is asked for a donor of a commit, before the site goes on from what it has."""
 LISTS_ASKED = 8
 """Newest attested commits whose hash lists are asked for."""
 
@@ -55,7 +57,7 @@ async def fetch_state(
     optimizer: OuterOptimizer,
     pace: Pace,
 ) -> Fetched:
-    """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name.
+    """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name and somebody has.
 
     `refresh` asks the coordinator again. The payloads of replayed commits end in `log`. Raises PeerError if nothing
     moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
@@ -245,6 +247,9 @@ class _Fetch:
         versions = self._sync_versions()
         for number in range(min(versions, default=self.known.newest) + 1, self.known.newest + 1):
             record = self.known.commits[number]
+            if number > max(versions) and not await self._is_obtainable(record):
+                log.info("nobody has the payloads of commit %d; this site goes on from commit %d", number, number - 1)
+                return True
             try:
                 file = await self._payloads(record)
             except StateError as error:
@@ -253,6 +258,15 @@ class _Fetch:
                 return False
             await self._apply(record, file)
         return True
+
+    async def _is_obtainable(self, record: Commit) -> bool:
+        """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
+        for _ in range(DONORS_ASKED_FOR):
+            file = await self._in_pool(lambda: self._log.open_commit(record))
+            if not file.missing() or any(d.commit >= record.commit for d in self.known.donors):
+                return True
+            await self._donors.ask_again(f"no donor holds commit {record.commit}")
+        return False
 
     async def _payloads(self, record: Commit) -> PayloadFile:
         """The payloads of a commit in the log, committed there. Raises StateError if no donor has them."""

@@ -223,6 +223,7 @@ class SessionResponse(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     PULSE_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    ROLLED_BACK_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -251,6 +252,8 @@ class SessionResponse(_message.Message):
     def pulse(self) -> Global___Pulse: ...
     @_builtins.property
     def leases(self) -> Global___Leases: ...
+    @_builtins.property
+    def rolled_back(self) -> Global___RolledBack: ...
     def __init__(
         self,
         *,
@@ -269,12 +272,13 @@ class SessionResponse(_message.Message):
         finished: Global___Finished | None = ...,
         pulse: Global___Pulse | None = ...,
         leases: Global___Leases | None = ...,
+        rolled_back: Global___RolledBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "seq", b"seq", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -294,6 +298,7 @@ class Hello(_message.Message):
     STATE_HASH_FIELD_NUMBER: _builtins.int
     ATOLL_VERSION_FIELD_NUMBER: _builtins.int
     FROM_SAVED_MODEL_FIELD_NUMBER: _builtins.int
+    BRANCH_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     key: _builtins.bytes
     """32 bytes from the node's key file; the coordinator keeps only its digest"""
@@ -306,6 +311,8 @@ class Hello(_message.Message):
     atoll_version: _builtins.str
     from_saved_model: _builtins.bool
     """started with --from: may seed commit 0 of a resumed run"""
+    branch: _builtins.int
+    """of the commits that it knows; see RolledBack"""
     def __init__(
         self,
         *,
@@ -317,10 +324,11 @@ class Hello(_message.Message):
         state_hash: _builtins.bytes = ...,
         atoll_version: _builtins.str = ...,
         from_saved_model: _builtins.bool = ...,
+        branch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -671,17 +679,21 @@ class FindSources(_message.Message):
 
     HAS_STATE_FIELD_NUMBER: _builtins.int
     AFTER_COMMIT_FIELD_NUMBER: _builtins.int
+    LACKS_COMMIT_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     after_commit: _builtins.int
+    lacks_commit: _builtins.int
+    """this commit, the one after after_commit, cannot be applied from the site's own log; 0: not tried"""
     def __init__(
         self,
         *,
         has_state: _builtins.bool = ...,
         after_commit: _builtins.int = ...,
+        lacks_commit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_commit", b"after_commit", "has_state", b"has_state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_commit", b"after_commit", "has_state", b"has_state", "lacks_commit", b"lacks_commit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -841,6 +853,36 @@ class Evicted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evicted: _TypeAlias = Evicted  # noqa: Y015
+
+@_typing.final
+class RolledBack(_message.Message):
+    """Nobody can reach the commits after `commit` any more: they are void, here and on every disk. Commits are numbered on
+    from there in a new branch. Sent when it is decided, and to a site that says Hello with an older branch.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BRANCH_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    branch: _builtins.int
+    """the new one"""
+    commit: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        branch: _builtins.int = ...,
+        commit: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["branch", b"branch", "commit", b"commit", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RolledBack: _TypeAlias = RolledBack  # noqa: Y015
 
 @_typing.final
 class Finished(_message.Message):

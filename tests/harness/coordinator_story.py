@@ -188,6 +188,8 @@ class Story:
                 assert ("open", message.sync, message.base_commit) in self.kept, message
             case m.Abandoned():
                 assert ("abandoned", message.sync, 0) in self.kept, message
+            case m.RolledBack():
+                assert any(("rollback", message.branch, n) in self.kept for n in range(message.commit, 1000)), message
             case m.Finished():
                 assert ("finished", message.commit, 0) in self.kept, message
             case m.Sources():
@@ -217,6 +219,7 @@ class Story:
         term: int = 0,
         saved: bool = False,
         again: bool = False,
+        branch: int = 0,
     ) -> None:
         """Opens a stream (unless `again`, on the one there is) and says Hello."""
         site = self.sites.setdefault(name, FakeSite(name))
@@ -232,6 +235,7 @@ class Story:
             last_commit=state[0] if state else 0,
             state_hash=a_hash(state[1]) if state else b"",
             from_saved_model=saved,
+            branch=branch,
         )
         header = m.Header(protocol_version=version, run_id=run_id or "run", term=term, incarnation=site.incarnation)
         assert site.stream is not None
@@ -304,8 +308,8 @@ class Story:
             ),
         )
 
-    def sources(self, name: str, after: int | None = None) -> None:
-        self.says(name, m.FindSources(has_state=after is not None, after_commit=after or 0))
+    def sources(self, name: str, after: int | None = None, lacks: int = 0) -> None:
+        self.says(name, m.FindSources(has_state=after is not None, after_commit=after or 0, lacks_commit=lacks))
 
     def leave(self, name: str, reason: str = "asked to") -> None:
         self.says(name, m.Leave(reason=reason))
@@ -410,6 +414,8 @@ class Story:
                 return f"Sources: attested {attested}; donors {donors}; commits {commits}"
             case m.Evicted():
                 return "Evicted"
+            case m.RolledBack():
+                return f"RolledBack to commit {message.commit}, branch {message.branch}"
             case m.Finished():
                 return f"Finished at commit {message.commit}"
             case m.Pulse():
@@ -452,6 +458,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "site", record.site_id, record.incarnation
         case e.ManifestRecord():
             return "manifest", 0, 0
+        case e.RollbackRecord():
+            return "rollback", record.branch, record.commit
         case e.StopRecord():
             return "stop", 0, 0
         case e.LineRecord():
@@ -485,6 +493,8 @@ def _record_in_words(record: e.Record) -> str:
         case e.LeaseRecord():
             whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
             return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
+        case e.RollbackRecord():
+            return f"that commits {', '.join(map(str, record.voided))} are void, branch {first}"
         case _:
             return f"the {kind}"
 
@@ -540,6 +550,8 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
         story.pause(float(words[1]))
     elif words[0] == "restart":
         story.restart()
+    elif words[0] == "rollback":
+        story.happens(e.RollbackAsked("atoll rollback"))
     elif words[0] == "stop":
         story.happens(e.StopAsked("atoll stop"))
     else:

@@ -253,6 +253,8 @@ class SiteStory:
                 return f"saves the model of commit {commit}"
             case e.DiscardState(reason):
                 return f"discards the state on its disk: {reason}"
+            case e.RollBack(commit, branch):
+                return f"removes what its disk has of commits after {commit}, branch {branch}"
             case e.AnswerDraw(first=first, ranges=ranges):
                 return f"gives the workers, from place {first} on: samples {ranges_in_words(ranges)}"
             case e.Report(_, text):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atoll.node.exchange import donor
+from atoll.node.exchange import catchup, donor
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
@@ -281,6 +281,34 @@ def test_a_state_of_this_disk_that_is_not_the_attested_one_is_fetched_anew(tmp_p
             assert wrong.outer.state_hash() != good.outer.state_hash()
             await fetch(run, wrong, [good])
             assert records(wrong) == records(good)
+
+    asyncio.run(main())
+
+
+def test_commits_whose_payloads_nobody_has_any_more_are_left_out(tmp_path: Path) -> None:
+    """After a power cut: the coordinator has commit 3, and every site is at commit 1 again. A joiner comes to that."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (first,) = await run.add()
+            await run.sync()
+            (other,) = await run.add(seeded=False)
+            await fetch(run, other, [first])
+            for _ in range(2):
+                await run.sync([first])
+            (joiner,) = await run.add(seeded=False)
+            sources = run.sources([other])
+            asked = 0
+
+            async def refresh() -> Sources:
+                nonlocal asked
+                asked += 1
+                return sources
+
+            got = await fetch(run, joiner, [other], sources=sources, refresh=refresh)
+            assert asked == catchup.DONORS_ASKED_FOR
+            assert (got.commit, got.state_hash) == (1, run.attested[1])
+            assert joiner.outer.commit == 1
 
     asyncio.run(main())
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,3 +93,99 @@ def test_snapshots_are_taken_and_old_ones_go(tmp_path: Path) -> None:
             assert found[1] >= 10 - SETTINGS.sync.snapshot_every
             log = {int(p.stem.split("-")[1]) for p in (run.home(name) / "payloads").glob("commit-*.record")}
             assert log >= set(range(found[0] + 1, 11)), "the log leads on from both"
+
+
+LONG = replace(SETTINGS, steps=200, sync=replace(SETTINGS.sync, log_commits=30))
+ON_DISK = ("state", "payloads", "snapshots")
+
+
+def copied(run: LocalRun, names: str, to: Path) -> None:
+    """What a power cut may leave: the files are read one after the other while they are written."""
+    for name in names:
+        for part in ON_DISK:
+            folder = to / name / part
+            folder.mkdir(parents=True)
+            for path in sorted((run.home(name) / part).iterdir()):
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(path, folder / path.name)
+
+
+def put_back(run: LocalRun, names: str, source: Path) -> None:
+    for name in names:
+        for part in ON_DISK:
+            shutil.rmtree(run.home(name) / part)
+            shutil.copytree(source / name / part, run.home(name) / part)
+
+
+def assert_all_end_equal(run: LocalRun, names: str, commit: int) -> None:
+    assert run.wait_all(LIMIT_S, list(names)) == dict.fromkeys(names, 0)
+    status = run.status()
+    assert (status["last_commit"], status["finished"]) == (commit, True)
+    held = {site["name"]: (site["last_commit"], site["state_hash"]) for site in status["sites"]}
+    assert {held[name] for name in names} == {(commit, status["state_hash"])}
+
+
+def test_all_sites_stopped_and_started_again_lose_nothing(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, LONG) as run:
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(4), LIMIT_S)
+        for name in "abc":
+            run.nodes[name].kill()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        assert_all_end_equal(run, "abc", 20)
+        assert run.status()["branch"] == 0
+        numbers = [line["commit"] for line in run.journal("a", "commit")]
+        assert len(numbers) == len(set(numbers)), "no commit came twice"
+
+
+def test_a_power_cut_at_all_sites_goes_back_to_the_newest_commit_that_is_left(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, LONG) as run:
+        coordinator = run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(4), LIMIT_S)
+        copied(run, "abc", tmp_path / "cut")
+        run.wait(committed(8), LIMIT_S)
+        for name in "abc":
+            run.nodes[name].kill()
+        lost = run.status()["last_commit"]
+        put_back(run, "abc", tmp_path / "cut")
+        for name in "abc":
+            run.start_node(name, SLOW)
+        line = coordinator.wait_for_line(r"rolled back from commit (\d+) to commit (\d+), branch 1", LIMIT_S)
+        assert int(line.group(1)) == lost
+        assert 3 <= int(line.group(2)) < lost
+        assert_all_end_equal(run, "abc", 20)
+        assert run.status()["branch"] == 1
+        numbers = [entry["commit"] for entry in run.journal("a", "commit")]
+        assert numbers.count(int(line.group(2)) + 2) == 2, "numbered on from there"
+
+
+def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_given_up(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, LONG) as run:
+        coordinator = run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        run.wait(committed(4), LIMIT_S)
+        copied(run, "ab", tmp_path / "cut")
+        run.wait(committed(8), LIMIT_S)
+        for name in "abc":
+            run.nodes[name].kill()
+        put_back(run, "ab", tmp_path / "cut")
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        waiting = run.wait(lambda s: "c (site" in s["unreachable"], LIMIT_S, "c is waited for")
+        assert "may have them: start what is missing" in waiting["state"]
+        assert waiting["branch"] == 0
+        command = run.start("rollback", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
+        assert command.wait(LIMIT_S) == 0, command.lines
+        coordinator.wait_for_line(r"rolled back from commit \d+ to commit \d+, branch 1: atoll rollback", LIMIT_S)
+        run.wait(lambda s: s["commits"][-1]["commit"] >= 12, LIMIT_S, "the run goes on without c")
+        run.start_node("c", SLOW)
+        assert_all_end_equal(run, "abc", 20)
+        assert any("the run went back to commit" in text for text in run.nodes["c"].lines), run.nodes["c"].lines
+        again = run.start("again", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
+        assert again.wait(LIMIT_S) == HostError.exit_code

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from atoll import __version__
-from atoll.cli import coordinator, demo, init, node, sample, status, stop
+from atoll.cli import coordinator, demo, init, node, rollback, sample, status, stop
 from atoll.protocol.errors import AtollError, ConfigError, HostError
 
 EPILOG = """\
@@ -40,6 +40,7 @@ VERBS: dict[str, Verb] = {
     "node": node,
     "status": status,
     "stop": stop,
+    "rollback": rollback,
     "demo": demo,
     "sample": sample,
 }

@@ -25,14 +25,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--store", type=Path, metavar="PATH", help="the coordinator's store, if it was given one")
 
 
-def run(args: argparse.Namespace) -> int:
+def store_path(args: argparse.Namespace) -> Path:
+    """Of the run that `add_arguments` asks for. Raises ConfigError if there is no such file."""
     from atoll.cli.config import default_store
-    from atoll.coordinator.admin import request_stop
 
     if args.store is None and not args.path.is_file():
         raise ConfigError(f"{args.path}: no such file; name the run's file, or the coordinator's --store")
-    store_path: Path = args.store or default_store(args.path)
-    over = request_stop(store_path)
+    found: Path = args.store or default_store(args.path)
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.coordinator.admin import request_stop
+
+    over = request_stop(store_path(args))
     print(
         f"nothing to stop: the run is {over}" if over else "the run ends with its next sync; `atoll status` shows when"
     )

@@ -734,11 +734,11 @@ def test_a_word_that_is_repeated_does_not_undo_the_question_for_sources() -> Non
     assert not story.last("a", m.Sources).donors
     story.connect("b", incarnation=2, state=(0, "s0"))
     story.offer("b")
-    assert [d.site_id for d in story.last("a", m.Sources).donors] == [2]
-    for name in "ab":
+    for name in "ba":
         before = story.num(name, m.Open)
         story.sources(name, after=0)
         story.applied(name, 0, "s0")
         story.applied(name, 1, "s1")
         assert story.num(name, m.Open) == before + 1
         assert story.last(name, m.Open).sync == 2
+        assert [d.site_id for d in story.last("a", m.Sources).donors] == [2], "asked once, told as soon as there is one"

@@ -49,6 +49,7 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
         epoch=site_id,
         max_retained_bytes=1 << 30,
         bandwidth_bytes_per_s=0,
+        may_hold=0,
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 
@@ -201,6 +202,27 @@ def test_only_the_newest_commits_come_back_but_all_losses(reopen: Reopen) -> Non
     assert [r.commit.commit for r in found.commits] == list(range(13 - kept, 13))
     assert [r.commit for r in found.attestations] == list(range(13 - kept, 13))
     assert [point[0] for point in found.losses] == [1, *range(3, 13)]
+
+
+def test_void_commits_are_gone_and_their_numbers_are_used_again(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1),), 1.0)
+    for n in (1, 2, 3):
+        store.persist(1, (a_commit(n), an_open(n + 1, n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
+    first = e.RollbackRecord(branch=1, commit=1, voided=(2, 3), reason="a power cut")
+    store.persist(1, (e.AbandonRecord(4, "rolled back"), first, an_open(5, 1)), 4.0)
+    found = reopen().begin(SETTINGS)
+    assert found.rollbacks == (first,)
+    assert [r.commit.commit for r in found.commits] == [r.commit for r in found.attestations] == [1]
+    assert [point[0] for point in found.losses] == [1]
+    assert (found.open, found.num_abandoned) == (an_open(5, 1), 1)
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(3, (replace(a_commit(2), commit=replace(a_commit(2).commit, sync=5, branch=1)),), 5.0)
+    second = e.RollbackRecord(branch=2, commit=0, voided=(1, 2), reason="another")
+    store.persist(3, (second, an_open(6)), 6.0)
+    assert reopen().begin(SETTINGS).rollbacks == (first, second)
 
 
 def test_an_older_term_may_not_write(reopen: Reopen) -> None:

@@ -38,7 +38,7 @@ def test_a_count_of_starts_that_is_none_is_an_error(tmp_path: Path, text: str) -
     Home(tmp_path / "home").close()
     (tmp_path / "home" / "incarnation").write_text(text)
     for _ in range(2):  # and the folder is not left locked
-        with pytest.raises(HostError, match="not a count of starts"):
+        with pytest.raises(HostError, match="is not a count"):
             Home(tmp_path / "home")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,30 @@ def test_a_torn_commit_whose_payload_is_damaged_is_left_to_be_fetched(
     assert again.outer is not None
     assert again.outer.versions[0] == 1
     again.close()
+
+
+@pytest.mark.parametrize(("to", "held"), [(3, 3), (2, 2), (1, 1), (0, None)])
+def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commits(
+    home: Home, to: int, held: int | None
+) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, log_commits=6, snapshots=2))
+    plane = DataPlane(home, settings, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    hashes = [outer.state_hash()]
+    for number in (1, 2, 3):
+        found = payloads(outer, (number,))
+        record = logged(plane.log, outer, number, found)
+        hashes.append(asyncio.run(plane.apply(record)))
+        if number != 2:
+            asyncio.run(plane.write_snapshot())
+    plane.log.begin(4, 1, 1)
+
+    expected = None if held is None else (held, hashes[held])
+    assert asyncio.run(plane.roll_back(to)) == expected
+    assert [c.commit for c in plane.log.commits()] == list(range(1, to + 1))
+    assert all(file.newest <= to for file in plane.snapshots.files)
+    assert len(list(home.payload_folder.glob("attempt-*"))) == to
+    plane.close()
+    assert started_again(home) == expected

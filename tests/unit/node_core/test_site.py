@@ -502,7 +502,7 @@ def test_a_commit_that_cannot_be_applied_is_not_tried_again_while_the_coordinato
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=1))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
-    assert m.FindSources(has_state=True, after_commit=0) in drive.sent()
+    assert m.FindSources(has_state=True, after_commit=0, lacks_commit=1) in drive.sent()
 
 
 def test_a_question_for_sources_that_was_dropped_is_asked_again_on_admission() -> None:
@@ -517,7 +517,7 @@ def test_a_question_for_sources_that_was_dropped_is_asked_again_on_admission() -
     assert not any(isinstance(s, m.FindSources) for s in drive.sent()), "not admitted yet"
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=3))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
-    assert m.FindSources(has_state=True, after_commit=0) in drive.sent()
+    assert m.FindSources(has_state=True, after_commit=0, lacks_commit=1) in drive.sent()
 
 
 def test_a_fetch_waits_while_a_shift_is_under_way() -> None:

@@ -1,0 +1,113 @@
+"""When nobody can reach the newest commit any more, because disks lost what was not synced: back to one that is held.
+
+It is decided without a person only if everybody who may have more is accounted for (docs/decisions/0006).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from atoll.coordinator.core import decisions
+from atoll.coordinator.core.events import AbandonRecord, AttestationRecord, RollbackRecord
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+from atoll.protocol import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreachable:
+    """`commit` is the newest that somebody here holds, at `holders`, who cannot go on from it."""
+
+    commit: int
+    holders: tuple[Site, ...]
+    obstacle: str  # why there is no way back to it either
+    absent: tuple[str, ...]  # who may have more
+
+
+def advance(run: Run) -> bool:
+    """Goes back if that is safe; else says what is waited for. True if it did."""
+    run.unreachable = ""
+    found = _assess(run)
+    if found is None:
+        return False
+    if not found.obstacle and not found.absent:
+        _go_back(run, found, "every site that may have had it is back without it")
+        return True
+    names = ", ".join(s.label for s in found.holders)
+    run.unreachable = (
+        f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
+        f"{names}, and the payloads of the next are on no disk here"
+    )
+    if found.obstacle:
+        run.unreachable += f"; {found.obstacle}"
+    else:
+        run.unreachable += (
+            f". {', '.join(found.absent)} may have them: start what is missing, or give the later commits up with "
+            "`atoll rollback`"
+        )
+    return False
+
+
+def asked(run: Run, reason: str) -> None:
+    """An operator does not wait for those who are not here."""
+    found = _assess(run)
+    if found is None or found.obstacle:
+        run.report(logging.WARNING, f"asked to roll back ({reason}): {found.obstacle if found else 'no need for it'}")
+    else:
+        _go_back(run, found, reason)
+
+
+def shared_commit(run: Run, branch: int) -> int | None:
+    """The newest commit that a site whose commits are numbered in `branch` shares with the run; None: all of them."""
+    return min((r.commit for r in run.rollbacks if r.branch > branch), default=None)
+
+
+def message(run: Run, commit: int) -> m.RolledBack:
+    return m.RolledBack(branch=run.branch, commit=commit, reason=run.rollbacks[-1].reason[:1024])
+
+
+def _assess(run: Run) -> _Unreachable | None:
+    """None while somebody who is here has the newest commit, or may still come to it."""
+    live = run.members.live()
+    commit = max((s.applied for s in live if s.applied is not None), default=None)
+    if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
+        return None
+    if not all(s.stream is not None and s.applied == commit and s.lacks == commit + 1 for s in live):
+        return None
+    others = [s for s in run.members.sites.values() if not s.live]
+    starting = [f"{s.label} (starting)" for s in others if s.stream is not None]
+    absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
+    obstacle = ""
+    if commit and run.log.record(commit) is None:
+        obstacle = f"the coordinator's log does not go back to commit {commit}"
+    elif len({s.state_hash for s in live}) > 1:
+        obstacle = f"they do not agree on the state of commit {commit}"
+    return _Unreachable(commit, tuple(live), obstacle, tuple(starting + absent))
+
+
+def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
+    assert run.sync is not None
+    last, old = run.log.last, run.sync.open.sync
+    voided = run.log.roll_back(found.commit)
+    numbers = tuple(r.commit.commit for r in voided)
+    record = RollbackRecord(branch=run.branch + 1, commit=found.commit, voided=numbers, reason=reason[:1024])
+    text = f"rolled back from commit {last} to commit {found.commit}, branch {record.branch}: {reason}"
+    run.report(logging.ERROR, text)
+    run.rollbacks.append(record)
+    run.num_abandoned += 1
+    run.persist(AbandonRecord(old, f"rolled back to commit {found.commit}"), record)
+    for old_record in voided:
+        for line in old_record.commit.done:
+            run.ledger.void(line.line, line.ranges)
+    run.persist_ledger()
+    if found.commit not in run.log.attested:
+        state_hash = found.holders[0].state_hash
+        run.log.attest(found.commit, state_hash)
+        run.persist(AttestationRecord(found.commit, state_hash))
+    run.unreachable = ""
+    for site in found.holders:
+        site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
+        site.standing = Standing.MEMBER
+        run.send(site, message(run, found.commit))
+    decisions.open_next(run, list(found.holders))

@@ -1,0 +1,69 @@
+"""The run went back to an earlier commit: what this site has of the later ones is void."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.node.core import catching_up, events, leases, syncs
+from atoll.node.core.context import Context
+from atoll.node.core.events import DropSync, RollBack
+from atoll.node.core.state import Outer, Snapshot, SnapshotPhase
+from atoll.protocol import messages as m
+
+
+def rolled_back(ctx: Context, message: m.RolledBack) -> None:
+    site, commit = ctx.site, message.commit
+    if message.branch <= site.branch:
+        return
+    ctx.report(logging.ERROR, f"the run went back to commit {commit}: {message.reason}")
+    site.branch = message.branch
+    if site.exchange is not None:
+        sync = site.exchange.plan.sync
+        syncs.cancel_exchange(ctx)
+        ctx.emit(DropSync(sync))
+    catching_up.cancel_fetch(ctx)
+    site.commits.clear()
+    site.open = None
+    site.lacks = 0
+    snapshot = site.snapshot
+    if snapshot.phase is SnapshotPhase.SEALED and snapshot.committed_in is not None:
+        site.snapshot = Snapshot()
+    if site.outer is not None and site.outer.commit > commit:
+        site.outer = None
+        site.final = False
+        leases.voided(ctx)
+        syncs.discard_local(ctx)
+    site.rolling_back = RollBack(commit, message.branch)
+
+
+def begin_if_idle(ctx: Context) -> None:
+    """Once nothing works on the outer state any more."""
+    site = ctx.site
+    if site.rolling_back is None or site.rolling_back_begun:
+        return
+    if site.applying is None and site.saving is None and site.publishing is None and not site.seed_asked:
+        site.rolling_back_begun = True
+        site.published = None
+        ctx.emit(site.rolling_back)
+
+
+def done(ctx: Context, event: events.DiskRolledBack) -> bool:
+    """Whether the coordinator must hear anew what this site holds."""
+    site = ctx.site
+    if site.rolling_back is None or event.branch != site.rolling_back.branch:
+        return False
+    site.rolling_back = None
+    site.rolling_back_begun = False
+    before = (site.outer.commit, site.outer.state_hash) if site.outer is not None else None
+    if event.held == before:
+        if before is None:
+            catching_up.find_sources(ctx)
+        return False
+    if site.outer is not None:
+        leases.voided(ctx)
+        syncs.discard_local(ctx)
+    site.outer = None
+    if event.held is not None:
+        commit, state_hash = event.held
+        site.outer = Outer(commit=commit, state_hash=state_hash, run_step=0, run_tokens=0)
+    return True

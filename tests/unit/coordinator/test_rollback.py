@@ -1,0 +1,186 @@
+"""Commits that nobody can reach: who is waited for, what goes back, what is told to whom."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AdmittedAs
+from tests.harness.coordinator_story import Story, ranges_of, some_settings
+
+
+def committed(*names: str, count: int = 2) -> Story:
+    """These sites at commit `count`."""
+    story = Story(some_settings(min_sites=len(names)))
+    story.start(*names)
+    for number in range(count):
+        story.commit_one(*names, state=f"s{number}", following=f"s{number + 1}")
+    return story
+
+
+def power_cut(story: Story, *names: str) -> None:
+    for name in names:
+        story.drop(name)
+    story.wait(story.core.run.limits.lease_s)
+
+
+def back(story: Story, name: str, commit: int, *, incarnation: int = 2, lacks: bool = True, branch: int = 0) -> None:
+    """Started again with this commit, and without the payloads of the next one."""
+    story.connect(name, incarnation=incarnation, state=(commit, f"s{commit}"), branch=branch)
+    story.offer(name)
+    story.sources(name, after=commit, lacks=commit + 1 if lacks else 0)
+
+
+def test_everybody_back_with_less_goes_on_from_there_and_the_coordinators_restart_changes_nothing() -> None:
+    story = committed("a", "b", count=3)
+    tokens_at_1 = story.core.run.log.records[0].commit.run_tokens
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    assert story.view.last_commit == 3, "b may have it"
+    assert "b (site 2) may have them" in story.view.state
+    back(story, "b", 1)
+    assert (story.view.last_commit, story.view.branch, story.view.state) == (1, 1, "training")
+    (record,) = story.core.run.rollbacks
+    assert (record.commit, record.voided) == (1, (2, 3))
+    assert story.last("a", m.Open).run_tokens == tokens_at_1
+    before = story.view
+    story.restart()
+    assert (story.view.last_commit, story.view.branch, story.view.run_tokens) == (1, 1, before.run_tokens)
+    for name in "ab":
+        story.connect(name, incarnation=2, state=(1, "s1"), branch=1)
+        story.offer(name)
+    story.commit_one("a", "b", state="s1", following="t2")
+    assert story.last("a", m.Commit).branch == 1
+    assert story.view.commits[-1].commit == 2
+
+
+def test_a_site_that_has_not_tried_its_own_log_is_waited_for() -> None:
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    back(story, "b", 1, lacks=False)
+    assert (story.view.branch, story.view.state) == (0, "training")
+    story.applied("b", 2, "s2")
+    assert [d.commit for d in story.last("a", m.Sources).donors] == [2]
+    assert story.view.last_commit == 2
+
+
+def test_a_site_whose_workers_are_starting_is_waited_for() -> None:
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.connect("b", incarnation=2, state=(1, "s1"))
+    assert "b (site 2) (starting) may have them" in story.view.state
+    story.offer("b")
+    story.sources("b", after=1, lacks=2)
+    assert story.view.branch == 1
+
+
+def test_a_site_within_its_lease_is_waited_for_after_a_restart_of_the_coordinator() -> None:
+    story = committed("a", "b")
+    story.restart()
+    back(story, "a", 1)
+    assert not story.view.unreachable, "b may be about to say Hello"
+    story.wait(story.core.run.limits.lease_s)
+    assert "b (site 2) may have them" in story.view.unreachable
+    assert story.view.branch == 0
+
+
+def test_a_site_that_left_before_is_not_waited_for() -> None:
+    story = committed("a", "b", "c")
+    story.leave("c")
+    story.commit_one("a", "b", state="s2", following="s3")
+    power_cut(story, "a", "b")
+    back(story, "a", 2)
+    back(story, "b", 2)
+    assert (story.view.branch, story.view.last_commit) == (1, 2)
+
+
+def test_a_site_that_left_with_a_commit_is_waited_for_until_an_operator_says_otherwise() -> None:
+    story = committed("a", "b")
+    story.leave("b")
+    power_cut(story, "a")
+    back(story, "a", 1)
+    assert "b (site 2) may have them" in story.view.state
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert (story.view.branch, story.view.last_commit) == (1, 1)
+    story.happens(e.RollbackAsked("again"))
+    assert story.view.branch == 1, "no need for it"
+
+
+def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None:
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.leave("a")
+    back(story, "b", 1)
+    assert (story.view.branch, story.view.last_commit) == (1, 1)
+
+
+def test_holders_that_disagree_are_not_gone_back_to() -> None:
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    story.core.run.log.attested.pop(1)
+    back(story, "a", 1)
+    story.connect("b", incarnation=2, state=(1, "other"))
+    story.offer("b")
+    story.sources("b", after=1, lacks=2)
+    assert story.view.branch == 0
+
+
+def test_a_site_that_comes_with_void_commits_is_told_and_joins_anew() -> None:
+    story = committed("a", "b", "c")
+    power_cut(story, "a", "b", "c")
+    back(story, "a", 1)
+    back(story, "b", 1)
+    story.happens(e.RollbackAsked("atoll rollback"))
+    story.commit_one("a", "b", state="s1", following="t2")
+    back(story, "c", 2, branch=0)
+    assert story.last("c", m.RolledBack).commit == 1
+    assert story.last("c", m.Admitted).admitted_as is AdmittedAs.JOINER
+    # Once its disk is rolled back it says what it has left.
+    story.connect("c", incarnation=2, state=(1, "s1"), branch=1, again=True)
+    assert story.num("c", m.RolledBack) == 1
+    assert story.core.run.members.sites["c"].applied == 1
+    assert story.last("c", m.Commit).commit == 2
+
+
+def test_a_member_that_only_lost_its_stream_and_holds_a_void_commit_is_removed_first() -> None:
+    story = committed("a", "b")
+    story.drop("b")
+    story.restart()
+    back(story, "a", 1)
+    story.wait(story.core.run.limits.lease_s)
+    story.happens(e.RollbackAsked("atoll rollback"))
+    story.connect("b", state=(2, "s2"))
+    assert story.last("b", m.RolledBack).commit == 1
+    assert not story.core.run.members.sites["b"].live
+
+
+@pytest.mark.parametrize(("commit", "branch"), [(3, 0), (1, 1)])
+def test_a_site_ahead_of_the_log_is_refused(commit: int, branch: int) -> None:
+    story = committed("a", "b")
+    story.drop("b")
+    story.connect("b", incarnation=2, state=(commit, "x"), branch=branch)
+    refused = story.last("b", m.Refused)
+    assert refused.kind is m.RefusedKind.STATE
+    assert "old or a wrong store" in refused.text
+
+
+def test_the_data_of_void_commits_is_open_again() -> None:
+    story = committed("a", "b", count=1)
+    for name in "ab":
+        story.ready(name, data=story.wants(name, 10))
+    for name in "ab":
+        story.done(name, "s1")
+    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-19")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    back(story, "b", 1)
+    assert story.view.branch == 1
+    for _ in range(2):
+        assert not story.core.run.ledger.lines[0].done
+        story.restart()
+    story.connect("a", incarnation=2, state=(1, "s1"), branch=1)
+    assert story.wants("a", 30) == ranges_of("0-29")

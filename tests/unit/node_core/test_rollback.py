@@ -1,0 +1,91 @@
+"""A site and commits that nobody can reach: it tries its own log, says so, and goes back when it is told to."""
+
+from __future__ import annotations
+
+from atoll.node.core import events as e
+from atoll.node.core.state import Outer
+from atoll.protocol import messages as m
+from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, opened, plan, started
+
+ATTESTED = (m.Attestation(commit=0, state_hash=HASH),)
+
+
+def behind() -> Driver:
+    """Started again at commit 0 of a run that is at commit 2; nobody else is there."""
+    drive = Driver(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=2))
+    drive.joined()
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    assert m.FindSources(has_state=True, after_commit=0) in drive.sent()
+    return drive
+
+
+def test_without_a_donor_the_own_log_is_tried_once_and_the_coordinator_hears_of_it() -> None:
+    drive = behind()
+    nobody = m.Sources(attested=ATTESTED, commits=(commit(1, 1), commit(2, 2)))
+    drive.receive(nobody)
+    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(2, 2))
+    drive(e.ApplyFailed(2, "not in the log"))
+    assert m.FindSources(has_state=True, after_commit=1, lacks_commit=2) in drive.sent()
+    drive.receive(m.Sources(attested=ATTESTED, commits=(commit(2, 2),)))
+    assert not [o for o in drive.out if not isinstance(o, e.Report)], "it waits"
+
+
+def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> None:
+    drive = behind()
+    drive.receive(m.Sources(attested=ATTESTED, commits=(commit(1, 1), commit(2, 2))))
+    drive(e.ApplyFailed(1, "not in the log"))
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    drive.receive(opened(4, 0))
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="again"))
+    assert not [o for o in drive.out if isinstance(o, e.RollBack)]
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert not drive.sent(), "nothing has changed for the coordinator"
+    drive.ask(0)
+    drive(e.Published(version=0, mode=e.MergeMode.REPLACE))
+    assert drive.answer().kind is e.AnswerKind.APPLY
+
+
+def test_a_site_with_void_commits_rolls_its_disk_back_and_says_hello_anew() -> None:
+    drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
+    drive.receive(m.RolledBack(branch=3, commit=1, reason="a power cut"))
+    assert drive.wants(e.RollBack) == e.RollBack(1, 3)
+    drive(e.DiskRolledBack(branch=3, held=(1, HASH)))
+    (hello,) = drive.sent()
+    assert isinstance(hello, m.Hello)
+    assert (hello.last_commit, hello.branch) == (1, 3)
+
+
+def test_with_nothing_left_on_its_disk_it_fetches() -> None:
+    drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    drive.joined()
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7))
+    assert not [s for s in drive.sent() if isinstance(s, m.FindSources)], "its disk is not ready"
+    drive(e.DiskRolledBack(branch=1, held=None))
+    assert drive.sent() == [m.FindSources(has_state=False, after_commit=0)]
+
+
+def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> None:
+    drive = started()
+    drive.ask(10)
+    drive.sealed(10)
+    drive.receive(plan(1))
+    drive(e.ExchangeFinished(sync=1, attempt=1, term=1, payload_digest=HASH, sent_bytes=1, received_bytes=1))
+    drive.receive(commit(1, 1))
+    drive.wants(e.ApplyCommit)
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    assert not [o for o in drive.out if isinstance(o, e.RollBack)]
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    assert drive.core.site.outer is not None
+    assert drive.core.site.outer.commit == 0
