@@ -9,6 +9,7 @@ from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_byte
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.stragglers import Patience
 from atoll.coordinator.core.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Attempt, Sync
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
@@ -41,6 +42,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         return  # a contribution never changes
     if not leases.may_list(run, site, message.ranges):
         return
+    if known is None:
+        run.stragglers.note_ready(site.site_id, message.num_steps, message.train_s)
     sync.ready[site.site_id] = message
     if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
         sync.losses[site.site_id] = message.mean_loss
@@ -156,7 +159,9 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         run.paused = ""
         return False
     waiting = waiting_for(run, sync)
-    if run.now < sync.not_before or (waiting and run.now < sync.first_ready_at + run.limits.sync_wait_s):
+    patience = _patience(run, sync, waiting)
+    sync.wait_until = patience.until
+    if run.now < sync.not_before or (len(waiting) > len(patience.late) and run.now < patience.until):
         run.paused = ""
         return False
     able = [
@@ -181,14 +186,42 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         decisions.abandon(run, sync, reasons)
         return True
     if len(contributors) < quorum:
+        if waiting and run.now < sync.first_ready_at + run.limits.sync_wait_s:
+            run.paused = ""  # those who are late are needed
+            return False
         run.paused = f"sync {sync.open.sync} has {len(contributors)} of the {quorum} contributors of the quorum"
         if run.stop_reason:
             decisions.finish(run, f"{run.stop_reason} ({run.paused})")
             return True
         return False
-    late = ", ".join(s.label for s in waiting)
-    why = f"without {late}, after {run.limits.sync_wait_s:g} s" if late else "everybody who is expected is ready"
-    return _plan(run, sync, contributors, why + left_out)
+    return _plan(run, sync, contributors, _why_now(run, sync, waiting, patience) + left_out)
+
+
+def _patience(run: Run, sync: Sync, waiting: list[Site]) -> Patience:
+    assert sync.first_ready_at is not None
+    return run.stragglers.patience(
+        [s.site_id for s in waiting if s.site_id not in sync.ready],
+        [s.site_id for s in run.members.live() if s.site_id in sync.expected or s.site_id in sync.ready],
+        num_steps=sync.open.num_steps,
+        opened_at=sync.opened_at,
+        first_ready_at=sync.first_ready_at,
+        least_slack_s=run.limits.lease_s / 2,
+        most_s=run.limits.sync_wait_s,
+    )
+
+
+def _why_now(run: Run, sync: Sync, waiting: list[Site], patience: Patience) -> str:
+    if not waiting:
+        return "everybody who is expected is ready"
+    assert sync.first_ready_at is not None
+    slower = ", ".join(s.label for s in waiting if s.site_id in patience.late)
+    others = ", ".join(s.label for s in waiting if s.site_id not in patience.late)
+    reasons = []
+    if slower:
+        reasons.append(f"without {slower}, slower than most")
+    if others:
+        reasons.append(f"without {others}, after {round(run.now - sync.first_ready_at, 1):g} s")
+    return "; ".join(reasons)
 
 
 def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:

@@ -98,6 +98,8 @@ class Core:
             later = [sync.not_before]
             if sync.first_ready_at is not None:
                 later.append(sync.first_ready_at + limits.sync_wait_s)
+            if sync.wait_until is not None:
+                later.append(sync.wait_until)
             if sync.attempt is not None:
                 attempt = sync.attempt
                 if attempt.retry_at is not None:

@@ -20,6 +20,7 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.ledger import Ledger
 from atoll.coordinator.core.membership import Membership, Site, Standing
+from atoll.coordinator.core.stragglers import Stragglers
 from atoll.coordinator.core.syncs import Sync
 from atoll.coordinator.core.topology import chunk_bytes
 from atoll.coordinator.core.trouble import Trouble
@@ -64,6 +65,7 @@ class Run:
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
+        self.stragglers = Stragglers()
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
         self.num_refused = 0
@@ -162,6 +164,7 @@ class Run:
         site.applied, site.state_hash = None, b""
         site.catching_up = False
         site.waits_for_sources = None
+        self.stragglers.forget(site.site_id)
         if was_live:
             self.change_epoch(site)
             attempt = self.sync.attempt if self.sync is not None else None

@@ -63,7 +63,9 @@ class Sync:
         self.expected: set[int] = set(record.expected)
         self.ready: dict[int, Ready] = {}
         self.losses: dict[int, float] = {}
+        self.opened_at = now
         self.first_ready_at: float | None = None
+        self.wait_until: float | None = None  # for those who are not ready
         self.not_before = now
         self.attempt: Attempt | None = None
         self.last_attempt = 0

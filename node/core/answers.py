@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
 from atoll.node.core.state import SiteState, SnapshotPhase
 
+EARLY = 0.1
+"""Of a window: so much before the others a site that was late once plans to be ready."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -41,7 +44,20 @@ def target_step(site: SiteState, base_step: int) -> int:
     return base_step + (site.open.num_steps if site.open is not None else 0)
 
 
-def decide(site: SiteState, *, away: bool) -> Decision:
+def steps_until_the_others(site: SiteState, now: float) -> int:
+    """For a site that missed a sync: so many steps, beyond those it was to do, until the others are ready again.
+
+    Sealing at once would leave its workers idle until then. But if it was ready a little too late, it is sealed again
+    at once: then it is in the next sync for certain.
+    """
+    workers = site.workers
+    if site.open is None or site.window_s is None or not workers.step_s or workers.sealed_in_vain:
+        return 0
+    left_s = site.opened_at + (1 - EARLY) * site.window_s - now
+    return min(max(0, int(left_s / workers.step_s)), site.open.num_steps)
+
+
+def decide(site: SiteState, *, away: bool, now: float) -> Decision:
     """The answer to `site.workers.ask`, which must be there. `away`: the coordinator has been gone for a lease."""
     workers, outer = site.workers, site.outer
     ask = workers.ask
@@ -57,7 +73,7 @@ def decide(site: SiteState, *, away: bool) -> Decision:
     if workers.version == outer.commit and site.leaving and ask.step == workers.base_step:
         return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     if workers.version != outer.commit or workers.discard_local:
-        return _apply(site, ask.step)
+        return _apply(site, ask.step, now)
     if site.snapshot.phase is SnapshotPhase.SEALED:
         if away and workers.overrun_left > 0:
             return Answer(kind=AnswerKind.CONTINUE, next_step=ask.step + 1)
@@ -70,7 +86,7 @@ def decide(site: SiteState, *, away: bool) -> Decision:
     return Answer(kind=AnswerKind.SNAPSHOT, fragment=site.open.fragment)
 
 
-def _apply(site: SiteState, step: int) -> Decision:
+def _apply(site: SiteState, step: int, now: float) -> Decision:
     workers, outer = site.workers, site.outer
     assert outer is not None
     ready = site.final or (site.open is not None and site.open.base_commit == outer.commit)
@@ -87,11 +103,14 @@ def _apply(site: SiteState, step: int) -> Decision:
         base_step = site.snapshot.step
     else:
         base_step = workers.base_step
+    target = target_step(site, base_step)
+    if mode is MergeMode.SHIFT and step >= target:
+        target = step + steps_until_the_others(site, now)
     return Answer(
         kind=AnswerKind.APPLY,
         version=outer.commit,
         mode=mode,
-        next_step=step if site.final or site.leaving else max(step, target_step(site, base_step)),
+        next_step=step if site.final or site.leaving else max(step, target),
         run_step=outer.run_step,
         run_tokens=outer.run_tokens,
         fresh=workers.version is None,

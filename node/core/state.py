@@ -104,6 +104,10 @@ class Workers:
     contributed: bool = False  # a commit holds the sealed snapshot and the ranks have not merged it yet
     wait_s: float = 0.0
     crashes_without_step: int = 0
+    resumed_at: float = 0.0  # when they were last told to go on, and at which step
+    resumed_step: int = 0
+    step_s: float | None = None  # of one step in their last window
+    sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
     overrun_left: int = 0  # steps that may still be trained beyond the boundary with the coordinator away
 
 
@@ -147,6 +151,9 @@ class SiteState:
     rolling_back_begun: bool = False
     lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     open: Open | None = None
+    newest_sync: int = 0  # the highest that was opened, as far as this site heard
+    opened_at: float = 0.0  # when it heard that
+    window_s: float | None = None  # from the opening before to that one
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)
     data: DataQueue = field(default_factory=DataQueue)

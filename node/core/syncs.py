@@ -21,6 +21,7 @@ from atoll.protocol import messages as m
 
 def opened(ctx: Context, message: m.Open) -> None:
     site = ctx.site
+    note_opening(ctx, message)
     site.open = message
     outer = site.outer
     if outer is not None and message.base_commit == outer.commit:
@@ -28,6 +29,15 @@ def opened(ctx: Context, message: m.Open) -> None:
     elif outer is not None and site.applying is None and message.base_commit not in site.commits:
         catching_up.find_sources(ctx)
     ready(ctx)
+
+
+def note_opening(ctx: Context, message: m.Open) -> None:
+    """How long a window of the run takes."""
+    site = ctx.site
+    if message.sync == site.newest_sync + 1 and site.newest_sync:
+        site.window_s = ctx.now - site.opened_at
+    if message.sync > site.newest_sync:
+        site.newest_sync, site.opened_at = message.sync, ctx.now
 
 
 def ready(ctx: Context) -> None:
@@ -173,6 +183,8 @@ def committed(ctx: Context, commit: m.Commit) -> None:
         return
     site.commits[commit.commit] = commit
     note_contribution(ctx, commit)
+    if commit.next is not None:
+        note_opening(ctx, commit.next)
     if site.outer is not None and commit.commit > site.outer.commit + 1 and commit.commit - 1 not in site.commits:
         catching_up.find_sources(ctx)
 
@@ -246,6 +258,7 @@ def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
             consume(ctx)
         else:
             site.snapshot = Snapshot()
+            site.workers.sealed_in_vain = True
     cancel_exchange(ctx)
     ctx.emit(DropSync(commit.sync))
     site.final = commit.final

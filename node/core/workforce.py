@@ -76,6 +76,8 @@ def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
         return
     if event.step > 0:
         workers.crashes_without_step = 0
+    if event.step > workers.resumed_step:
+        workers.step_s = (ctx.now - workers.resumed_at) / (event.step - workers.resumed_step)
     workers.ask = Ask(event.generation, event.step, event.seq)
 
 
@@ -92,6 +94,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
     if site.outer is not None and snapshot.base_commit != site.outer.commit:
         site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again
+        site.workers.sealed_in_vain = True
         return
     if site.outer is None:
         ctx.site.seed_asked = True
@@ -161,7 +164,7 @@ def left(ctx: Context, event: events.WorkersLeft) -> None:
 def answer(ctx: Context) -> None:
     site, workers = ctx.site, ctx.site.workers
     away = not site.connected and ctx.now >= site.disconnected_at + ctx.limits.lease_s
-    decision = answers.decide(site, away=away)
+    decision = answers.decide(site, away=away, now=ctx.now)
     if isinstance(decision, answers.Hold):
         return
     if isinstance(decision, answers.Publish):
@@ -176,6 +179,8 @@ def answer(ctx: Context) -> None:
 
 def note_answer(ctx: Context, answer: Answer, ask: Ask) -> None:
     site, workers = ctx.site, ctx.site.workers
+    if answer.kind in (AnswerKind.APPLY, AnswerKind.CONTINUE):
+        workers.resumed_at, workers.resumed_step = ctx.now, ask.step
     if answer.kind is AnswerKind.SNAPSHOT:
         site.snapshot = Snapshot(
             phase=SnapshotPhase.WRITING,
@@ -187,6 +192,8 @@ def note_answer(ctx: Context, answer: Answer, ask: Ask) -> None:
         workers.offered_version = answer.version
         workers.offered_mode = answer.mode
         workers.target_step = answer.next_step
+        if answer.mode is not MergeMode.SHIFT:
+            workers.sealed_in_vain = False
         if answer.mode is MergeMode.REPLACE:
             workers.base_step = ask.step
         elif answer.mode is MergeMode.MERGE:

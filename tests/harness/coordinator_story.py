@@ -265,11 +265,26 @@ class Story:
     def applied(self, name: str, commit: int, state: str) -> None:
         self.says(name, m.Applied(commit=commit, state_hash=a_hash(state)))
 
-    def ready(self, name: str, tokens: int = 100, loss: float = 2.0, data: Iterable[m.DataRange] = ()) -> None:
+    def ready(
+        self,
+        name: str,
+        tokens: int = 100,
+        loss: float = 2.0,
+        *,
+        data: Iterable[m.DataRange] = (),
+        train: float = 0.0,
+        steps: int = 0,
+    ) -> None:
+        """`train`: the seconds that its `steps` took, by default those of the sync."""
         sync = self.core.run.sync
         assert sync is not None
         message = m.Ready(
-            sync=sync.open.sync, tokens=tokens, num_steps=sync.open.num_steps, mean_loss=loss, ranges=tuple(data)
+            sync=sync.open.sync,
+            tokens=tokens,
+            num_steps=steps or sync.open.num_steps,
+            mean_loss=loss,
+            train_s=train,
+            ranges=tuple(data),
         )
         self.says(name, message)
 

@@ -252,6 +252,42 @@ def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time(
     assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [2]
 
 
+def missed(drive: Driver, *, asked_after_s: float) -> int:
+    """At 100 s sync 1 opens, at 110 s commit 1 without this site; the first boundary, at step 10, is so much later."""
+    drive.now = 110.0
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.now += asked_after_s
+    drive.ask(10)
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    answer = drive.answer()
+    assert answer.mode is MergeMode.SHIFT
+    return answer.next_step
+
+
+def test_after_a_missed_sync_the_workers_train_until_the_others_are_ready_again() -> None:
+    # 13 s for 10 steps; the others are ready at about 120 s, this site wants to be at 119 s.
+    assert missed(started(), asked_after_s=3.0) == 10 + 4
+    assert missed(started(), asked_after_s=0.0) == 10 + 9
+    assert missed(started(), asked_after_s=9.5) == 10, "they are about to be"
+    assert missed(started(), asked_after_s=50.0) == 10
+
+
+def test_who_was_ready_just_too_late_is_ready_at_once_for_the_next_sync() -> None:
+    drive = started()
+    drive.now = 110.0
+    at_boundary(drive)
+    drive.now = 110.1
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.answer().next_step == 10, "else it could be too late for ever"
+    drive.merged(1)
+    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive.ask(10, 2)
+    assert drive.answer().kind is AnswerKind.SNAPSHOT
+
+
 def test_a_commit_waits_while_a_shift_is_under_way() -> None:
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))

@@ -1,0 +1,88 @@
+"""Who is waited for, and how long."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from atoll.coordinator.core.stragglers import Patience, Stragglers
+
+STEPS = 100
+
+
+def sites(**window_s: float) -> Stragglers:
+    """a, b, ... are sites 1, 2, ...; each has had some windows of that length."""
+    stragglers = Stragglers()
+    for i, seconds in enumerate(window_s.values()):
+        for _ in range(3):
+            stragglers.note_ready(i + 1, STEPS, seconds)
+    return stragglers
+
+
+def patience(
+    stragglers: Stragglers, waiting: Collection[int], members: Collection[int], first_ready_at: float = 1010.0
+) -> Patience:
+    return stragglers.patience(
+        waiting,
+        members,
+        num_steps=STEPS,
+        opened_at=1000.0,
+        first_ready_at=first_ready_at,
+        least_slack_s=0.75,
+        most_s=30.0,
+    )
+
+
+def test_without_a_history_the_fallback_holds() -> None:
+    assert patience(Stragglers(), [2, 3], [1, 2, 3]) == Patience(1040.0, frozenset())
+    assert patience(sites(a=10), [2, 3], [1, 2, 3]) == Patience(1040.0, frozenset()), "one of three is not most"
+    assert patience(sites(a=10, b=10), [2, 3], [1, 2, 3]) == Patience(1040.0, frozenset()), "nothing is known of 3"
+
+
+def test_who_is_half_as_fast_is_not_waited_for() -> None:
+    stragglers = sites(a=10, b=10, c=20)
+    assert patience(stragglers, [3], [1, 2, 3]) == Patience(1010.0, frozenset({3}))
+    assert patience(stragglers, [2, 3], [1, 2, 3]) == Patience(1011.0, frozenset({3}))
+    assert patience(sites(a=10, b=20), [2], [1, 2]).late == {2}, "of two as well"
+
+
+def test_who_is_a_little_slower_is_waited_for_a_little() -> None:
+    assert patience(sites(a=10, b=10, c=10.5), [3], [1, 2, 3]) == Patience(1011.0, frozenset())
+    assert patience(sites(a=1, b=1, c=1.7), [3], [1, 2, 3], 1001.0) == Patience(1001.75, frozenset()), "the least slack"
+
+
+def test_a_single_fast_site_waits_for_the_many() -> None:
+    stragglers = sites(a=5, b=10, c=10, d=10)
+    assert patience(stragglers, [2, 3, 4], [1, 2, 3, 4], 1005.0) == Patience(1011.0, frozenset())
+
+
+def test_a_spread_that_is_known_is_allowed_for() -> None:
+    stragglers = sites(a=10, b=10)
+    for seconds in (9.0, 10.0, 11.0, 12.0, 8.0):
+        stragglers.note_ready(3, STEPS, seconds)
+    window_s = stragglers.window_s(3, STEPS)
+    assert window_s is not None
+    assert abs(window_s - 12.0) < 1e-9, "the median and twice the median distance"
+
+
+def test_who_missed_a_sync_is_expected_for_the_next_and_then_not_waited_for() -> None:
+    stragglers = sites(a=10, b=10, c=20)
+    stragglers.note_commit((1, 2), (1, 2, 3))
+    assert patience(stragglers, [3], [1, 2, 3]) == Patience(1011.0, frozenset())
+    stragglers.note_commit((1, 2), (1, 2, 3))
+    assert patience(stragglers, [3], [1, 2, 3]).late == {3}, "it may hang"
+    stragglers.note_commit((1, 2, 3), (1, 2, 3))
+    assert patience(stragglers, [3], [1, 2, 3]).late == {3}, "it begins anew, and takes 20 s"
+    for _ in range(5):
+        stragglers.note_ready(3, STEPS, 10)
+    assert patience(stragglers, [3], [1, 2, 3]).late == frozenset(), "it has become faster"
+
+
+def test_what_says_nothing_about_the_speed_is_not_counted() -> None:
+    stragglers = Stragglers()
+    stragglers.note_ready(1, 0, 0.0)
+    stragglers.note_ready(1, 10, 0.0)
+    assert stragglers.window_s(1, STEPS) is None
+    stragglers.note_ready(1, 10, 1.0)
+    assert stragglers.window_s(1, STEPS) == 10.0
+    stragglers.forget(1)
+    assert stragglers.window_s(1, STEPS) is None
