@@ -65,6 +65,7 @@ def test_workers_are_killed(tmp_path: Path) -> None:
             failures = len(run.journal("b", "WorkersFailed"))
             run.wait_for_phase("b", phase)
             assert run.kill_below("b", "plain_worker")
+            run.wait_for_journal("b", "WorkersFailed", failures + 1)  # a commit may be faster
             run.wait_for_contributors("ab")
             assert len(run.journal("b", "WorkersFailed")) == failures + 1
         run.end_well()

@@ -26,17 +26,18 @@ from typing import Any
 
 from atoll.coordinator.admin import request_stop
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process, Status
 
 PLAIN_WORKER = Path(__file__).parents[1] / "workers" / "plain_worker.py"
-WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02")
-LARGE_WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=1000x500,b=10", "--step-delay-s", "0.05")
+WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED)
+LARGE_WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=1000x500,b=10", "--step-delay-s", "0.05", *LEASED)
 """Its exchanges and updates take long enough to be hit."""
 SETTINGS = RunSettings(
     run_id="run",
     steps=1_000_000,
     min_sites=3,
-    data="local",
+    data=DATA,
     time_limits="local",
     sync=SyncSettings(every=10, chunk_elements=1000, codec="int8"),
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
@@ -182,7 +183,7 @@ def assert_sound(run: LocalRun, holders: Sequence[str]) -> Status:
     """After the end of a run: what must hold whatever happened. `holders`: sites that took part to the end.
 
     The run is finished; every commit is there once; sites that report a commit report the same hash; the holders
-    hold the last commit with the run's hash; no process met a bug.
+    hold the last commit with the run's hash; every sample counts once; no process met a bug.
     """
     status = run.status()
     assert status["finished"], status["state"]
@@ -200,6 +201,7 @@ def assert_sound(run: LocalRun, holders: Sequence[str]) -> Status:
     assert status["attested_commit"] == last
     held = {site["name"]: (site["last_commit"], site["state_hash"]) for site in status["sites"]}
     assert {name: held[name] for name in holders} == dict.fromkeys(holders, (last, status["state_hash"]))
+    assert_account_balances(status)
     for process in run.processes:
         for text in process.lines:
             assert not any(sign in text for sign in SIGNS_OF_A_BUG), f"{process.name}: {text}"

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Process
 
 PLAIN_WORKER = Path(__file__).parents[1] / "workers" / "plain_worker.py"
@@ -85,13 +86,14 @@ class RandomFaults:
         last = status["last_commit"]
         assert numbers == list(range(last - len(numbers) + 1, last + 1)), story
         assert status["run_step"] == self.run.settings.steps
+        assert_account_balances(status)
         if last in hashes:
             assert status["state_hash"] in hashes[last], story
 
     # --- faults
 
     def start(self, name: str) -> None:
-        worker = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02"]
+        worker = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED]
         self.run.start_node(name, worker)
 
     def note(self, text: str) -> None:
@@ -197,7 +199,7 @@ def children(pid: int) -> list[int]:
 def play(folder: Path, seed: int, num_faults: int) -> list[str]:
     """One run; what happened to it."""
     steps = random.Random(seed).choice([400, 600])
-    with LocalRun(folder, replace(SETTINGS, steps=steps)) as run:
+    with LocalRun(folder, replace(SETTINGS, steps=steps, data=DATA)) as run:
         faults = RandomFaults(run, seed, num_faults)
         try:
             faults.play()

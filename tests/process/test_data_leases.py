@@ -23,15 +23,15 @@ from atoll.protocol.messages import Commit
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import SampleOrder
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import LocalRun, Status
 
 NUM_SAMPLES = 500
-BATCH = 4
 SETTINGS = RunSettings(
     run_id="run",
     steps=150,
     min_sites=3,
-    data="numbers",
+    data=DATA,
     time_limits="local",
     sync=SyncSettings(every=10, chunk_elements=1000, codec="int8"),
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
@@ -44,9 +44,7 @@ pytestmark = pytest.mark.timeout(150)
 def worker(folder: Path, name: str, *extra: str) -> list[str]:
     return [
         sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"),
-        "--tensors", "a=30x40", "--step-delay-s", "0.02", "--fingerprint", "numbers", "--samples", str(NUM_SAMPLES),
-        "--batch", str(BATCH), "--tokens", str(BATCH), "--fetched-ahead", "3", "--trace", str(folder / f"{name}.jsonl"),
-        *extra,
+        "--tensors", "a=30x40", "--step-delay-s", "0.02", *LEASED, "--trace", str(folder / f"{name}.jsonl"), *extra,
     ]  # fmt: skip
 
 
@@ -72,10 +70,8 @@ def assert_every_sample_counts_once(run: LocalRun) -> int:
     """The account of a run that has ended, against the commits in the store and what workers loaded; passes done."""
     status = fetch_status(run.address, data_ranges=True)
     assert status["finished"]
+    assert_account_balances(status)
     (line,) = status["data"]
-    assert line["num_done"] == status["run_tokens"]
-    assert line["num_leased"] == 0, "nothing is in flight after the end"
-    assert line["num_done"] + line["num_open"] == line["num_passes_begun"] * NUM_SAMPLES
     place = 0
     for item in status["data_ranges"]:
         assert item["first"] == place, "every position is in one range"
