@@ -176,6 +176,10 @@ class _Collector:
             ("atoll_malformed_messages", "Messages that were no messages, since this start.", d["num_malformed"]),
         ):
             yield CounterMetricFamily(name, text, value)
+        samples = GaugeMetricFamily("atoll_samples", "Samples of all passes that were begun.", labels=["state"])
+        for state in ("done", "leased", "open"):
+            samples.add_metric([state], sum(line[f"num_{state}"] for line in d["data"]))
+        yield samples
         by_state = Counter(site["state"].split(":")[0] for site in d["sites"])
         sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
         for state, count in sorted(by_state.items()):

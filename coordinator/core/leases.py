@@ -76,7 +76,7 @@ def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again."""
     attempt = run.sync.attempt if run.sync is not None else None
     ids = attempt.ids() if attempt is not None else ()
-    for number, site_id in run.ledger.kept():
+    for number, site_id in list(run.ledger.kept):
         if site_id not in ids:
             run.ledger.give_back(number, (site_id, KEPT))
     run.persist_ledger()

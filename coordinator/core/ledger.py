@@ -17,8 +17,8 @@ from atoll.protocol.sample_order import MAX_POSITION
 Holder = tuple[int, int]
 """Site id and incarnation. Incarnation 0: a contribution that outlives its site until its sync has ended."""
 KEPT = 0
-MAX_RETURNED_TAKEN = 256
-"""Intervals of returned positions in one grant, so that no site's list grows without bound."""
+MAX_RETURNED_TAKEN = 32
+"""Intervals of returned positions in one grant, so that the lists of sites and of commits stay short."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -49,6 +49,9 @@ class Ledger:
         for r in leases:
             self.lines[r.line].leases[r.site_id, r.incarnation] = Ranges(r.ranges)
         self._changed: dict[tuple[str, int, Holder], None] = {}  # in order
+        self.kept: dict[tuple[int, int], None] = {  # (line, site id) of contributions that outlived their sites
+            (n, site_id): None for n, line in self.lines.items() for site_id, inc in line.leases if inc == KEPT
+        }
 
     def begin_line(self, line: int, num_samples: int) -> None:
         self.lines[line] = Line(num_samples=num_samples)
@@ -57,10 +60,6 @@ class Ledger:
     def held(self, line: int, holder: Holder) -> Ranges:
         found = self.lines.get(line)
         return found.leases.get(holder, Ranges()) if found else Ranges()
-
-    def kept(self) -> list[tuple[int, int]]:
-        """(line, site id) of contributions that outlived their sites."""
-        return [(n, site_id) for n, line in self.lines.items() for site_id, inc in line.leases if inc == KEPT]
 
     # --- changes
 
@@ -136,6 +135,10 @@ class Ledger:
         line = self.lines[number]
         if holder in line.leases and not line.leases[holder]:
             del line.leases[holder]
+        if holder[1] == KEPT:
+            self.kept.pop((number, holder[0]), None)
+            if holder in line.leases:
+                self.kept[number, holder[0]] = None
         self._changed["lease", number, holder] = None
 
     def changes(self) -> tuple[Record, ...]:

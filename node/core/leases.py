@@ -16,8 +16,6 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.ranges import Ranges, union
 
-MAX_RANGES_DRAWN = 1024
-
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
     if event.generation != ctx.site.workers.generation:
@@ -112,7 +110,7 @@ def advance(ctx: Context) -> None:
             # On the way to a boundary where it hears that this counts no longer: any samples will do.
             ranges: tuple[DataRange, ...] = (DataRange(first=0, num_samples=draw.num_samples),)
         elif draw.first + draw.num_samples <= data.end:
-            ranges = data.between(draw.first, data.end)[:MAX_RANGES_DRAWN]
+            ranges = data.between(draw.first, data.end)
         else:
             continue
         del data.draws[rank]

@@ -6,7 +6,10 @@ Each step of the worker counts as many tokens as samples, so the tokens of the r
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +24,7 @@ from atoll.protocol.messages import Commit
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import SampleOrder
 from tests.harness import chaos
-from tests.harness.chaos import LIMIT_S, WORKER, ChaosRun
+from tests.harness.chaos import LIMIT_S, WORKER, ChaosRun, command_line, descendants
 from tests.harness.data_account import assert_account_balances
 from tests.harness.local_run import LocalRun
 
@@ -135,3 +138,22 @@ def test_the_account_survives_the_coordinator(tmp_path: Path) -> None:
         run.wait_for_contributors("abc")
         run.end_well()
         assert_every_sample_counts_once(run)
+
+
+def test_a_torch_loader_with_processes_of_its_own(tmp_path: Path) -> None:
+    """All processes of one site's worker are killed, of another one the first alone: the others end with it."""
+    script = Path(__file__).parents[1] / "workers" / "loading_worker.py"
+    command = [sys.executable, str(script), str(NUM_SAMPLES), "4"]
+    with ChaosRun(tmp_path, SETTINGS, command) as run:
+        run.begin("ab")
+        assert len(run.kill_below("b", script.name)) == 3, "the rank and two that load"
+        run.wait_for_journal("b", "WorkersFailed", 1)
+        of_a = [pid for pid in descendants(run.nodes["a"].popen.pid) if script.name in " ".join(command_line(pid))]
+        rank = next(pid for pid in of_a if command_line(pid)[1] == str(script))
+        os.kill(rank, signal.SIGKILL)
+        run.wait_for_journal("a", "WorkersFailed", 1)
+        run.wait_for_contributors("ab")
+        assert not [pid for pid in of_a if command_line(pid)]
+        status = run.end_well()
+        (line,) = status["data"]
+        assert line["num_done"] > 0

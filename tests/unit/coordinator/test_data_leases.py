@@ -70,12 +70,12 @@ def test_9_a_lost_contribution_is_open_again_once_its_plan_is_replaced() -> None
     story = two_planned()
     story.done("b", "s0")
     story.leave("b")
-    assert story.core.run.ledger.kept() == [(0, 2)], "the commit of this plan may list it"
+    assert story.core.run.ledger.kept == {(0, 2): None}, "the commit of this plan may list it"
     story.restart()
     assert story.plan().attempt == 2, "nobody knows what it was done with"
     story.connect("a", state=(0, "s0"), term=1)
     assert story.wants("a", 60) == ranges_of("0-59")
-    assert not story.core.run.ledger.kept()
+    assert not story.core.run.ledger.kept
 
 
 def test_5_leases_come_back_with_the_coordinator() -> None:

@@ -239,3 +239,23 @@ def test_a_rank_that_draws_what_is_in_a_commit_is_a_fatal_error() -> None:
     draw(drive, 0)
     (end,) = [o for o in drive.out if isinstance(o, e.Exit)]
     assert "that a commit lists" in end.text
+
+
+def test_a_site_that_leaves_asks_only_for_what_a_rank_waits_for() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    drive(e.LeaveAsked("ctrl-c"))
+    seal(drive, 10, WINDOW)
+    assert asked(drive) == []
+    draw(drive, 256)
+    assert asked(drive) == [256 + ROUND + WINDOW]
+
+
+def test_after_the_last_commit_nobody_waits_for_samples() -> None:
+    """A loader that fetches ahead must not keep the rank from the boundary where it hears of the end."""
+    drive = loading()
+    lease(drive, (0, 256))
+    draw(drive, 256)
+    drive.receive(commit(1, 1, contributors=(2, 3), final=True))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drawn(drive) == spans((0, ROUND))
