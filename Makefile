@@ -5,7 +5,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint type proto proto-check bench clean
+.PHONY: help install demo test test-all lint type proto proto-check mutate bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -30,11 +30,14 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## what CI runs
+test: lint type proto-check ## what CI runs, and then `make mutate`
 	$(BIN)/pytest $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest -m 'not gpu' $(ARGS)
+
+mutate: install ## break the code in named ways and show that the tests notice (ARGS="--help")
+	$(BIN)/python -m tests.mutation $(ARGS)
 
 proto: install ## generate code from protocol/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --python_out=src --mypy_out=src src/atoll/protocol/v1/*.proto

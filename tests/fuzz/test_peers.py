@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -17,45 +14,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane.outer_state import record_bytes
-from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.hub import MAX_EARLY, Hub
 from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
 from atoll.node.exchange.peer_service import PeerService
-from atoll.node.exchange.progress import Pace
-from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
+from atoll.protocol import transport, wire
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.plans import payload_digest, plan_digest, reducers
 from atoll.protocol.v1 import peer_pb2
-from tests.harness import data_plane as dp
 from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos, snapshot
+from tests.harness.peer_streams import (
+    HEADER,
+    LAYOUT,
+    MEMBERS,
+    PACE,
+    Aborted,
+    Disk,
+    FakeContext,
+    opening,
+    plan,
+    serving,
+)
 
-LAYOUT = dp.layout()
 NUM_CHUNKS = len(LAYOUT.chunks)
-HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id=dp.RUN, site_id=1, incarnation=1)
 MAX_CHUNK_BYTES = 20 << 10
-PACE = Pace(stall_s=5.0, slowest_bytes_per_s=0.0)
 REFUSALS = (RefusedError, NotYetError, StateError)
-MEMBERS = tuple(m.Member(site_id=i, incarnation=1, address=f"127.0.0.1:{i}", tokens=5) for i in (1, 2))
-
-
-def plan(**changes: Any) -> m.Plan:
-    whole = m.Plan(
-        sync=1,
-        attempt=1,
-        term=1,
-        base_commit=0,
-        contributors=MEMBERS,
-        trees=(m.Tree(first_chunk=0, num_chunks=LAYOUT.num_sync_chunks, parents=(-1, 0)),),
-        stall_limit_s=5.0,
-        num_steps=10,
-        deadline_s=60.0,
-        slowest_bytes_per_s=1000,
-    )
-    return replace(whole, **changes)
 
 
 # --- frames
@@ -158,72 +144,12 @@ def test_a_tree_of_many_chunks_takes_no_memory_before_it_is_refused() -> None:
 # --- streams that open, and what comes after
 
 
-class Aborted(Exception):
-    pass
-
-
-class FakeContext:
-    """A stream: what the peer sends, and what it was sent."""
-
-    def __init__(self, received: list[bytes]) -> None:
-        self.received = deque(received)
-        self.sent: list[bytes] = []
-
-    async def read(self) -> bytes:
-        return self.received.popleft() if self.received else b"\xff"  # ends what would wait for more
-
-    async def write(self, frame: bytes) -> None:
-        self.sent.append(frame)
-
-    def peer(self) -> str:
-        return "a test"
-
-    async def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise Aborted(code, details)
-
-
-class Disk:
-    """Outer state and log of a donor at commit 1."""
-
-    def __init__(self, folder: Path) -> None:
-        self.outer = dp.seeded(folder / "state", LAYOUT)
-        self.log = PayloadLog(folder / "log", LAYOUT, dp.RUN, 4)
-        self.payloads = dp.payloads(self.outer)
-        dp.logged(self.log, self.outer, 1, self.payloads)
-        self.data = dp.sync_data(self.outer, dp.filled(LAYOUT, 3))
-        self.contributions = [
-            Encoded(chunk, data, self.data.payload_hash(data))
-            for chunk in self.data.chunks
-            for data in [self.data.contribution(chunk)]
-        ]
-
-
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     made = Disk(tmp_path_factory.mktemp("disk"))
     yield made
     made.outer.close()
     made.log.close()
-
-
-@asynccontextmanager
-async def serving(disk: Disk) -> AsyncIterator[Hub]:
-    """A node that is the reducer of all chunks of sync 1."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, credentials=None, num_threads=1, max_retained_bytes=1 << 20)
-    hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
-    try:
-        yield hub
-    finally:
-        await hub.close()
-
-
-def opening(**changes: Any) -> peer_pb2.ExchangeOpen:
-    header = wire.to_proto(replace(HEADER, site_id=2))
-    values: dict[str, Any] = {
-        "header": header, "sync": 1, "attempt": 1, "plan_term": 1, "plan_digest": plan_digest(plan()), "tokens": 5,
-        "reducer_site_id": 1, "reducer_incarnation": 1,
-    }  # fmt: skip
-    return peer_pb2.ExchangeOpen(**(values | changes))
 
 
 @st.composite

@@ -81,10 +81,11 @@ def test_the_payload_digest_covers_run_attempt_weights_and_payloads() -> None:
         payload_digest("s", PLAN, hashes),
         payload_digest("r", replace(PLAN, attempt=2), hashes),
         payload_digest("r", replace(PLAN, contributors=MEMBERS[:2]), hashes),
+        payload_digest("r", replace(PLAN, contributors=(replace(MEMBERS[0], tokens=11), *MEMBERS[1:])), hashes),
         payload_digest("r", PLAN, hashes[::-1]),
         payload_digest("r", PLAN, hashes[:1]),
     }
-    assert len(values) == 6
+    assert len(values) == 7
 
 
 def test_a_parent_that_is_no_place_in_the_list_is_refused() -> None:

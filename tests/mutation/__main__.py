@@ -1,0 +1,130 @@
+"""Applies every mutation to a copy of the tree and runs its tests there. Exit code 1 if one survives."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutation.table import MUTATIONS, Mutation
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("protocol", "coordinator", "node", "src", "tests", "docs", "pyproject.toml")
+LIMIT_S = 180.0
+TESTS_FAILED = 1  # pytest's exit code; 2 and above: no test was run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    mutation: Mutation
+    problem: str
+    """Empty if the tests caught it."""
+    caught_by: str
+    wall_s: float
+
+
+def copy_tree(target: Path) -> None:
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():  # compiled kernels too: numba finds them by the time of the file beside them
+            shutil.copytree(source, target / name, symlinks=True)
+        else:
+            shutil.copy2(source, target / name)
+
+
+def pytest(tree: Path, *arguments: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
+    command += [f"--basetemp={tree / 'tmp'}", *arguments]
+    # A mutated file and its original may have the same size and second: no compiled form of it may stay.
+    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"the tests did not end within {LIMIT_S:.0f} s"
+    return done.returncode, done.stdout + done.stderr
+
+
+def judge(tree: Path, mutation: Mutation) -> Verdict:
+    began = time.monotonic()
+    path = tree / mutation.file
+    before = path.read_text(encoding="utf-8")
+    stat = path.stat()
+    found = before.count(mutation.old)
+    caught_by, problem = "", ""
+    if found != 1:
+        problem = f"{mutation.file} has its text {found} times: make the table true again"
+    else:
+        path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
+        try:
+            code, output = pytest(tree, *mutation.tests)
+        finally:
+            path.write_text(before, encoding="utf-8")
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        failed = [line for line in output.splitlines() if line.startswith("FAILED ")]
+        if code == 0:
+            problem = f"SURVIVED {' '.join(mutation.tests)}"
+        elif code != TESTS_FAILED or not failed:
+            problem = "no test could say anything:\n" + "\n".join(output.splitlines()[-8:])
+        else:
+            caught_by = failed[0].removeprefix("FAILED ").split(" - ")[0].split("::")[-1]
+    return Verdict(mutation=mutation, problem=problem, caught_by=caught_by, wall_s=time.monotonic() - began)
+
+
+def run_all(trees: list[Path], mutations: tuple[Mutation, ...]) -> list[Verdict]:
+    """In as many processes as there are trees, each with a tree of its own."""
+    waiting = deque(mutations)
+    verdicts: dict[str, Verdict] = {}
+
+    def work(tree: Path) -> None:
+        while waiting:
+            try:
+                mutation = waiting.popleft()
+            except IndexError:
+                return
+            verdict = verdicts[mutation.name] = judge(tree, mutation)
+            result = f"SURVIVES: {verdict.problem}" if verdict.problem else verdict.caught_by
+            print(f"{mutation.name:48} {verdict.wall_s:5.1f} s  {result}", flush=True)
+
+    threads = [threading.Thread(target=work, args=(tree,)) for tree in trees]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [verdicts[m.name] for m in mutations]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
+    parser.add_argument("names", nargs="*", help="only mutations whose name contains one of these words")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    chosen = tuple(m for m in MUTATIONS if not options.names or any(word in m.name for word in options.names))
+    with tempfile.TemporaryDirectory(prefix="atoll-mutation-") as folder:
+        trees = [Path(folder) / str(i) for i in range(options.processes)]
+        for tree in trees:
+            tree.mkdir()
+            copy_tree(tree)
+        # Tests that fail anyway would seem to catch everything.
+        code, output = pytest(trees[0], *sorted({test for m in chosen for test in m.tests}))
+        if code:
+            print(output)
+            print("these tests fail without any mutation")
+            return 1
+        verdicts = run_all(trees, chosen)
+    survived = [v for v in verdicts if v.problem]
+    print(f"{len(verdicts) - len(survived)} of {len(verdicts)} mutations are caught")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

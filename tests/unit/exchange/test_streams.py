@@ -1,0 +1,115 @@
+"""Rules 11 to 14 and 30 at the door of a reducer: whose stream is served, and which contributions are taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+
+from atoll.node.exchange.hub import MAX_EARLY
+from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, Encoded, pack_frames
+from atoll.node.exchange.peer_service import PeerService
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, NotYetError, RefusedError, StaleError
+from atoll.protocol.plans import plan_digest
+from atoll.protocol.v1 import peer_pb2
+from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, opening, plan, serving
+
+SECOND = plan(attempt=2)
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
+    made = Disk(tmp_path_factory.mktemp("disk"))
+    yield made
+    made.outer.close()
+    made.log.close()
+
+
+def found_in_attempt_2(disk: Disk, message: peer_pb2.ExchangeOpen) -> Any:
+    """What a reducer in attempt 2 at sync 1, which is through with sync 3, does with the opening of a stream."""
+
+    async def main() -> Any:
+        async with serving(disk) as hub:
+            hub.begin(SECOND, disk.data, site_id=1, contributes=True)
+            hub.drop_sync(3)
+            hub._num_early = MAX_EARLY  # what is early is told so at once
+            return await hub.find(message)
+
+    return asyncio.run(main())
+
+
+def test_the_stream_of_a_member_of_this_attempt_is_served(disk: Disk) -> None:
+    exchange, member = found_in_attempt_2(disk, opening(attempt=2, plan_digest=plan_digest(SECOND)))
+    assert (exchange.plan, member) == (SECOND, MEMBERS[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"attempt": 1}, StaleError, "attempt 1 is over"),
+        ({"attempt": 3}, NotYetError, "early"),
+        ({"sync": 2}, NotYetError, "no plan"),
+        ({"sync": 3}, StaleError, "is over here"),
+        ({"plan_digest": bytes(32)}, RefusedError, "plan 0000"),
+        ({"tokens": 6}, RefusedError, "says 6 tokens"),
+        ({"reducer_site_id": 2}, RefusedError, "meant for site 2"),
+        ({"reducer_incarnation": 2}, StaleError, "meant for incarnation 2"),
+        ({"header": wire.to_proto(replace(HEADER, site_id=2, incarnation=7))}, StaleError, "not 7"),
+        ({"header": wire.to_proto(replace(HEADER, site_id=3))}, RefusedError, "not in"),
+        ({"header": wire.to_proto(replace(HEADER, site_id=2, run_id="other"))}, RefusedError, "'other'"),
+        ({"header": wire.to_proto(replace(HEADER, site_id=2, protocol_version=99))}, RefusedError, "version 99"),
+    ],
+)
+def test_4_other_streams_are_turned_away_with_the_reason(
+    disk: Disk, change: dict[str, Any], error: type[AtollError], text: str
+) -> None:
+    right: dict[str, Any] = {"attempt": 2, "plan_digest": plan_digest(SECOND)}
+    with pytest.raises(error, match=text):
+        found_in_attempt_2(disk, opening(**right | change))
+
+
+def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCode, list[int]]:
+    """How a stream with these contributions ends, and the chunks that the reducer then holds."""
+    frames = [peer_pb2.ExchangeRequest(open=opening(**first)).SerializeToString(), *pack_frames(items)]
+
+    async def main() -> tuple[grpc.StatusCode, list[int]]:
+        async with serving(disk) as hub:
+            hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            context: Any = FakeContext(frames)
+            with pytest.raises(Aborted) as ended:
+                await PeerService(hub).exchange(None, context)
+            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._held[1]._held)
+
+    return asyncio.run(main())
+
+
+def test_contributions_are_held(disk: Disk) -> None:
+    _, held = sent(disk, disk.contributions)
+    assert held == [item.chunk for item in disk.contributions]
+
+
+def test_a_contribution_without_its_hash_is_not_held(disk: Disk) -> None:
+    first, *rest = disk.contributions
+    spoiled = Encoded(first.chunk, first.data[:-1] + bytes([first.data[-1] ^ 1]), first.hash)
+    code, held = sent(disk, [spoiled, *rest])
+    assert code is grpc.StatusCode.DATA_LOSS
+    assert first.chunk not in held
+
+
+def test_a_long_list_of_payloads_is_refused(disk: Disk) -> None:
+    code, held = sent(disk, [], has_payloads=range(MAX_HAS_PAYLOADS + 1))
+    assert (code, held) == (grpc.StatusCode.INVALID_ARGUMENT, [])
+
+
+def test_30_a_plan_that_asks_too_much_of_a_reducer_is_refused(disk: Disk) -> None:
+    async def main() -> None:
+        async with serving(disk, max_retained_bytes=1000) as hub:
+            with pytest.raises(RefusedError, match="its bound is 1000"):
+                hub.begin(plan(), disk.data, site_id=1, contributes=True)
+
+    asyncio.run(main())
