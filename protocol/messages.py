@@ -319,6 +319,8 @@ class RolledBack:
 class Finished:
     commit: int
     reason: str = bounded(1024)
+    run_step: int
+    run_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

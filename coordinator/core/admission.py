@@ -188,12 +188,12 @@ def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
         for commit in run.log.after(message.last_commit):
             run.send(site, commit)
         states.take(run, site, message.last_commit, message.state_hash)
-    run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+    run.send(site, run.finished_message())
 
 
 def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     if run.finished is not None:
-        run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+        run.send(site, run.finished_message())
         return
     if site.standing is Standing.OUT:
         return  # it has yet to hear that it was evicted

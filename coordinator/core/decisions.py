@@ -144,7 +144,7 @@ def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors:
         run.send(site, message)
     for site in behind:
         if run.finished is not None:
-            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+            run.send(site, run.finished_message())
         else:
             run.send(site, message)
     if run.finished is not None:
@@ -191,7 +191,7 @@ def finish(run: Run, reason: str) -> None:
     _end(run, reason)
     assert run.finished is not None
     for site in run.members.live():
-        run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+        run.send(site, run.finished_message())
     _tell_the_new(run)
 
 
@@ -209,4 +209,4 @@ def _tell_the_new(run: Run) -> None:
     assert run.finished is not None
     for site in run.members.sites.values():
         if site.standing is Standing.NEW:
-            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+            run.send(site, run.finished_message())

@@ -84,6 +84,15 @@ class Run:
         """In which commits are numbered now."""
         return self.rollbacks[-1].branch if self.rollbacks else 0
 
+    def finished_message(self) -> m.Finished:
+        assert self.finished is not None
+        return m.Finished(
+            commit=self.finished.commit,
+            reason=self.finished.reason,
+            run_step=self.log.run_step,
+            run_tokens=self.log.run_tokens,
+        )
+
     def set_manifest(self, record: ManifestRecord) -> None:
         """Raises ConfigError if the manifest has too many chunks."""
         layout = Layout(record.manifest, self.settings.sync.chunk_elements)

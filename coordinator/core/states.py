@@ -77,7 +77,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     take(run, site, message.commit, message.state_hash)
     if run.finished is not None:
         if message.commit == run.finished.commit:
-            run.send(site, m.Finished(commit=run.finished.commit, reason=run.finished.reason))
+            run.send(site, run.finished_message())
     elif joined or (news and (fetched or site.site_id not in run.log.contributors(message.commit))):
         # Contributors have the next sync from the commit itself, unless they had to fetch it.
         send_pending(run, site)

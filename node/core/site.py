@@ -213,8 +213,8 @@ class SiteCore:
                 self._evicted(reason)
             case m.RolledBack():
                 rollback.rolled_back(self.ctx, message)
-            case m.Finished(commit=commit, reason=reason):
-                self._finished(commit, reason)
+            case m.Finished():
+                self._finished(message)
             case m.Leases():
                 leases.granted(self.ctx, message)
             case m.Pulse():
@@ -287,15 +287,16 @@ class SiteCore:
         self.site.looking_for_sources = False
         self._hello()
 
-    def _finished(self, commit: int, reason: str) -> None:
-        site = self.ctx.site
+    def _finished(self, message: m.Finished) -> None:
+        site, commit = self.ctx.site, message.commit
         if site.outer is not None and site.outer.commit == commit:
             if not site.final:
                 site.final = True
+                site.outer.run_step, site.outer.run_tokens = message.run_step, message.run_tokens
                 syncs.save(self.ctx)
             return
         if site.applying is None and commit not in site.commits:
-            endings.exit(self.ctx, 0, f"the run is over at commit {commit}: {reason}")
+            endings.exit(self.ctx, 0, f"the run is over at commit {commit}: {message.reason}")
 
     def _leave_asked(self, reason: str) -> None:
         site = self.ctx.site
@@ -337,7 +338,9 @@ class SiteCore:
             workforce.answer(self.ctx)
         syncs.apply_next(self.ctx)
         leases.advance(self.ctx)
-        if site.final and not workers.running and site.saving is None and site.applying is None:
+        # Workers that were not admitted are told nothing: the run was over before they joined.
+        busy = workers.running and workers.laid_out
+        if site.final and not busy and site.saving is None and site.applying is None:
             endings.depart(self.ctx, "the run is complete", 0)
         elif site.leaving and not site.final and self._may_depart():
             endings.depart(self.ctx, site.leaving, 0)

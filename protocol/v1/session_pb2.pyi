@@ -892,17 +892,24 @@ class Finished(_message.Message):
 
     COMMIT_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    RUN_STEP_FIELD_NUMBER: _builtins.int
+    RUN_TOKENS_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     reason: _builtins.str
+    run_step: _builtins.int
+    """of commit"""
+    run_tokens: _builtins.int
     def __init__(
         self,
         *,
         commit: _builtins.int = ...,
         reason: _builtins.str = ...,
+        run_step: _builtins.int = ...,
+        run_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

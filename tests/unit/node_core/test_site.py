@@ -477,7 +477,7 @@ def test_a_wait_for_the_coordinator_ends() -> None:
 def test_messages_of_an_older_term_are_ignored() -> None:
     drive = started()
     drive.receive(m.Pulse(), term=3)
-    drive.receive(m.Finished(commit=0, reason="old"), term=2)
+    drive.receive(m.Finished(commit=0, reason="old", run_step=0, run_tokens=0), term=2)
     assert [type(o) for o in drive.out] == [e.Report]
 
 
@@ -666,3 +666,15 @@ def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_
     drive.receive(opened(1, 0))
     drive.out.clear()
     assert any(isinstance(o, e.PublishState) for o in drive.ask(10)), "the ranks hold the discarded state"
+
+
+def test_a_site_that_is_started_after_the_end_saves_what_it_holds_and_ends() -> None:
+    """Nobody admits its workers any more."""
+    drive = Driver(Outer(commit=4, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.receive(m.Finished(commit=4, reason="complete", run_step=40, run_tokens=1200))
+    assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
+    drive(e.ModelSaved(commit=4))
+    drive.wants(e.StopWorkers)
+    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
