@@ -155,10 +155,13 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
     if not run.members.live():
         run.paused = "no site is here"
         return False
+    waiting = waiting_for(run, sync)
     if not sync.ready or sync.first_ready_at is None:
         run.paused = ""
+        if not waiting and (barred := _barred(run, sync)):
+            decisions.abandon(run, sync, "; ".join(barred))
+            return True
         return False
-    waiting = waiting_for(run, sync)
     patience = _patience(run, sync, waiting)
     sync.wait_until = patience.until
     if run.now < sync.not_before or (len(waiting) > len(patience.late) and run.now < patience.until):

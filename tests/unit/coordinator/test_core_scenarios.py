@@ -742,3 +742,19 @@ def test_a_word_that_is_repeated_does_not_undo_the_question_for_sources() -> Non
         assert story.num(name, m.Open) == before + 1
         assert story.last(name, m.Open).sync == 2
         assert [d.site_id for d in story.last("a", m.Sources).donors] == [2], "asked once, told as soon as there is one"
+
+
+def test_a_site_alone_whose_contribution_was_discarded_contributes_to_the_next_sync() -> None:
+    story = a_story(min_sites=1)
+    story.start("a")
+    planned(story, "a")
+    story.drop("a")
+    story.wait(10)
+    assert story.core.run.num_evicted == 1
+    story.connect("a", state=(0, "s0"))
+    story.connect("a", state=(0, "s0"), again=True)
+    story.offer("a")
+    assert story.num("a", m.Abandoned) == 1
+    story.ready("a")
+    story.wait(story.core.run.limits.heartbeat_s)
+    assert (story.plan().sync, story.plan().attempt) == (2, 1)
