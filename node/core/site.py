@@ -248,6 +248,7 @@ class SiteCore:
         site.site_id = message.site_id
         site.run_seed = message.run_seed
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:
+            catching_up.cancel_fetch(self.ctx)
             site.discarding = "it is not this run's, or older than the coordinator's log; fetching the run's"
             site.outer = None
             site.commits.clear()

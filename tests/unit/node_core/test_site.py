@@ -678,3 +678,19 @@ def test_a_site_that_is_started_after_the_end_saves_what_it_holds_and_ends() -> 
     drive(e.ModelSaved(commit=4))
     drive.wants(e.StopWorkers)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+
+
+def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
+    """Else the fetch ends with a state that is not on the disk any more."""
+    drive = started()
+    drive.receive(commit(3, 4))
+    attested = (m.Attestation(commit=3, state_hash=HASH),)
+    donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:2", commit=3)
+    drive.receive(m.Sources(attested=attested, donors=(donor,)))
+    drive.wants(e.FetchState)
+    drive.receive(m.Evicted(reason="its state has another hash"))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7))
+    kinds = [type(o) for o in drive.out]
+    assert kinds.index(e.CancelFetch) < kinds.index(e.DiscardState)
+    assert [type(x) for x in drive.sent()] == [m.FindSources]
