@@ -183,11 +183,13 @@ def _supersede(run: Run, site: Site, incarnation: int, stream: int) -> None:
 
 def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
     assert run.finished is not None
-    if site.live and message.has_state:
-        # It took part to the end and may only have missed the last word.
+    known = run.log.attested.get(message.last_commit)
+    if message.has_state and known in (None, message.state_hash):
+        # It may have the payloads in its log, and be the only one who does.
         for commit in run.log.after(message.last_commit):
             run.send(site, commit)
-        states.take(run, site, message.last_commit, message.state_hash)
+        if site.live:
+            states.take(run, site, message.last_commit, message.state_hash)
     run.send(site, run.finished_message())
 
 

@@ -296,8 +296,9 @@ class SiteCore:
                 site.outer.run_step, site.outer.run_tokens = message.run_step, message.run_tokens
                 syncs.save(self.ctx)
             return
+        site.over = f"the run is over at commit {commit}: {message.reason}"
         if site.applying is None and commit not in site.commits:
-            endings.exit(self.ctx, 0, f"the run is over at commit {commit}: {message.reason}")
+            endings.exit(self.ctx, 0, site.over)
 
     def _leave_asked(self, reason: str) -> None:
         site = self.ctx.site

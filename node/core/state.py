@@ -169,5 +169,6 @@ class SiteState:
     leaving: str = ""
     leave_deadline: float | None = None
     final: bool = False  # the commit in `outer` is the last one
+    over: str = ""  # the run is, and how; the last commit is being applied
     saving: int | None = None
     exited: bool = False

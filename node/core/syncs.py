@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, events, leases
+from atoll.node.core import catching_up, endings, events, leases
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     ApplyCommit,
@@ -241,6 +241,9 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
     ctx.site.applying = None
     ctx.site.commits.pop(event.commit, None)  # comes again with its payloads, from the donors
     ctx.site.lacks = event.commit
+    if ctx.site.over and not ctx.site.admitted:
+        endings.exit(ctx, 0, ctx.site.over)
+        return
     ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
     catching_up.find_sources(ctx)
 

@@ -758,3 +758,24 @@ def test_a_site_alone_whose_contribution_was_discarded_contributes_to_the_next_s
     story.ready("a")
     story.wait(story.core.run.limits.heartbeat_s)
     assert (story.plan().sync, story.plan().attempt) == (2, 1)
+
+
+def test_who_lost_the_last_word_hears_the_last_commit_and_can_apply_it_from_its_own_log() -> None:
+    """The only contributor is killed before it hears of the last commit: its disk is the only place with the result."""
+    story = a_story(min_sites=1, steps=10)
+    story.start("a")
+    planned(story, "a")
+    story.says("a", m.Heartbeat(phase="exchanging"))
+    done = story.plan()
+    story.done("a", "s0", plan=done)
+    assert story.view.finished
+    story.drop("a")
+    story.wait(10)
+    before = story.num("a", m.Commit)
+    story.connect("a", incarnation=2, state=(0, "s0"))
+    assert story.num("a", m.Commit) == before + 1
+    assert story.last("a", m.Commit).final
+    assert story.last("a", m.Finished).commit == 1
+    story.connect("b", state=(0, "another"))
+    assert story.num("b", m.Commit) == 0
+    assert story.last("b", m.Finished).commit == 1

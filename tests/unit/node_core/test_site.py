@@ -694,3 +694,22 @@ def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
     kinds = [type(o) for o in drive.out]
     assert kinds.index(e.CancelFetch) < kinds.index(e.DiscardState)
     assert [type(x) for x in drive.sent()] == [m.FindSources]
+
+
+def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloads() -> None:
+    for applied in (True, False):
+        drive = Driver(Outer(commit=3, state_hash=HASH, run_step=0, run_tokens=0))
+        drive(e.SessionOpened())
+        drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+        drive.receive(commit(4, 4, final=True))
+        drive.wants(e.ApplyCommit)
+        drive.receive(m.Finished(commit=4, reason="complete", run_step=40, run_tokens=1200))
+        assert not drive.out
+        if applied:
+            drive(e.CommitApplied(commit=4, state_hash=HASH))
+            assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
+            drive(e.ModelSaved(commit=4))
+            assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+        else:
+            drive(e.ApplyFailed(4, "its payloads are not in the log"))
+            assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 4: complete")
