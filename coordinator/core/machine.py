@@ -188,6 +188,8 @@ class Core:
             self._leave(site, message)
         elif site.live:
             self._from_member(number, site, message)
+        elif run.finished is not None and isinstance(message, m.FindSources):
+            run.send(site, run.finished_message())  # nobody waits for it
 
     def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
         """Who says it, and that it was heard; None if it does not count."""

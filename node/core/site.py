@@ -297,7 +297,8 @@ class SiteCore:
                 syncs.save(self.ctx)
             return
         site.over = f"the run is over at commit {commit}: {message.reason}"
-        if site.applying is None and commit not in site.commits:
+        next_is_here = site.outer is not None and site.outer.commit + 1 in site.commits
+        if site.applying is None and not (next_is_here and commit in site.commits):
             endings.exit(self.ctx, 0, site.over)
 
     def _leave_asked(self, reason: str) -> None:

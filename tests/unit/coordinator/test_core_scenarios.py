@@ -776,6 +776,8 @@ def test_who_lost_the_last_word_hears_the_last_commit_and_can_apply_it_from_its_
     assert story.num("a", m.Commit) == before + 1
     assert story.last("a", m.Commit).final
     assert story.last("a", m.Finished).commit == 1
+    story.sources("a", after=0)  # it has not: nobody serves it any more
+    assert story.num("a", m.Finished) == 2
     story.connect("b", state=(0, "another"))
     assert story.num("b", m.Commit) == 0
     assert story.last("b", m.Finished).commit == 1
