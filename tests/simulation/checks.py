@@ -1,0 +1,229 @@
+"""The invariants of the design, checked on everything that happens, and the sums at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from atoll.coordinator.core.events import (
+    AttestationRecord,
+    CommitRecord,
+    FinishedRecord,
+    OpenRecord,
+    PlanRecord,
+)
+from atoll.node.core import events as e
+from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol import messages as m
+from atoll.protocol import wire
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Layout, chunk_hash, state_hash
+from atoll.protocol.settings import RunSettings
+from atoll.protocol.v1 import session_pb2
+from tests.simulation.processes import COORDINATOR, SimNode, SimStore
+from tests.simulation.reference import replay
+from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Sealed
+
+
+class Unsound(AssertionError):
+    """Something that must never happen did."""
+
+
+class Checks:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        settings: RunSettings,
+        store: SimStore,
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._tell = tell
+        self._layout = Layout(MANIFEST, settings.sync.chunk_elements)
+        self._states: dict[int, tuple[str, bytes]] = {}  # commit -> who said it first, state hash
+        self._starts: dict[bytes, dict[int, bytes]] = {}  # state hash -> chunk records of commit 0, attested or not
+        self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
+        self._problem: Unsound | None = None
+        self.first_problem = loop.create_future()
+        self.num_events = 0
+        self.num_commits = 0
+
+    # --- what fails
+
+    def failed(self, text: str, cause: BaseException | None = None) -> None:
+        self._tell("CHECK", text)
+        problem = Unsound(text)
+        problem.__cause__ = cause
+        self._note(problem)
+        raise problem
+
+    def _note(self, problem: Unsound) -> None:
+        """The first one is told, and ends the schedule."""
+        if self._problem is None:
+            self._problem = problem
+            self.first_problem.set_result(None)
+
+    def require(self, holds: bool, text: str) -> None:
+        if not holds:
+            self.failed(text)
+
+    def loop_error(self, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if isinstance(error, Unsound):
+            self._note(error)
+        elif error is not None and not isinstance(error, asyncio.CancelledError):
+            problem = Unsound(f"{context.get('message')}: {error!r}")
+            problem.__cause__ = error
+            self._note(problem)
+
+    # --- what the store keeps
+
+    @property
+    def commits(self) -> list[m.Commit]:
+        return [r.commit for r in self._store.kept if isinstance(r, CommitRecord)]
+
+    @property
+    def finished(self) -> FinishedRecord | None:
+        return next((r for r in self._store.kept if isinstance(r, FinishedRecord)), None)
+
+    # --- messages
+
+    def on_message(self, source: str, target: str, item: Any) -> None:
+        """Nothing leaves the coordinator that its store would not bring back."""
+        if source != COORDINATOR or not isinstance(item, bytes):
+            return
+        envelope = session_pb2.SessionResponse.FromString(item)
+        _, message = wire.unpack(envelope)
+        kept = self._store.kept
+        match message:
+            case m.Open():
+                there = any(isinstance(r, OpenRecord) and r.open == message for r in kept)
+            case m.Plan():
+                there = any(isinstance(r, PlanRecord) and r.plan == message for r in kept)
+            case m.Commit():
+                there = any(isinstance(r, CommitRecord) and r.commit == message for r in kept)
+            case m.Finished():
+                there = self.finished is not None
+            case m.Sources(attested=attested):
+                known = {(r.commit, r.state_hash) for r in kept if isinstance(r, AttestationRecord)}
+                there = all((a.commit, a.state_hash) in known for a in attested if a.commit > 0 or len(attested) > 1)
+            case _:
+                return
+        self.require(there, f"5: {type(message).__name__} was sent to {target} and is not in the store: {message}")
+
+    # --- events and outputs of nodes
+
+    def on_event(self, node: SimNode, event: e.Event) -> None:
+        self.num_events += 1
+        match event:
+            case e.StateSeeded(state_hash=value):
+                self._holds(node, 0, value)
+            case e.StateFetched(commit=commit, state_hash=value) | e.CommitApplied(commit=commit, state_hash=value):
+                self._holds(node, commit, value)
+            case e.Received(message=m.Commit() as commit):
+                log = {c.commit: c for c in self.commits}
+                self.require(log.get(commit.commit) == commit, f"2: commit {commit.commit} is another one in the log")
+
+    def _holds(self, node: SimNode, commit: int, value: bytes) -> None:
+        if commit == 0:  # a seeder may be lost before its state is attested; then another makes one
+            self._starts.setdefault(value, self._records(node))
+            return
+        who, first = self._states.setdefault(commit, (str(node.process), value))
+        self.require(
+            first == value,
+            f"1: commit {commit} has state {value.hex()[:12]} on {node.process}, {first.hex()[:12]} on {who}",
+        )
+
+    def _records(self, node: SimNode) -> dict[int, bytes]:
+        assert node.node is not None
+        assert node.node.plane is not None
+        outer = node.node.plane.outer
+        assert outer is not None
+        return {c.index: outer.read(c.index).data for c in self._layout.chunks}
+
+    def on_output(self, node: SimNode, output: e.Output) -> None:
+        if not isinstance(output, e.BeginExchange) or not output.contributes:
+            return
+        assert node.node is not None
+        plan, sealed = output.plan, node.hands.sealed
+        site_id, incarnation = node.node.core.site.site_id, node.node.home.incarnation
+        self.require(sealed is not None, f"{node.process} contributes without a snapshot")
+        assert sealed is not None
+        first = self._contributions.setdefault((plan.sync, site_id, incarnation), sealed)
+        self.require(first == sealed, f"11: the contribution of {node.process} to sync {plan.sync} has changed")
+        self.require(
+            sealed.base == plan.base_commit,
+            f"1: {node.process} contributes from base {sealed.base} to a sync on commit {plan.base_commit}",
+        )
+        mine = next(c for c in plan.contributors if c.site_id == site_id)
+        self.require(
+            mine.tokens == sealed.tokens == TOKENS_A_STEP * len(sealed.steps),
+            f"12: {node.process} has weight {mine.tokens} for {len(sealed.steps)} steps",
+        )
+
+    def site_ended(self, node: SimNode) -> None:
+        if node.failure is not None and not isinstance(node.failure, OSError | InvalidMessage):
+            self.failed(f"{node.process} ended with {node.failure!r}", node.failure)
+
+    def run_is_over(self, running: list[SimNode]) -> bool:
+        return self.finished is not None and not running
+
+    def raise_problem(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+
+    # --- the end
+
+    def at_the_end(self, ended: Iterable[SimNode]) -> None:
+        commits = self.commits
+        self.num_commits = len(commits)
+        self.require([c.commit for c in commits] == list(range(1, len(commits) + 1)), "2: the log has a gap")
+        self.require(
+            self.finished is not None and self.finished.commit == len(commits), "the end is not the last commit"
+        )
+        self.require(commits[-1].run_step == self._settings.steps, f"44: it ends at step {commits[-1].run_step}")
+        handed_in = {
+            commit: [self._contributions[commit.sync, c.site_id, c.incarnation] for c in commit.contributors]
+            for commit in commits
+        }
+        self._each_step_once(commits, handed_in)
+        attested = {r.commit: r.state_hash for r in self._store.kept if isinstance(r, AttestationRecord)}
+        self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
+        states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
+        slots = outer_optimizer(self._settings.outer).slots
+        hashes = [
+            state_hash(MANIFEST, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks]) for state in states
+        ]
+        for number, value in sorted(attested.items()):
+            self.require(hashes[number] == value, f"22: the hash attested for commit {number} is not the reference's")
+        for number, (who, value) in sorted(self._states.items()):
+            self.require(
+                hashes[number] == value,
+                f"1: {who} held {value.hex()[:12]} after commit {number}, the reference {hashes[number].hex()[:12]}",
+            )
+        num_survivors = 0
+        for node in ended:
+            if node.result is not None and node.result[0] == 0 and OuterState.exists(node.folder / "state"):
+                outer = OuterState.open(node.folder / "state", self._layout, slots, self._settings.run_id)
+                commit = outer.commit
+                if commit:  # a commit 0 that was never attested may still lie there
+                    self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
+                    num_survivors += commit == len(commits)
+                outer.close()
+        self.require(num_survivors > 0, "nobody holds the last state")
+
+    def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
+        used: dict[tuple[int, int, tuple[int, int]], int] = {}
+        for commit in commits:
+            for sealed in handed_in[commit]:
+                for step in sealed.steps:
+                    before = used.setdefault((sealed.site_id, sealed.incarnation, step), commit.commit)
+                    self.require(
+                        before == commit.commit,
+                        f"9: step {step} of site {sealed.site_id} is in commits {before} and {commit.commit}",
+                    )
+        tokens = [sum(s.tokens for s in handed_in[c]) for c in commits]
+        self.require(commits[-1].run_tokens == sum(tokens), "44: run_tokens is not the sum of what was trained")

@@ -1,0 +1,297 @@
+"""Faults by name, and a drama: a list of them drawn from a seed, each with the moment it strikes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from atoll.node.core import events as e
+from tests.simulation.processes import COORDINATOR
+from tests.simulation.world import World
+
+MOST_WAIT_S = 8.0
+"""A fault strikes after so many events, or after so much simulated time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    kind: str
+    after_events: int
+    """Since the fault before it."""
+    delay_s: float
+    """Between an event and what follows from it."""
+    lasts_s: float
+    draw: int
+    """Which site, which link."""
+
+    def __str__(self) -> str:
+        return f"{self.kind} after {self.after_events} events + {self.delay_s:.4f} s, for {self.lasts_s:.2f} s"
+
+
+Strike = Callable[[World, Fault, random.Random], Awaitable[None] | None]
+
+
+def _site(world: World, generator: random.Random) -> str | None:
+    names = sorted(world.nodes)
+    return generator.choice(names) if names else None
+
+
+def kill_site(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        world.kill_site(name, "kill -9")
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+
+def kill_several(world: World, fault: Fault, generator: random.Random) -> None:
+    names = sorted(world.nodes)
+    for name in generator.sample(names, generator.randint(0, len(names))):
+        world.kill_site(name, "kill -9, with others")
+        world.later(fault.lasts_s * generator.uniform(0.3, 1), lambda name=name: world.start_site(name))  # type: ignore[misc]
+
+
+def kill_all_and_the_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
+    world.kill_coordinator("kill -9")
+    kill_several(world, fault, generator)
+    world.later(fault.lasts_s, world.start_coordinator)
+
+
+def stop_site(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        world.stop(world.nodes[name].process, fault.lasts_s)
+
+
+def stop_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
+    if world.coordinator is not None:
+        world.stop(world.coordinator.process, fault.lasts_s)
+
+
+def kill_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
+    world.kill_coordinator("kill -9")
+    world.later(fault.lasts_s, world.start_coordinator)
+
+
+def coordinator_dies_before_it_keeps(world: World, fault: Fault, generator: random.Random) -> None:
+    world.store.crash_before = True
+    world.later(fault.lasts_s, world.start_coordinator)
+
+
+def coordinator_dies_before_it_sends(world: World, fault: Fault, generator: random.Random) -> None:
+    world.store.crash_after = True
+    world.later(fault.lasts_s, world.start_coordinator)
+
+
+def store_full(world: World, fault: Fault, generator: random.Random) -> None:
+    world.store.full = True
+
+    def mend() -> None:
+        world.store.full = False
+        world.start_coordinator()
+
+    world.later(fault.lasts_s, mend)
+
+
+def _cut(world: World, pairs: Sequence[tuple[str, str]], lasts_s: float) -> None:
+    for a, b in pairs:
+        world.story.tell("world", f"nothing gets from {a} to {b}")
+        world.network.block(a, b)
+
+    def mend() -> None:
+        for a, b in pairs:
+            world.story.tell("world", f"open again from {a} to {b}")
+            world.network.open(a, b)
+
+    world.later(lasts_s, mend)
+
+
+def cut_two_sites(world: World, fault: Fault, generator: random.Random) -> None:
+    names = sorted(world.nodes)
+    if len(names) > 1:
+        a, b = generator.sample(names, 2)
+        _cut(world, [(a, b), (b, a)], fault.lasts_s)
+
+
+def cut_two_sites_one_way(world: World, fault: Fault, generator: random.Random) -> None:
+    names = sorted(world.nodes)
+    if len(names) > 1:
+        a, b = generator.sample(names, 2)
+        _cut(world, [(a, b)], fault.lasts_s)
+
+
+def cut_off(world: World, fault: Fault, generator: random.Random) -> None:
+    """One site from everybody."""
+    name = _site(world, generator)
+    if name is not None:
+        others = [COORDINATOR, *(n for n in sorted(world.nodes) if n != name)]
+        _cut(world, [(name, o) for o in others] + [(o, name) for o in others], fault.lasts_s)
+
+
+def cut_from_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        _cut(world, [(name, COORDINATOR), (COORDINATOR, name)], fault.lasts_s)
+
+
+def cut_from_coordinator_one_way(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        _cut(world, [generator.choice([(name, COORDINATOR), (COORDINATOR, name)])], fault.lasts_s)
+
+
+def partition(world: World, fault: Fault, generator: random.Random) -> None:
+    """Two groups, the coordinator in one of them."""
+    machines = [COORDINATOR, *sorted(world.nodes)]
+    away = [name for name in machines[1:] if generator.random() < 0.5]
+    pairs = [(a, b) for a in machines for b in machines if (a in away) != (b in away)]
+    _cut(world, pairs, fault.lasts_s)
+
+
+def reset(world: World, fault: Fault, generator: random.Random) -> None:
+    machines = [COORDINATOR, *sorted(world.nodes)]
+    a, b = generator.sample(machines, 2) if len(machines) > 1 else (COORDINATOR, COORDINATOR)
+    world.story.tell("world", f"connections between {a} and {b} break")
+    world.network.reset(a, b)
+
+
+def crash_workers(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        world.hands[name].crash_in_steps = generator.randrange(4)
+
+
+def hang_workers(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        world.hands[name].hang_in_steps = generator.randrange(4)
+
+
+def wrong_value(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None and len(world.nodes) > 1:
+        world.hands[name].wrong_in_steps = generator.randrange(4)
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+
+def leave(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    process, node = (world.nodes[name].process, world.nodes[name].node) if name is not None else (None, None)
+    if name is not None and process is not None and node is not None:
+        world.story.tell("world", f"{name} is asked to leave")
+        world.run_in(process, lambda: node.handle(e.LeaveAsked("Ctrl-C")))
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+
+def tear_apply(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None:
+        world.tear = name
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+
+def full_disk(world: World, fault: Fault, generator: random.Random) -> None:
+    name = _site(world, generator)
+    if name is not None and len(world.nodes) > 1:
+        world.story.tell("world", f"the disk of {name} is full")
+        world.full_disks.add(name)
+
+        def mend() -> None:
+            world.full_disks.discard(name)
+            world.start_site(name)
+
+        world.later(fault.lasts_s, mend)
+
+
+def join(world: World, fault: Fault, generator: random.Random) -> None:
+    if len(world.hands) < 2 * world.shape.num_sites:
+        world.start_site(f"site{len(world.hands) + 1}")
+
+
+def spoil_messages(world: World, fault: Fault, generator: random.Random) -> None:
+    world.network.weather.corrupt = 0.02
+
+    def mend() -> None:
+        world.network.weather.corrupt = 0.0
+
+    world.later(min(fault.lasts_s, 2.0), mend)
+
+
+def repeat_messages(world: World, fault: Fault, generator: random.Random) -> None:
+    world.network.weather.duplicate = 0.2
+
+    def mend() -> None:
+        world.network.weather.duplicate = 0.0
+
+    world.later(fault.lasts_s, mend)
+
+
+def slow_network(world: World, fault: Fault, generator: random.Random) -> None:
+    world.network.weather.most_delay_s = 0.3
+
+    def mend() -> None:
+        world.network.weather.most_delay_s = 0.01
+
+    world.later(fault.lasts_s, mend)
+
+
+FAULTS: dict[str, tuple[Strike, int]] = {
+    "kill_site": (kill_site, 6),
+    "kill_several": (kill_several, 2),
+    "kill_all_and_the_coordinator": (kill_all_and_the_coordinator, 2),
+    "stop_site": (stop_site, 3),
+    "stop_coordinator": (stop_coordinator, 1),
+    "kill_coordinator": (kill_coordinator, 3),
+    "coordinator_dies_before_it_keeps": (coordinator_dies_before_it_keeps, 3),
+    "coordinator_dies_before_it_sends": (coordinator_dies_before_it_sends, 4),
+    "store_full": (store_full, 1),
+    "cut_two_sites": (cut_two_sites, 3),
+    "cut_two_sites_one_way": (cut_two_sites_one_way, 2),
+    "cut_off": (cut_off, 3),
+    "cut_from_coordinator": (cut_from_coordinator, 2),
+    "cut_from_coordinator_one_way": (cut_from_coordinator_one_way, 2),
+    "partition": (partition, 2),
+    "reset": (reset, 4),
+    "crash_workers": (crash_workers, 2),
+    "hang_workers": (hang_workers, 1),
+    "wrong_value": (wrong_value, 1),
+    "leave": (leave, 2),
+    "tear_apply": (tear_apply, 3),
+    "full_disk": (full_disk, 1),
+    "join": (join, 2),
+    "spoil_messages": (spoil_messages, 1),
+    "repeat_messages": (repeat_messages, 2),
+    "slow_network": (slow_network, 1),
+}
+"""With how often each is drawn."""
+
+
+def draw_faults(seed: int) -> tuple[Fault, ...]:
+    generator = random.Random(f"faults {seed}")
+    kinds, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
+    return tuple(
+        Fault(
+            kind=generator.choices(kinds, weights)[0],
+            after_events=min(int(generator.expovariate(1 / 40)), 300),
+            delay_s=generator.choice([0.0, generator.uniform(0, 0.003), generator.uniform(0, 0.05)]),
+            lasts_s=generator.choice([generator.uniform(0, 0.5), generator.uniform(0.5, 5), generator.uniform(5, 40)]),
+            draw=generator.randrange(1 << 30),
+        )
+        for _ in range(generator.choice([1, 1, 2, 2, 3, 4, 6]))
+    )
+
+
+async def strike(world: World, faults: Sequence[Fault]) -> None:
+    """All of them, one after the other; returns when the last is over."""
+    over_at = world.loop.time()
+    for fault in faults:
+        await world.events(fault.after_events, MOST_WAIT_S)
+        await asyncio.sleep(fault.delay_s)
+        if world.checks.finished is not None:
+            break
+        world.story.tell("fault", str(fault))
+        world.num_faults[fault.kind] += 1
+        FAULTS[fault.kind][0](world, fault, random.Random(fault.draw))
+        over_at = max(over_at, world.loop.time() + fault.lasts_s)
+    await asyncio.sleep(max(0.0, over_at - world.loop.time()) + 1e-3)

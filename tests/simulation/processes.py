@@ -1,0 +1,238 @@
+"""The real node and coordinator as simulated processes: what stands in for their machine, and how they are started."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import random
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import Record
+from atoll.coordinator.service import CoordinatorServer
+from atoll.coordinator.store import MemoryStore
+from atoll.node.core import events as e
+from atoll.node.daemon import node as node_module
+from atoll.node.daemon import plane as plane_module
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.discover import Run
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.node import Node
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.dataplane import disk
+from atoll.node.exchange.hub import Hub
+from atoll.protocol import transport
+from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop
+from tests.simulation.network import Network
+from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
+
+COORDINATOR = "coordinator"
+ADDRESS = f"{COORDINATOR}:7700"
+
+
+@contextlib.contextmanager
+def simulated(loop: SimLoop, network: Network, seed: int, full_disks: set[str]) -> Iterator[None]:
+    """atoll's modules see this loop's clock, network and threads instead of the machine's. `full_disks` names
+    machines."""
+    clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
+    generator = random.Random(f"modules {seed}")
+    keys = SimpleNamespace(token_bytes=generator.randbytes, token_hex=lambda n: generator.randbytes(n).hex())
+    stand_ins: dict[str, tuple[Any, Any]] = {
+        "time": (time, clock),
+        "random": (random, generator),
+        "secrets": (sys.modules["secrets"], keys),
+        "ThreadPoolExecutor": (None, InlineExecutor),
+        "open_channel": (None, network.open_channel),
+        "create_server": (None, network.create_server),
+    }
+    for name in ("allocate", "write_whole"):
+        stand_ins[name] = (None, _on_a_disk_that_may_be_full(getattr(disk, name), full_disks))
+    undo: list[tuple[Any, str, Any]] = []
+
+    def put(module: Any, name: str, value: Any) -> None:
+        undo.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    for module_name, module in sorted(sys.modules.items()):
+        if module_name.startswith("atoll."):
+            for name, (real, value) in stand_ins.items():
+                if name in vars(module) and real in (None, vars(module)[name]):
+                    put(module, name, value)
+    put(node_module, "LocalServer", SimLocalServer)
+    put(node_module, "Launcher", launcher)
+    put(plane_module, "SharedBuffer", SimBuffer)
+    try:
+        yield
+    finally:
+        for module, name, value in reversed(undo):
+            setattr(module, name, value)
+
+
+def _on_a_disk_that_may_be_full(write: Callable[..., None], full_disks: set[str]) -> Callable[..., None]:
+    def guarded(path: Path, *args: Any, **options: Any) -> None:
+        process = HERE.get()
+        if process is not None and process.machine in full_disks:
+            raise disk.disk_error(OSError(errno.ENOSPC, "No space left on device"), path)
+        write(path, *args, **options)
+
+    return guarded
+
+
+class SimStore(MemoryStore):
+    """May crash its coordinator before or after it keeps something, or refuse to keep anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.crash_before = self.crash_after = False
+        self.full = False
+        self.on_crash: Callable[[], None] = lambda: None
+        self.kept: list[Record] = []
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        if self.crash_before:
+            self.crash_before = False
+            self.on_crash()
+            return
+        super().persist(term, records, wall_time_s)
+        self.kept += records
+        if self.crash_after:
+            self.crash_after = False
+            self.on_crash()
+
+
+class SimCoordinator:
+    """One start of the coordinator."""
+
+    def __init__(self, loop: SimLoop, number: int, settings: RunSettings, store: SimStore) -> None:
+        self.process = Process(COORDINATOR, number)
+        self._context = contextvars.copy_context()
+        self._context.run(HERE.set, self.process)
+        self.failure: BaseException | None = None
+        self.server: CoordinatorServer | None = None
+        self.on_event: Callable[[], None] = lambda: None
+        self.task = loop.create_task(self._run(settings, store), context=self._context)
+
+    async def _run(self, settings: RunSettings, store: SimStore) -> None:
+        try:
+            config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
+            self.server = server = CoordinatorServer(config, settings, store)
+            core = server._core
+            handle = core.handle
+
+            def watched(event: Any, now: float) -> Any:
+                outputs = handle(event, now)
+                self.on_event()
+                return outputs
+
+            core.handle = watched  # type: ignore[method-assign]
+            await server.start()
+            await server.run()
+        except Exception as error:
+            self.failure = error
+
+
+class SimNode:
+    """One start of one site's node, in `folder`."""
+
+    def __init__(
+        self,
+        loop: SimLoop,
+        process: Process,
+        *,
+        settings: RunSettings,
+        folder: Path,
+        hands: Hands,
+        watch: Callable[[SimNode, e.Event], None],
+        watch_output: Callable[[SimNode, e.Output], None],
+        seed: int,
+    ) -> None:
+        self.process = process
+        self.settings = settings
+        self.folder = folder
+        self.hands = hands
+        self.result: tuple[int, str] | None = None
+        self.failure: BaseException | None = None
+        self.node: Node | None = None
+        self._watch = watch
+        self._watch_output = watch_output
+        self._seed = seed
+        context = contextvars.copy_context()
+        context.run(HERE.set, self.process)
+        self.task = loop.create_task(self._run(), context=context)
+
+    async def _run(self) -> None:
+        """As in node/daemon/main.py, without signals, log files and metrics."""
+        try:
+            home = Home(self.folder)
+            plane = await asyncio.to_thread(DataPlane.load, home, self.settings, 1)
+            hub = Hub(
+                run_id=self.settings.run_id,
+                incarnation=home.incarnation,
+                credentials=None,
+                fsync=self.settings.sync.fsync,
+                num_threads=1,
+            )
+            server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
+            hub.attach(server)
+            port = transport.bind(server, f"{self.process.machine}:0", None)
+            await server.start()
+            config = NodeConfig(coordinator=ADDRESS, name=self.process.machine, command=("sim",), num_threads=1)
+            journal: Any = SimpleNamespace(write=lambda kind, **values: None)
+            run = Run(self.settings, settings_to_json(self.settings))
+            self.node = node = Node(
+                config=config,
+                run=run,
+                home=home,
+                plane=plane,
+                hub=hub,
+                address=f"{self.process.machine}:{port}",
+                journal=journal,
+            )
+            handle, execute = node.handle, node._execute
+
+            def watched(event: e.Event) -> None:
+                handle(event)
+                self._watch(self, event)
+
+            def watched_output(output: e.Output) -> None:
+                self._watch_output(self, output)
+                execute(output)
+
+            node.handle = watched  # type: ignore[method-assign]
+            node._execute = watched_output  # type: ignore[method-assign]
+            local_server = node.local_server
+            assert isinstance(local_server, SimLocalServer)
+            HANDS.set((self.hands, local_server, self._seed))
+            self.result = await node.run()
+            await hub.close()
+            await server.stop(0.5)
+            node.close()
+            home.close()
+        except Exception as error:
+            self.failure = error
+
+
+HANDS: contextvars.ContextVar[tuple[Hands, SimLocalServer, int]] = contextvars.ContextVar("HANDS")
+
+
+def launcher(config: Any, on_exit: Any) -> SimLauncher:
+    """In place of `Launcher`."""
+    hands, server, seed = HANDS.get()
+    return SimLauncher(server, hands, on_exit, seed)
+
+
+def copy_of(folder: Path, target: Path) -> Path:
+    """What a killed process leaves on its disk."""
+    shutil.copytree(folder, target)
+    return target

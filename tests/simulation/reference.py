@@ -1,0 +1,68 @@
+"""What the commit log means, computed in one process: the outer state after the last commit.
+
+Codecs are the product's (they have tests of their own); who is averaged with which weight from which base, and the
+outer update, are written out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.protocol.codecs import codec_of, kernels
+from atoll.protocol.layout import Layout, Role
+from atoll.protocol.messages import Commit
+from atoll.protocol.settings import RunSettings
+from tests.simulation.sites import Sealed, to_bf16
+
+F32 = npt.NDArray[np.float32]
+Records = dict[int, bytes]
+"""Of each chunk: values, then slots."""
+
+
+def replay(
+    layout: Layout,
+    settings: RunSettings,
+    start: Records,
+    log: Sequence[Commit],
+    handed_in: Mapping[Commit, Sequence[Sealed]],
+) -> list[Records]:
+    """The state after each commit, commit 0 first. `handed_in`: of each commit's contributors, in their order."""
+    rate, mu = np.float32(settings.outer.learning_rate), np.float32(settings.outer.momentum)
+    states = [dict(start)]
+    for commit in log:
+        state = dict(states[-1])
+        total = sum(member.tokens for member in commit.contributors)
+        for chunk in layout.chunks[: layout.num_sync_chunks]:
+            size, values = chunk.num_bytes, state[chunk.index]
+            locals_ = [s.values[chunk.offset_bytes : chunk.offset_bytes + size] for s in handed_in[commit]]
+            if chunk.role is Role.BUFFER_LOWEST:
+                state[chunk.index] = locals_[0]
+                continue
+            x = np.frombuffer(values[:size], "<f4")
+            codec, average = codec_of(chunk.role, settings.sync.codec), np.zeros(chunk.num_elements, np.float32)
+            for member, local, sealed in zip(commit.contributors, locals_, handed_in[commit], strict=True):
+                mine = np.frombuffer(local, "<f4")
+                if chunk.role is Role.TRAINABLE:
+                    mine = (to_bf16(x) if sealed.bf16 else x) - mine
+                decoded = _through(codec, mine, settings)
+                average = average + np.float32(member.tokens / total) * decoded
+            average = _through(codec, average, settings)
+            if chunk.role is Role.BUFFER_MEAN:
+                state[chunk.index] = average.tobytes()
+                continue
+            m = mu * np.frombuffer(values[size:], "<f4") + average
+            state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
+        states.append(state)
+    return states
+
+
+def _through(codec: str, values: F32, settings: RunSettings) -> F32:
+    """What arrives of `values`."""
+    out = np.zeros(len(values), np.float32)
+    if len(values):
+        encoded = kernels.encode(codec, np.ascontiguousarray(values), zstd_level=settings.sync.zstd_level)
+        kernels.decode(encoded, codec, len(values), out)
+    return out

@@ -1,0 +1,403 @@
+"""A simulated site's workers: the real local server and worker group, with ranks that live on simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node import local_protocol
+from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.daemon.launcher import WorkersExit
+from atoll.node.daemon.local_server import LocalServer
+from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.local_protocol import Piece
+from atoll.protocol import PROTOCOL_VERSION, wire
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.v1 import local_pb2
+
+TOKENS_A_STEP = 5
+SOCKET_S = 0.0005
+
+Array = npt.NDArray[Any]
+
+MANIFEST = Manifest.canonical(
+    [
+        TensorSpec(name="b", shape=(5,), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="scale", shape=(), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="w", shape=(2, 3), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="mean", shape=(3,), dtype="F32", role=Role.BUFFER_MEAN),
+        TensorSpec(name="count", shape=(), dtype="I64", role=Role.BUFFER_LOWEST),
+        TensorSpec(name="empty", shape=(0, 2), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="table", shape=(5,), dtype="F32", role=Role.FROZEN),
+    ]
+)
+NUMPY: dict[str, Any] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
+
+
+class SimBuffer:
+    """In place of shared memory."""
+
+    fd = -1
+
+    def __init__(self, num_bytes: int, name: str, limit: object = None) -> None:
+        self.num_bytes = num_bytes
+        self.name = name
+        self.view = memoryview(bytearray(num_bytes))
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """What a rank handed in: the values, and the steps they hold that no commit has yet."""
+
+    site_id: int
+    incarnation: int
+    generation: int
+    base: int
+    tokens: int
+    steps: tuple[tuple[int, int], ...]
+    """(generation, step)"""
+    values: bytes
+    """SNAPSHOT as it was."""
+    bf16: bool
+
+
+@dataclass(kw_only=True)
+class Hands:
+    """How a site's machine behaves; changed by faults while it runs."""
+
+    step_s: float
+    start_s: float
+    bf16: bool
+    crash_in_steps: int | None = None
+    hang_in_steps: int | None = None
+    wrong_in_steps: int | None = None
+    """A NaN appears."""
+    sealed: Sealed | None = None
+    """The last one."""
+    num_steps: int = 0
+
+
+class _Socket:
+    def __init__(self, connection: SimConnection) -> None:
+        self._connection = connection
+
+    def close(self) -> None:
+        self._connection.hang_up()
+
+    def shutdown(self, how: int) -> None:
+        self._connection.hang_up()
+
+
+class SimConnection:
+    """Both ends of a local socket; frames arrive in order, a moment later."""
+
+    def __init__(self) -> None:
+        self.socket = _Socket(self)
+        self.rank: int | None = None
+        self.num_pieces = 0
+        self.closed = False
+        self._loop = asyncio.get_running_loop()
+        self._to_node: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._to_rank: asyncio.Queue[local_pb2.LocalResponse | None] = asyncio.Queue()
+        self._last_at = 0.0
+
+    def _later(self, put: Callable[[Any], None], item: Any) -> None:
+        self._last_at = max(self._loop.time() + SOCKET_S, self._last_at + 1e-6)
+        self._loop.call_at(self._last_at, put, item)
+
+    # the node's end, as `LocalServer` uses it
+
+    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
+        if not self.closed:
+            self._later(self._to_rank.put_nowait, response)
+
+    async def write_all(self) -> None:
+        await self._loop.create_future()
+
+    async def flush(self) -> None:
+        pass
+
+    async def read_frame(self) -> bytes | None:
+        return None if self.closed else await self._to_node.get()
+
+    # the rank's end
+
+    def say(self, request: local_pb2.LocalRequest) -> None:
+        if not self.closed:
+            self._later(self._to_node.put_nowait, request.SerializeToString())
+
+    async def hear(self) -> local_pb2.LocalResponse | None:
+        return None if self.closed else await self._to_rank.get()
+
+    def hang_up(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._later(self._to_node.put_nowait, None)
+            self._later(self._to_rank.put_nowait, None)
+
+
+class SimLocalServer(LocalServer):
+    """The real one without a socket."""
+
+    def __init__(self, on_event: Callable[[GroupEvent], None]) -> None:
+        super().__init__(on_event, asyncio.get_running_loop().time)
+        self.buffers: tuple[memoryview, memoryview] | None = None
+
+    async def start(self) -> None:
+        self._folder = Path("/simulated")
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._folder = None
+
+    def connect(self) -> SimConnection:
+        connection = SimConnection()
+        self._open.add(connection)  # type: ignore[arg-type]
+        self._spawn(self._serve(connection))  # type: ignore[arg-type]
+        return connection
+
+    def send_layout(self, *, snapshot: Any, publish: Any, **rest: Any) -> None:
+        self.buffers = snapshot.view, publish.view
+        super().send_layout(snapshot=snapshot, publish=publish, **rest)
+
+
+class SimLauncher:
+    """Starts and ends the ranks of one generation."""
+
+    def __init__(self, server: SimLocalServer, hands: Hands, on_exit: Callable[[WorkersExit], None], seed: int) -> None:
+        self._server = server
+        self._hands = hands
+        self._on_exit = on_exit
+        self._random = random.Random(f"workers {seed}")
+        self._worker: Worker | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, generation: int, path: str) -> None:
+        self._worker = Worker(self._server, self._hands, generation, self._random)
+        self._task = asyncio.get_running_loop().create_task(self._run(self._worker, generation))
+
+    async def _run(self, worker: Worker, generation: int) -> None:
+        try:
+            text = await worker.run()
+        finally:
+            worker.hang_up()
+        await asyncio.sleep(0.01)
+        self._on_exit(WorkersExit(generation=generation, code=0 if text == "stopped" else 1, text=text))
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+
+class Worker:
+    """One rank that holds everything. Its local values drift at random, its data are its steps."""
+
+    def __init__(self, server: SimLocalServer, hands: Hands, generation: int, generator: random.Random) -> None:
+        self._server = server
+        self._hands = hands
+        self._generation = generation
+        self._random = generator
+        self._connection: SimConnection | None = None
+        self._step = 0
+        self._version = -1
+        self._pending: deque[tuple[int, int]] = deque()
+        self._in_snapshot: tuple[tuple[int, int], ...] = ()
+        self._hashes_due = False
+        self._incarnation = 0
+        self._site_id = 0
+        self.layout = Layout(MANIFEST, 4)
+        first = np.random.default_rng(5)  # the same model everywhere
+        self.values: dict[str, Array] = {
+            t.name: first.standard_normal(t.shape).astype("<f4") if t.dtype == "F32" else np.zeros(t.shape, "<i8")
+            for t in MANIFEST.tensors
+        }
+        self._round()
+
+    def hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.hang_up()
+
+    async def run(self) -> str:
+        """Until it ends; how."""
+        hands = self._hands
+        await asyncio.sleep(hands.start_s * self._random.uniform(0.8, 1.2))
+        self._connection = connection = self._server.connect()
+        connection.say(
+            self._request(hello=local_pb2.LocalHello(world_size=1, protocol_version=PROTOCOL_VERSION, pid=1))
+        )
+        if (await self._hear("settings")) is None:
+            return "refused"
+        dtype = "BF16" if hands.bf16 else "F32"
+        pieces = [
+            Piece(
+                name=t.name,
+                offsets=tuple(0 for _ in t.shape),
+                sizes=t.shape,
+                dtype=dtype if t.role is Role.TRAINABLE else t.dtype,
+            )
+            for t in MANIFEST.tensors
+        ]
+        connection.say(
+            self._request(
+                join=local_pb2.LocalJoin(
+                    manifest=wire.to_proto(MANIFEST),
+                    pieces=[local_protocol.piece_to_proto(p) for p in pieces],
+                )
+            )
+        )
+        layout = await self._hear("layout")
+        if layout is None:
+            return "refused"
+        self._site_id, self._incarnation = layout.layout.site_id, layout.layout.incarnation
+        return await self._train()
+
+    async def _train(self) -> str:
+        next_step, seq = 0, 0
+        while True:
+            while self._step < next_step:
+                if not await self._one_step():
+                    return "crashed"
+                seq = 0
+            assert self._connection is not None
+            self._connection.say(self._request(boundary=local_pb2.Boundary(step=self._step, seq=seq)))
+            response = await self._hear("answer")
+            if response is None:
+                return "its node is gone"
+            answer = response.answer
+            match AnswerKind(answer.kind):
+                case AnswerKind.STOP:
+                    self._connection.say(self._request(goodbye=local_pb2.Goodbye(reason=answer.reason, run_over=True)))
+                    await asyncio.sleep(0.01)
+                    return "stopped"
+                case AnswerKind.CONTINUE:
+                    next_step = answer.next_step
+                case AnswerKind.SNAPSHOT:
+                    await asyncio.sleep(self._random.uniform(0, 0.02))
+                    self._seal(seq, answer.fragment)
+                    next_step = self._step
+                case AnswerKind.APPLY:
+                    await asyncio.sleep(self._random.uniform(0, 0.02))
+                    self._merge(answer)
+                    next_step = answer.next_step
+            seq = seq + 1 if next_step == self._step else 0
+
+    async def _one_step(self) -> bool:
+        hands = self._hands
+        await asyncio.sleep(hands.step_s * self._random.uniform(0.8, 1.3))
+        for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps"):
+            left = getattr(hands, name)
+            if left is not None:
+                setattr(hands, name, left - 1 if left > 0 else None)
+                if left == 0:
+                    if name == "crash_in_steps":
+                        return False
+                    if name == "hang_in_steps":
+                        await asyncio.get_running_loop().create_future()
+                    self.values["w"][0, 0] = np.nan
+        noise = np.random.default_rng([self._site_id, self._incarnation, self._generation, self._step])
+        for spec in MANIFEST.tensors:
+            if spec.role in (Role.TRAINABLE, Role.BUFFER_MEAN):
+                self.values[spec.name] += noise.standard_normal(spec.shape).astype("<f4") * np.float32(0.1)
+            elif spec.role is Role.BUFFER_LOWEST:
+                self.values[spec.name] += 1
+        self._round()
+        self._pending.append((self._generation, self._step))
+        self._step += 1
+        hands.num_steps += 1
+        return True
+
+    def _round(self) -> None:
+        if self._hands.bf16:
+            for spec in MANIFEST.tensors:
+                if spec.role is Role.TRAINABLE:
+                    self.values[spec.name][...] = to_bf16(self.values[spec.name])
+
+    def _places(self, buffer: memoryview) -> dict[str, Array]:
+        found = {}
+        for index, spec in enumerate(self.layout.manifest.tensors):
+            count = int(np.prod(spec.shape))
+            offset = self.layout.tensor_offsets_bytes[index]
+            found[spec.name] = np.frombuffer(buffer, NUMPY[spec.dtype], count=count, offset=offset).reshape(spec.shape)
+        return found
+
+    def _seal(self, seq: int, fragment: int) -> None:
+        assert self._server.buffers is not None
+        assert self._connection is not None
+        snapshot = self._server.buffers[0]
+        for name, place in self._places(snapshot).items():
+            place[...] = self.values[name]
+        self._in_snapshot = tuple(self._pending)
+        tokens = TOKENS_A_STEP * len(self._pending)
+        self._hands.sealed = Sealed(
+            site_id=self._site_id,
+            incarnation=self._incarnation,
+            generation=self._generation,
+            base=self._version,
+            tokens=tokens,
+            steps=self._in_snapshot,
+            values=bytes(snapshot),
+            bf16=self._hands.bf16,
+        )
+        sealed = local_pb2.Sealed(
+            step=self._step,
+            seq=seq,
+            fragment=fragment,
+            tokens=local_pb2.TokenCount(data_rank=0, tokens=tokens),
+            loss_sum=float(len(self._pending)),
+            num_steps=len(self._pending),
+            train_s=1.0,
+        )
+        self._connection.say(self._request(sealed=sealed))
+
+    def _merge(self, answer: Any) -> None:
+        assert self._server.buffers is not None
+        assert self._connection is not None
+        snapshot, publish = (self._places(b) for b in self._server.buffers)
+        mode = MergeMode(answer.mode)
+        for spec in MANIFEST.tensors:
+            local = self.values[spec.name]
+            if spec.role is Role.FROZEN and not answer.fresh:
+                continue
+            if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and mode is MergeMode.MERGE):
+                local[...] = publish[spec.name]
+            elif spec.role is Role.TRAINABLE:
+                moved = local - snapshot[spec.name] if mode is MergeMode.MERGE else local
+                local[...] = publish[spec.name] + moved
+        self._round()
+        if mode is MergeMode.REPLACE:
+            self._pending.clear()
+        elif mode is MergeMode.MERGE:
+            self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
+        self._version = answer.version
+        merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
+        self._connection.say(self._request(merged=merged))
+
+    def _request(self, **body: Any) -> local_pb2.LocalRequest:
+        return local_pb2.LocalRequest(generation=self._generation, rank=0, **body)
+
+    async def _hear(self, kind: str) -> local_pb2.LocalResponse | None:
+        assert self._connection is not None
+        response = await self._connection.hear()
+        return response if response is not None and response.WhichOneof("body") == kind else None
+
+
+def to_bf16(values: Array) -> Array:
+    """Rounded to nearest, ties to even; fp32."""
+    bits = np.ascontiguousarray(values, "<f4").view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view("<f4").reshape(values.shape)

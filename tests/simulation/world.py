@@ -1,0 +1,369 @@
+"""One schedule: a coordinator, some sites, faults drawn from a seed, and what must hold whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import logging
+import random
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.node.core import events as e
+from atoll.protocol import messages as m
+from atoll.protocol.codecs import kernels
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.simulation.checks import Checks, Unsound
+from tests.simulation.loop import HERE, Deadlock, Process, SimLoop, Spinning
+from tests.simulation.network import Network
+from tests.simulation.processes import SimCoordinator, SimNode, SimStore, copy_of, simulated
+from tests.simulation.sites import Hands
+
+LIMIT_S = 600.0
+"""Of simulated time, from the last fault to the end of the run."""
+RESTART_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a schedule is about, drawn from its seed."""
+
+    num_sites: int
+    settings: RunSettings
+    bf16: tuple[bool, ...]
+    step_s: tuple[float, ...]
+
+
+def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
+    """`num_sites` 0: drawn as well; 30 in some."""
+    generator = random.Random(f"shape {seed}")
+    drawn = 30 if generator.random() < 0.005 else generator.choice([1, 2, 2, 3, 3, 3, 4, 4, 5])
+    num_sites = num_sites or drawn
+    every = generator.choice([1, 2, 4])
+    num_syncs = generator.choice([3, 4, 5, 6])
+    min_sites = generator.randint(1, num_sites)
+    settings = RunSettings(
+        run_id="sim",
+        data="local",
+        steps=every * num_syncs,
+        min_sites=min_sites,
+        quorum=generator.randint(1, min_sites),
+        time_limits="local",
+        save_every=0,
+        sync=SyncSettings(
+            every=every,
+            codec=generator.choice(["int8", "int8", "bf16", "fp32"]),
+            zstd_level=generator.choice([0, 0, 1]),
+            chunk_elements=4,
+            log_commits=generator.choice([2, 4, 32]),
+        ),
+        outer=OuterSettings(learning_rate=0.7, momentum=generator.choice([0.0, 0.5])),
+    )
+    return Shape(
+        num_sites=num_sites,
+        settings=settings,
+        bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
+        step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
+    )
+
+
+class Story(logging.Handler):
+    """Lines of all processes, in order, with simulated time."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        super().__init__(logging.INFO)
+        self._loop = loop
+        self.lines: list[tuple[float, str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = HERE.get()
+        self.tell(str(process or "?"), record.getMessage())
+
+    def tell(self, who: str, text: str) -> None:
+        self.lines.append((self._loop.time() - 1000.0, who, text))
+
+    def __str__(self) -> str:
+        return "\n".join(f"{at:9.4f}  {who:14s} {text}" for at, who, text in self.lines)
+
+
+class World:
+    """Made and run once, by `play`."""
+
+    def __init__(self, seed: int, loop: SimLoop, folder: Path, shape: Shape) -> None:
+        self.seed = seed
+        self.loop = loop
+        self.folder = folder
+        self.shape = shape
+        self.random = random.Random(f"world {seed}")
+        self.network = Network(loop, seed)
+        self.story = Story(loop)
+        self.store = SimStore()
+        self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
+        self.checks = Checks(loop, shape.settings, self.store, self.story.tell)
+        self.network.on_message = self.checks.on_message
+        self.coordinator: SimCoordinator | None = None
+        self.nodes: dict[str, SimNode] = {}
+        self.ended: dict[str, SimNode] = {}  # left, and not started again yet
+        self.hands: dict[str, Hands] = {}
+        self._events_left = 0
+        self._struck: asyncio.Future[None] | None = None
+        self.num_starts = 0
+        self.num_faults: Counter[str] = Counter()
+        self.full_disks: set[str] = set()
+        self.tear: str | None = None  # the site whose next apply is torn
+
+    # --- starting and killing
+
+    def start_coordinator(self) -> None:
+        if self.coordinator is not None or self.store.full:
+            return
+        self.num_starts += 1
+        self.story.tell("world", "starts the coordinator")
+        self.coordinator = SimCoordinator(self.loop, self.num_starts, self.shape.settings, self.store)
+        self.coordinator.on_event = self._count
+        self.coordinator.task.add_done_callback(self._coordinator_ended)
+
+    def _coordinator_ended(self, task: asyncio.Task[None]) -> None:
+        coordinator = self.coordinator
+        if coordinator is None or coordinator.task is not task:
+            return
+        self.kill_coordinator(f"ended: {coordinator.failure}")
+        if coordinator.failure is not None and not isinstance(coordinator.failure, OSError):
+            self.checks.failed(f"the coordinator ended with {coordinator.failure!r}", coordinator.failure)
+
+    def kill_coordinator(self, why: str) -> None:
+        coordinator, self.coordinator = self.coordinator, None
+        if coordinator is None:
+            return
+        self.story.tell("world", f"the coordinator is gone: {why}")
+        self.network.kill(coordinator.process)
+        self.loop.freeze(coordinator.process)
+
+    def start_site(self, name: str) -> None:
+        if name in self.nodes:
+            return
+        self.num_starts += 1
+        home = self.folder / f"{name}-{self.num_starts}"
+        old = self.ended.pop(name, None)
+        if old is not None:
+            old.folder.rename(home)
+        if name not in self.hands:
+            index = len(self.hands) % self.shape.num_sites
+            self.hands[name] = Hands(step_s=self.shape.step_s[index], start_s=0.3, bf16=self.shape.bf16[index])
+        self.story.tell("world", f"starts {name}")
+        node = self.nodes[name] = SimNode(
+            self.loop,
+            Process(name, self.num_starts),
+            settings=self.shape.settings,
+            folder=home,
+            hands=self.hands[name],
+            watch=self._on_event,
+            watch_output=self._on_output,
+            seed=self.seed + self.num_starts,
+        )
+        node.task.add_done_callback(lambda task: self._site_ended(node))
+
+    def _on_event(self, node: SimNode, event: e.Event) -> None:
+        self.checks.on_event(node, event)
+        self._count()
+
+    def _count(self) -> None:
+        """An event of a coordinator or node."""
+        self._events_left -= 1
+        if self._events_left <= 0 and self._struck is not None and not self._struck.done():
+            self._struck.set_result(None)
+
+    async def events(self, num_events: int, limit_s: float) -> None:
+        """Waits for so many events, or so long."""
+        self._events_left, self._struck = num_events, self.loop.create_future()
+        if num_events:
+            await asyncio.wait((self._struck,), timeout=limit_s)
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        self.loop.call_later(delay_s, action)
+
+    def run_in(self, process: Process, action: Callable[[], object]) -> None:
+        """At once, as if the process did it by itself."""
+        context = contextvars.Context()
+        context.run(HERE.set, process)
+        self.loop.call_soon(action, context=context)
+
+    def stop(self, process: Process, lasts_s: float) -> None:
+        """As by SIGSTOP, and SIGCONT later."""
+        if process.stopped or process.dead:
+            return
+        self.story.tell("world", f"{process} stands still")
+        process.stopped = True
+        self.loop.freeze(process)
+
+        def go_on() -> None:
+            if not process.dead:
+                self.story.tell("world", f"{process} goes on")
+                self.loop.go_on(process)
+
+        self.later(lasts_s, go_on)
+
+    def _on_output(self, node: SimNode, output: e.Output) -> None:
+        self.checks.on_output(node, output)
+        if self.tear == node.process.machine and isinstance(output, e.ApplyCommit):
+            self.tear = None
+            self._tear_apply(node, output.commit)
+
+    def _tear_apply(self, node: SimNode, commit: m.Commit) -> None:
+        """The node dies in the middle of applying: some chunks are at the commit, others before it."""
+        assert node.node is not None
+        plane = node.node.plane
+        assert plane is not None
+        apply, left = plane._apply_chunk, self.random.randrange(len(plane.layout.chunks))
+
+        def torn(outer: object, chunk: object, number: int) -> None:
+            nonlocal left
+            if left == 0 and not node.process.dead:
+                self.kill_site(node.process.machine, f"dies while it applies commit {commit.commit}")
+            left -= 1
+            if not node.process.dead:
+                apply(outer, chunk, number)  # type: ignore[arg-type]
+
+        plane._apply_chunk = torn  # type: ignore[method-assign,assignment]
+
+    def kill_site(self, name: str, why: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return
+        self.story.tell("world", f"{name} is killed: {why}")
+        self.network.kill(node.process)
+        self.loop.freeze(node.process)
+        self.num_starts += 1
+        if node.folder.exists():
+            node.folder = copy_of(node.folder, self.folder / f"{name}-left-{self.num_starts}")
+        else:
+            node.folder.mkdir()
+        self.ended[name] = node
+
+    def _site_ended(self, node: SimNode) -> None:
+        name = node.process.machine
+        if self.nodes.get(name) is not node:
+            return
+        del self.nodes[name]
+        self.ended[name] = node
+        self.network.kill(node.process)
+        self.story.tell("world", f"{name} has ended: {node.result or node.failure!r}")
+        self.checks.site_ended(node)
+
+    # --- the whole schedule
+
+    async def settle(self) -> None:
+        """Nothing breaks any more: everybody comes back, and the run comes to its end."""
+        self.story.tell("world", "nothing breaks any more")
+        deadline = self.loop.time() + LIMIT_S
+        while not self.checks.run_is_over(list(self.nodes.values())):
+            if self.loop.time() > deadline:
+                self.checks.failed(f"the run does not end within {LIMIT_S:g} s of simulated time")
+            self.start_coordinator()
+            if not self.store_finished():
+                for name in list(self.ended):
+                    self.start_site(name)
+            await asyncio.sleep(RESTART_S)
+
+    def store_finished(self) -> bool:
+        return self.checks.finished is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Of one schedule. `problem` is empty if all was sound."""
+
+    seed: int
+    problem: str
+    story: str
+    num_events: int
+    num_commits: int
+    num_faults: Counter[str]
+    simulated_s: float
+
+
+def play(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) -> Outcome:
+    """Runs one schedule to its end."""
+    with _quiet_collector():
+        return _whole(seed, faults, shape)
+
+
+def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) -> Outcome:
+    base = Path("/dev/shm") if Path("/dev/shm").is_dir() else None  # files of a simulated disk; nothing is synced there
+    folder = Path(tempfile.mkdtemp(prefix="atoll-sim-", dir=base))
+    loop = SimLoop(seed)
+    world = World(seed, loop, folder, shape)
+    loggers = logging.getLogger("atoll")
+    level, loggers.level = loggers.level, logging.INFO
+    loggers.addHandler(world.story)
+    loggers.propagate, propagate = False, loggers.propagate
+    problem = ""
+    try:
+        with simulated(loop, world.network, seed, world.full_disks):
+            asyncio.set_event_loop(loop)
+            loop.set_exception_handler(lambda _, context: world.checks.loop_error(context))
+            schedule = loop.create_task(_play(world, faults))
+            loop.run_until_complete(asyncio.wait((schedule, world.checks.first_problem), return_when="FIRST_COMPLETED"))
+            world.checks.raise_problem()
+            schedule.result()
+            world.checks.at_the_end(world.ended.values())
+    except (Unsound, Deadlock, Spinning) as error:
+        problem = f"{type(error).__name__}: {error}"
+        if error.__cause__ is not None:
+            problem += "\n" + "".join(traceback.format_exception(error.__cause__, limit=-10))
+    finally:
+        loggers.removeHandler(world.story)
+        loggers.level, loggers.propagate = level, propagate
+        asyncio.set_event_loop(None)
+        shutil.rmtree(folder, ignore_errors=True)
+        _forget(loop)
+    return Outcome(
+        seed=seed,
+        problem=problem,
+        story=str(world.story),
+        num_events=world.checks.num_events,
+        num_commits=world.checks.num_commits,
+        num_faults=world.num_faults,
+        simulated_s=loop.time() - 1000.0,
+    )
+
+
+def _forget(loop: SimLoop) -> None:
+    """What was killed was not cleaned up; the collector does that now, and its complaints are nobody's concern."""
+    for task in asyncio.all_tasks(loop):
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.forget()
+
+
+@contextlib.contextmanager
+def _quiet_collector() -> Iterator[None]:
+    """Garbage is collected at the end of the block only, and in silence."""
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if was_on:
+            gc.enable()
+        sys.unraisablehook = hook
+
+
+async def _play(world: World, faults: Callable[[World], Awaitable[None]]) -> None:
+    world.start_coordinator()
+    for i in range(world.shape.num_sites):
+        world.start_site(f"site{i + 1}")
+    await faults(world)
+    await world.settle()
+
+
+kernels.warm_up()
