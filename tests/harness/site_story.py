@@ -351,7 +351,9 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         ),
         r"sources": story.sources,
         r"evicted": lambda: story.hears(m.Evicted(reason="silent for 3 s")),
-        r"finished at (\d+)": lambda n: story.hears(m.Finished(commit=int(n), reason="the run's length is reached")),
+        r"finished at (\d+)": lambda n: story.hears(
+            m.Finished(commit=int(n), reason="the run's length is reached", run_step=10 * int(n), run_tokens=0)
+        ),
         r"workers join": lambda: story.happens(
             e.WorkersJoined(generation=story.generation, manifest=MANIFEST, data_fingerprint=b"")
         ),

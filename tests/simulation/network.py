@@ -389,6 +389,9 @@ class SimContext:
         while (message := await self.read()) is not grpc.aio.EOF:
             yield message
 
+    def peer(self) -> str:
+        return f"ipv4:{self._call.client.machine}:{self._call.client.start}"
+
     async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
         self.status = (code, details)
         raise grpc.aio.AbortError
@@ -454,13 +457,15 @@ class SimServer:
             raise
         except Exception as problem:
             context.status = (grpc.StatusCode.UNKNOWN, f"Unexpected {type(problem)}: {problem}")
-            raise
+            self.network.loop.call_exception_handler({"message": f"handler of {method}", "exception": problem})
         finally:
             call.answered(*context.status)
 
     async def _run(self, handler: grpc.RpcMethodHandler[Any, Any], context: SimContext) -> None:
         function: Any = handler.stream_stream or handler.unary_stream or handler.unary_unary
         request = context.requests() if handler.request_streaming else await context.read()
+        if request is grpc.aio.EOF:
+            return  # its caller has gone
         result = function(request, context)
         if inspect.isasyncgen(result):
             async for message in result:

@@ -349,10 +349,12 @@ def _quiet_collector() -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     was_on = gc.isenabled()
     gc.disable()
+    gc.freeze()  # modules and compiled kernels need not be looked at every time
     try:
         yield
     finally:
         gc.collect()
+        gc.unfreeze()
         if was_on:
             gc.enable()
         sys.unraisablehook = hook
