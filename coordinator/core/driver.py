@@ -163,7 +163,7 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
             return True
         return False
     patience = _patience(run, sync, waiting)
-    sync.wait_until = patience.until
+    sync.wait_until, sync.late = patience.until, patience.late
     if run.now < sync.not_before or (len(waiting) > len(patience.late) and run.now < patience.until):
         run.paused = ""
         return False

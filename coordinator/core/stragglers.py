@@ -15,8 +15,6 @@ REMEMBERED = 8
 SPREADS = 2
 SLACK = 0.1
 """Of what a window takes: so much longer the others wait."""
-MAX_MISSED = 1
-"""Who has missed more syncs in a row is taken when it is ready, and not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +27,14 @@ class Patience:
 
 
 class Stragglers:
-    """Of each site, the seconds of one step in its last windows, and how many syncs it has missed in a row."""
+    """Of each site: the seconds of one step in its last windows, since when it trains from its base, and whether it was
+    waited for in vain."""
 
     def __init__(self) -> None:
         self._windows: dict[int, deque[float]] = {}
         self._step_s: dict[int, float] = {}  # median and spread of them
-        self._missed: dict[int, int] = {}
+        self._based_at: dict[int, float] = {}  # the commit that its workers train from
+        self._in_vain: set[int] = set()
 
     def note_ready(self, site_id: int, num_steps: int, train_s: float) -> None:
         if num_steps <= 0 or train_s <= 0:
@@ -44,18 +44,18 @@ class Stragglers:
         median = statistics.median(windows)
         self._step_s[site_id] = median + SPREADS * statistics.median(abs(s - median) for s in windows)
 
-    def note_commit(self, contributors: Collection[int], expected: Iterable[int]) -> None:
+    def note_commit(self, contributors: Collection[int], waited_for: Iterable[int], now: float) -> None:
+        self._in_vain.update(waited_for)
+        self._in_vain.difference_update(contributors)
         for site_id in contributors:
-            self._missed.pop(site_id, None)
-        for site_id in expected:
-            if site_id not in contributors:
-                self._missed[site_id] = self._missed.get(site_id, 0) + 1
+            self._based_at[site_id] = now
 
     def forget(self, site_id: int) -> None:
         """It has left: much may be different when it is back."""
         self._windows.pop(site_id, None)
         self._step_s.pop(site_id, None)
-        self._missed.pop(site_id, None)
+        self._based_at.pop(site_id, None)
+        self._in_vain.discard(site_id)
 
     def window_s(self, site_id: int, num_steps: int) -> float | None:
         """How long so many steps take there; None if nothing is known."""
@@ -85,7 +85,7 @@ class Stragglers:
         if typical_s is None:
             return Patience(fallback, frozenset())
         slack_s = max(SLACK * typical_s, least_slack_s)
-        late = frozenset(i for i in waiting if self._is_late(i, num_steps, typical_s + slack_s))
+        late = frozenset(i for i in waiting if self._is_late(i, num_steps, opened_at, typical_s + slack_s))
         worth_it = [i for i in waiting if i not in late]
         if not worth_it:
             return Patience(first_ready_at, late)
@@ -93,9 +93,10 @@ class Stragglers:
             return Patience(fallback, late)
         return Patience(min(fallback, max(first_ready_at, opened_at + typical_s) + slack_s), late)
 
-    def _is_late(self, site_id: int, num_steps: int, limit_s: float) -> bool:
-        missed = self._missed.get(site_id, 0)
-        if missed:
-            return missed > MAX_MISSED  # it went on training, and its node plans to be ready for this sync
+    def _is_late(self, site_id: int, num_steps: int, opened_at: float, limit_s: float) -> bool:
+        """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be
+        ready for the sync that is open then."""
+        if site_id in self._in_vain:
+            return True  # it may hang; when it is ready it is in
         window_s = self.window_s(site_id, num_steps)
-        return window_s is not None and window_s > limit_s
+        return window_s is not None and self._based_at.get(site_id, opened_at) + window_s > opened_at + limit_s

@@ -66,6 +66,7 @@ class Sync:
         self.opened_at = now
         self.first_ready_at: float | None = None
         self.wait_until: float | None = None  # for those who are not ready
+        self.late: frozenset[int] = frozenset()  # of these, those who are not waited for
         self.not_before = now
         self.attempt: Attempt | None = None
         self.last_attempt = 0

@@ -19,8 +19,9 @@ from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.requests import check_header
+from atoll.node.exchange.writing import NotRead, write_within
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, StateError
+from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import peer_pb2
 
@@ -157,23 +158,19 @@ class Donor:
 
 
 async def give(frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], pace: Pace, who: str) -> None:
-    """Writes the frames as fast as the other side takes them. Raises PeerError if it hardly does, or not at all: it has
+    """Writes the frames as fast as the other side takes them. Raises NotRead if it hardly does, or not at all: it has
     a place that others wait for."""
     loop = asyncio.get_running_loop()
     waited_s = 0.0  # in writes: the time to read from the disk is not the other side's
     progress = Progress(pace, waited_s, share=MAX_REQUESTS)
     async for frame in frames:
         began = loop.time()
-        try:
-            async with asyncio.timeout(pace.stall_s):
-                await write(frame)
-        except TimeoutError:
-            raise PeerError(f"{who} takes no byte for {pace.stall_s:.1f} s of what it asked for") from None
+        await write_within(pace.stall_s, write, frame, who)
         waited_s += loop.time() - began
         progress.moved(len(frame), waited_s)
         problem = progress.problem(waited_s)
         if problem:
-            raise PeerError(f"{who} is too slow in taking what it asked for: {problem}")
+            raise NotRead(f"{who} is too slow in taking what it asked for: {problem}")
 
 
 class _Rate:

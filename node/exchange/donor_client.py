@@ -62,7 +62,10 @@ class DonorClient:
         request = peer_pb2.FetchStateRequest(header=wire.to_proto(self._header), hashes_of=commits)
         found: dict[int, list[bytes]] = {}
         async for data in self._call(FETCH_STATE_METHOD, request):
-            for part in parse(peer_pb2.FetchStateResponse, data).hash_lists:
+            response = parse(peer_pb2.FetchStateResponse, data)
+            if not response.hash_lists or response.chunks:
+                raise InvalidMessage(f"{self.where}: a message that is not of the hash lists that were asked for")
+            for part in response.hash_lists:
                 if part.commit not in commits:
                     raise InvalidMessage(f"{self.where}: a hash list of commit {part.commit}, which was not asked for")
                 hashes = found.setdefault(part.commit, [])
@@ -86,7 +89,10 @@ class DonorClient:
         received = version = 0
         chunk = -1
         async for data in self._call(FETCH_STATE_METHOD, request):
-            for part in parse(peer_pb2.FetchStateResponse, data).chunks:
+            response = parse(peer_pb2.FetchStateResponse, data)
+            if not response.chunks or response.hash_lists:
+                raise InvalidMessage(f"{self.where}: a message that is not of the chunks that were asked for")
+            for part in response.chunks:
                 if not pieces:
                     chunk, version, received = next(waiting, -1), part.version, 0
                 total = size_bytes(chunk) if chunk >= 0 else 0
@@ -123,6 +129,8 @@ class DonorClient:
         assembler = PartAssembler(expect)
         async for data in self._call(FETCH_PAYLOADS_METHOD, request):
             parts = parse(peer_pb2.FetchPayloadsResponse, data).parts
+            if not parts:
+                raise InvalidMessage(f"{self.where}: a message without payloads")
             yield [item for part in parts if (item := assembler.add(part)) is not None]
         if wanted:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)

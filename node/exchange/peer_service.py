@@ -15,7 +15,8 @@ from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.service_name import SERVICE
 from atoll.node.exchange.serving import Context, ServedStream
-from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
+from atoll.node.exchange.writing import NotRead
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
 from atoll.protocol.messages import Member
 from atoll.protocol.status import abort
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -49,6 +50,9 @@ class PeerService:
             if stream.cancelled():
                 await abort(context, NotYetError("another stream of this site replaced this one"))
             failure = stream.exception()
+            if isinstance(failure, NotRead):
+                log.warning("%s", failure)
+                raise asyncio.CancelledError(str(failure))
             if isinstance(failure, InvalidMessage):
                 self._hub.counters.refuse(failure)
             if isinstance(failure, AtollError):
@@ -93,9 +97,8 @@ class PeerService:
             await give(
                 frames, context.write, self._hub.served_donor().pace, f"site {header.site_id} ({context.peer()})"
             )
-        except PeerError as error:
+        except NotRead as error:
             log.warning("%s", error)
-            # A status would wait behind the write that is blocked; only a cancelled call gets rid of it.
             raise asyncio.CancelledError(str(error)) from None
         finally:
             await frames.aclose()  # its place is free again

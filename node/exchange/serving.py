@@ -9,6 +9,7 @@ import grpc.aio
 from atoll.node.exchange.ahead import Ahead
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.writing import write_within
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2
@@ -48,7 +49,8 @@ class ServedStream:
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _send(self, frame: bytes) -> None:
-        await self._context.write(frame)
+        who = f"site {self._member.site_id} ({self._exchange.where})"
+        await write_within(self._exchange.pace.stall_s, self._context.write, frame, who)
         self._exchange.traffic.sent_bytes += len(frame)
         self._exchange.counters.sent_bytes += len(frame)
 

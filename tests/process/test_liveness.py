@@ -16,7 +16,7 @@ from tests.harness.random_faults import PLAIN_WORKER, SETTINGS
 LIMIT_S = 60.0
 SLOW = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02"]
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(240)
 
 
 def committed(count: int) -> Callable[[Status], bool]:
@@ -46,3 +46,27 @@ def test_a_coordinator_that_was_stopped_evicts_nobody(tmp_path: Path) -> None:
         assert_equal_at_the_end(run, "abc", 30)
         assert run.status()["num_evicted"] == 0
         assert {line["commit"] for line in run.journal("a", "commit")} == set(range(1, 31)), "none twice, none lost"
+
+
+@pytest.mark.slow
+def test_workers_that_hang_are_named_and_started_again_and_nobody_waits_for_them(tmp_path: Path) -> None:
+    """60 s is the least limit of a step that any preset has."""
+    with LocalRun(tmp_path, replace(SETTINGS, steps=1000)) as run:
+        run.start_coordinator()
+        worker = [*SLOW, "--step-delay-s", "0.1"]
+        run.start_node("a", worker)
+        run.start_node("b", worker)
+        node = run.start_node("c", [*worker, "--hang-at", "25"])
+        stuck = run.wait(committed(4), LIMIT_S, "a and b go on")
+        doing = next(s for s in stuck["sites"] if s["name"] == "c")
+        assert doing["connected"]
+        assert doing["doing"] == "training"
+        text = (
+            r"workers crashed, restarting them.*rank 0 \(pid \d+\) has got no further for 60 s \(training, step 2\d; "
+        )
+        node.wait_for_line(text + r"its steps take up to 0\.\d+ s\)", 2 * LIMIT_S)
+        assert run.status()["last_commit"] > 30, "60 s are about 55 windows"
+        run.wait(lambda s: "c" in s["commits"][-1]["contributors"], LIMIT_S, "c is back")
+        assert run.wait_all(2 * LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, "abc", 100)
+        assert run.status()["num_evicted"] == 0

@@ -124,6 +124,28 @@ def test_what_was_sent_before_and_empty_messages_are_no_progress(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_a_peer_that_never_reads_its_payloads_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else its stream would stay for ever, with what is to be sent on it."""
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second = await run.add(2)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=1)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
+            running = asyncio.create_task(first.begin(plan).run())
+            async with stream_to(first, plan, second) as call:
+                for chunk in second.data.chunks:
+                    data = second.data.contribution(chunk)
+                    for frame in pack_frames([Encoded(chunk, data, second.data.payload_hash(data))]):
+                        await call.write(frame)
+                await running
+                await until(lambda: "site 2 (run sites, sync 1, attempt 1) has taken no byte for 1.0 s" in caplog.text)
+
+    asyncio.run(main())
+
+
 # --- as a reducer
 
 
