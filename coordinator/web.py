@@ -172,6 +172,7 @@ class _Collector:
             ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
             ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),
             ("atoll_sites_evicted", "Evictions since this start.", d["num_evicted"]),
+            ("atoll_wrong_states", "States of sites that were not the run's, since this start.", d["num_wrong_states"]),
             ("atoll_refusals", "Refused messages since this start.", d["num_refused"]),
             ("atoll_malformed_messages", "Messages that were no messages, since this start.", d["num_malformed"]),
         ):

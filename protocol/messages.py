@@ -225,7 +225,15 @@ class LeaseRequest:
     wanted: int
 
 
-SiteMessage = Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave | LeaseRequest
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    commit: int
+    num_damaged: int
+
+
+SiteMessage = (
+    Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave | LeaseRequest | Verified
+)
 
 
 # --- coordinator -> site
@@ -252,6 +260,7 @@ class Admitted:
     site_id: int
     admitted_as: AdmittedAs
     run_seed: int
+    state_hash: bytes = bounded(32, b"")
 
 
 class RefusedKind(IntEnum):
@@ -309,6 +318,11 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Verify:
+    commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
     branch: int
     commit: int
@@ -343,6 +357,7 @@ CoordinatorMessage = (
     | Abandoned
     | Sources
     | Evicted
+    | Verify
     | RolledBack
     | Finished
     | Pulse

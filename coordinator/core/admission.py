@@ -218,8 +218,14 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     }[admitted_as]
     site.gone = ""
     run.change_epoch(site)
-    run.report(logging.INFO, f"admitted {site.label} at {site.address} as {admitted_as.name.lower()}: {why}")
-    run.send(site, states.admitted(run, site, admitted_as))
+    answer = states.admitted(run, site, admitted_as)
+    level = logging.INFO
+    if answer.state_hash:
+        level = logging.ERROR
+        site.num_wrong_states += 1
+        run.num_wrong_states += 1
+    run.report(level, f"admitted {site.label} at {site.address} as {admitted_as.name.lower()}: {why}")
+    run.send(site, answer)
     if admitted_as is AdmittedAs.MEMBER:
         states.take(run, site, hello.last_commit, hello.state_hash)
         if not site.catching_up:  # else it asks for sources

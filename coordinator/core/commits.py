@@ -21,6 +21,7 @@ class Judgement:
     attest: bytes | None  # to be persisted; None: nothing new
     losers: tuple[int, ...]  # sites whose state is not the run's
     against: bytes = b""
+    tied: tuple[int, ...] = ()  # sites of which nobody knows who is right
 
 
 class CommitLog:
@@ -138,9 +139,11 @@ class CommitLog:
     def reported(self) -> list[int]:
         return sorted(self._reports)
 
-    def judge(self, commit: int, awaited: Collection[int]) -> Judgement:
-        """The first report attests. Where reports differ, the majority is right once all of `awaited` have reported;
-        in a tie the hash that was there first."""
+    def judge(self, commit: int, awaited: Collection[int], present: Collection[int]) -> Judgement:
+        """The first report attests. Where reports differ, the majority is right once all of `awaited` have reported.
+
+        In a tie: the hash that a former start of the coordinator attested; else the majority of those `present`.
+        """
         votes = self._reports.get(commit, {})
         attested = self.attested.get(commit)
         counts: Counter[bytes] = Counter()
@@ -151,7 +154,15 @@ class CommitLog:
             return Judgement(None, ())
         if len(counts) > 1 and not set(awaited) <= set(votes):
             return Judgement(None, ())
-        winner = max(counts, key=lambda h: counts[h])  # the first of equals
+        best = [h for h in counts if counts[h] == max(counts.values())]
+        if len(best) > 1 and not (attested in best and commit in self._from_store):
+            here = Counter(h for s, h in votes.items() if s in present and h in best)
+            best = [h for h in best if here[h] == max(here.values(), default=0)]
+            if len(best) > 1 and here:
+                return Judgement(
+                    None, (), tied=tuple(sorted(s for s, h in votes.items() if s in present and h in best))
+                )
+        winner = attested if attested in best else best[0]
         losers = tuple(sorted(s for s, h in votes.items() if h != winner))
         return Judgement(winner if winner != attested else None, losers, winner)
 

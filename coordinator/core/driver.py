@@ -117,6 +117,8 @@ def _step(run: Run) -> bool:
         return decisions.start(run)
     if rollback.advance(run):
         return True
+    if run.disputed:
+        return False
     if run.sync.attempt is not None:
         return _step_planned(run, run.sync, run.sync.attempt)
     return _step_collecting(run, run.sync)

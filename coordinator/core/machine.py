@@ -238,6 +238,8 @@ class Core:
                 driver.done(run, site, message)
             case m.ExchangeFailed():
                 driver.exchange_failed(run, site, message)
+            case m.Verified():
+                states.verified(run, site, message)
             case m.LeaseRequest():
                 leases.request(run, number, site, message)
 

@@ -46,6 +46,7 @@ class Site:
     applied: int | None = None
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
+    num_wrong_states: int = 0  # times that its state was not the run's
     lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.coordinator.core.commits import CommitLog
 from atoll.coordinator.core.deadlines import ExchangeTimes
+from atoll.coordinator.core.disputes import Dispute
 from atoll.coordinator.core.events import (
     CloseStream,
     FinishedRecord,
@@ -68,6 +69,9 @@ class Run:
         self.stragglers = Stragglers()
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
+        self.dispute: Dispute | None = None
+        self.disputed = ""  # who holds different states of one commit, while nobody knows who is right
+        self.num_wrong_states = 0
         self.num_refused = 0
         self.num_malformed = 0
         self.num_evicted = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from atoll.coordinator.core.disputes import Dispute
 from atoll.coordinator.core.events import AttestationRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -90,6 +91,7 @@ def advance(run: Run) -> None:
     """Whatever reports of state hashes now decide."""
     if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
+    run.disputed = ""
     for commit in run.log.reported():
         contributors = run.log.contributors(commit)
         awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
@@ -106,7 +108,11 @@ def advance(run: Run) -> None:
 
 
 def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
-    judgement = run.log.judge(commit, awaited)
+    present = {s.site_id for s in run.members.live() if s.applied == commit}
+    judgement = run.log.judge(commit, awaited, present)
+    if judgement.tied:
+        _dispute(run, commit, judgement.tied)
+        return
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
         if old is not None:
@@ -122,6 +128,32 @@ def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
         site = run.members.by_id(site_id)
         if site is not None and site.live and site.applied == commit:
             _evict_for_state(run, site, commit, judgement.against)
+
+
+def _dispute(run: Run, commit: int, tied: tuple[int, ...]) -> None:
+    """Nothing is planned or committed until it is known who is wrong."""
+    if run.dispute is None or run.dispute.commit != commit:
+        run.dispute = Dispute(commit)
+    sites = [site for i in tied if (site := run.members.by_id(i)) is not None]
+    for site in run.dispute.to_ask(sites):
+        run.send(site, m.Verify(commit=commit))
+    run.disputed = run.dispute.in_words(sites)
+    wrong = run.dispute.wrong(sites)
+    if not wrong:
+        return
+    right = next(s.state_hash for s in sites if s not in wrong)
+    for site in wrong:
+        num_damaged = run.dispute.damaged.pop(site.site_id)
+        run.report(logging.ERROR, f"{site.label} finds {num_damaged} chunks of commit {commit} damaged on its disk")
+        run.log.forget(site.site_id)
+        _evict_for_state(run, site, commit, right)
+    run.dispute, run.disputed = None, ""
+    judge(run, commit, ())
+
+
+def verified(run: Run, site: Site, message: m.Verified) -> None:
+    if run.dispute is not None and run.dispute.commit == message.commit and site.applied == message.commit:
+        run.dispute.damaged[site.site_id] = message.num_damaged
 
 
 def _evict_for_state(run: Run, site: Site, commit: int, known: bytes) -> None:
@@ -179,7 +211,21 @@ def _advance_commit_0(run: Run) -> None:
 
 
 def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
-    return m.Admitted(site_id=site.site_id, admitted_as=admitted_as, run_seed=run.settings.seed)
+    return m.Admitted(
+        site_id=site.site_id,
+        admitted_as=admitted_as,
+        run_seed=run.settings.seed,
+        state_hash=_other_hash(run, site) if admitted_as is AdmittedAs.JOINER else b"",
+    )
+
+
+def _other_hash(run: Run, site: Site) -> bytes:
+    """Of the commit that the site came with, if its own is another."""
+    hello = site.hello
+    if hello is None or not hello.has_state:
+        return b""
+    known = run.log.attested.get(hello.last_commit, run.claim if hello.last_commit == 0 else None)
+    return known if known is not None and known != hello.state_hash else b""
 
 
 def num_holding_commit_0(run: Run) -> int:

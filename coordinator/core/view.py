@@ -37,6 +37,8 @@ class SiteView:
     """What it holds, or held when it went; None if nothing."""
     state_hash: str
     """Hexadecimal; empty if it holds no state."""
+    num_wrong_states: int
+    """How often its state was not the run's, so that it had to be repaired; since this start of the coordinator."""
     silent_s: float
     """Since its last message."""
     doing: str
@@ -102,8 +104,9 @@ class RunView:
     """Of the newest attested commit, hexadecimal."""
     attested_commit: int | None
     num_attempts: int
-    """Plans since this start of the coordinator; so are the next three."""
+    """Plans since this start of the coordinator; so are the next four."""
     num_evicted: int
+    num_wrong_states: int
     num_refused: int
     num_malformed: int
     num_abandoned: int
@@ -130,6 +133,8 @@ def state_in_words(run: Run) -> str:
         return f"finished: {run.finished.reason}"
     if run.sync is None:
         return _waiting(run)
+    if run.disputed:
+        return f"paused: {run.disputed}"
     if run.unreachable:
         return f"paused: {run.unreachable}"
     if run.paused:
@@ -177,6 +182,7 @@ def view_of(run: Run, now: float) -> RunView:
         attested_commit=attested,
         num_attempts=run.num_attempts,
         num_evicted=run.num_evicted,
+        num_wrong_states=run.num_wrong_states,
         num_refused=run.num_refused,
         num_malformed=run.num_malformed,
         num_abandoned=run.num_abandoned,
@@ -218,6 +224,7 @@ def _site_view(site: Site, now: float) -> SiteView:
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,
         state_hash=state_hash.hex(),
+        num_wrong_states=site.num_wrong_states,
         silent_s=round(max(0.0, now - site.heard_at), 3),
         doing=heartbeat.doing,
         still_s=round(max(0.0, now - site.progress_at), 3),

@@ -24,7 +24,7 @@ def find_sources(ctx: Context) -> None:
     site = ctx.site
     if site.fetching or site.looking_for_sources or not site.connected or not site.admitted:
         return  # admission asks again: the coordinator hears only sites that it has admitted
-    if site.discarding or site.rolling_back is not None:
+    if site.distrusting or site.rolling_back is not None:
         return  # asked when that is done
     site.looking_for_sources = True
     site.retry_fetch_at = None
@@ -37,7 +37,7 @@ def find_sources(ctx: Context) -> None:
 def sources(ctx: Context, message: m.Sources) -> None:
     site = ctx.site
     site.looking_for_sources = False
-    if site.fetching or site.seeding or site.discarding or site.rolling_back is not None:
+    if site.fetching or site.seeding or site.distrusting or site.rolling_back is not None:
         return
     for commit in message.commits:
         syncs.note_contribution(ctx, commit)

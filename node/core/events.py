@@ -220,6 +220,12 @@ class ModelSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateVerified:
+    commit: int
+    num_damaged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRolledBack:
     """What is left on this disk: commit and state hash of a whole state, if there is one."""
 
@@ -250,8 +256,8 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | Published | DiskRolledBack | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked
-    | Tick
+    | ApplyFailed | ModelSaved | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
+    | DataAnnounced | DrawAsked | Tick
 )  # fmt: skip
 
 
@@ -363,10 +369,18 @@ class SaveModel:
 
 
 @dataclass(frozen=True, slots=True)
-class DiscardState:
-    """What is on this disk belongs to another run or history."""
+class DistrustState:
+    """What is on this disk is not the run's state, or too old: each chunk is checked against its own hash, and
+    snapshots go. What is left is compared with the others' chunk by chunk when it is fetched."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyState:
+    """Count the chunks that do not have their hash, or come out otherwise from a snapshot and the log."""
+
+    commit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +409,6 @@ class Exit:
 
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DiscardState | RollBack
-    | AnswerDraw
-    | Report | Exit
+    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
+    | VerifyState | RollBack | AnswerDraw | Report | Exit
 )  # fmt: skip

@@ -10,7 +10,7 @@ import logging
 
 from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
-from atoll.node.core.events import DiscardState, Event, Output, SeedState
+from atoll.node.core.events import DistrustState, Event, Output, SeedState, VerifyState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, RefusedError
@@ -141,6 +141,10 @@ class SiteCore:
             case events.ModelSaved(commit=commit):
                 if self.site.saving == commit:
                     self.site.saving = None
+            case events.StateVerified(commit=commit, num_damaged=num_damaged):
+                level = logging.ERROR if num_damaged else logging.INFO
+                self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
+                self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
             case events.DiskRolledBack():
                 if rollback.done(self.ctx, event) and self.site.connected:
                     self._hello()
@@ -211,6 +215,9 @@ class SiteCore:
                 catching_up.sources(self.ctx, message)
             case m.Evicted(reason=reason):
                 self._evicted(reason)
+            case m.Verify(commit=commit):
+                if self.site.outer is not None and self.site.outer.commit == commit:
+                    self.ctx.emit(VerifyState(commit))
             case m.RolledBack():
                 rollback.rolled_back(self.ctx, message)
             case m.Finished():
@@ -249,7 +256,14 @@ class SiteCore:
         site.run_seed = message.run_seed
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:
             catching_up.cancel_fetch(self.ctx)
-            site.discarding = "it is not this run's, or older than the coordinator's log; fetching the run's"
+            site.distrusting = "it is older than the coordinator's log"
+            if message.state_hash:
+                site.num_wrong_states += 1
+                site.distrusting = (
+                    f"the state of commit {site.outer.commit} here has hash {site.outer.state_hash.hex()[:12]}, the "
+                    f"run's is {message.state_hash.hex()[:12]}"
+                )
+                self.ctx.report(logging.ERROR, f"{site.distrusting}; repairing it from the other sites")
             site.outer = None
             site.commits.clear()
             syncs.discard_local(self.ctx)
@@ -331,9 +345,9 @@ class SiteCore:
 
     def _advance(self) -> None:
         site, workers = self.site, self.site.workers
-        if site.discarding and site.applying is None and site.saving is None and site.publishing is None:
-            self.ctx.emit(DiscardState(site.discarding))
-            site.discarding = ""
+        if site.distrusting and site.applying is None and site.saving is None and site.publishing is None:
+            self.ctx.emit(DistrustState(site.distrusting))
+            site.distrusting = ""
             site.published = None
             catching_up.find_sources(self.ctx)
         rollback.begin_if_idle(self.ctx)

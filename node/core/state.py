@@ -145,7 +145,8 @@ class SiteState:
     term: int = 0
     last_commit_of_run: int = 0
     outer: Outer | None = None
-    discarding: str = ""  # why the state on disk is to be discarded, once nothing works on it any more
+    distrusting: str = ""  # why the state on disk may be wrong; checked once nothing works on it any more
+    num_wrong_states: int = 0  # how often it was
     branch: int = 0  # in which the commits on this disk are numbered
     rolling_back: RollBack | None = None  # asked for, or under way
     rolling_back_begun: bool = False

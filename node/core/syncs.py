@@ -253,7 +253,7 @@ def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
     if site.applying != event.commit:
         return
     site.applying = None
-    if site.discarding or site.rolling_back is not None:
+    if site.distrusting or site.rolling_back is not None:
         return
     commit = site.commits.pop(event.commit)
     if site.snapshot.phase is SnapshotPhase.SEALED:

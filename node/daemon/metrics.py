@@ -39,6 +39,7 @@ class NodeFacts:
     refused_messages: int
     worker_generation: int
     num_syncs: int
+    num_wrong_states: int
     retained_bytes: int
     last_exchange_s: float
     last_apply_s: float
@@ -84,6 +85,7 @@ class NodeCollector(Collector):
             "atoll_node_train_seconds": ("Time the workers trained", facts.train_s),
             "atoll_node_wait_seconds": ("Time the workers waited for a sync", facts.wait_s),
             "atoll_node_worker_starts": ("Generations of workers launched", facts.worker_generation),
+            "atoll_node_wrong_states": ("States that were not the run's and were repaired", facts.num_wrong_states),
             "atoll_node_syncs": ("Commits applied by this process", facts.num_syncs),
         }
         for name, (text, value) in counters.items():

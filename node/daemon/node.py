@@ -31,7 +31,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError, PeerError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError, PeerError, StateError
 
 log = logging.getLogger(__name__)
 
@@ -236,10 +236,11 @@ class Node:
                     self.plane.log.drop(sync)
             case e.SaveModel():
                 self._task(self._save(output), lambda text: e.DataPlaneFailed(f"saving the model: {text}"))
-            case e.DiscardState(reason):
-                log.warning("discarding the state in %s: %s", self.home.state_folder, reason)
-                if self.plane is not None:
-                    self.plane.discard()
+            case e.DistrustState(reason):
+                log.warning("checking every chunk in %s: %s", self.home.state_folder, reason)
+                self._task(self._distrust(), e.DataPlaneFailed)
+            case e.VerifyState():
+                self._task(self._verify(output.commit), e.DataPlaneFailed)
             case e.RollBack():
                 self._task(self._roll_back(output), e.DataPlaneFailed)
             case e.Report(level, text):
@@ -467,7 +468,15 @@ class Node:
 
     def _snapshot_if_due(self) -> None:
         if self.plane is not None and self.plane.snapshot_is_due:
-            self._task(self.plane.write_snapshot(), e.DataPlaneFailed)
+            self._task(self.plane.write_snapshot(), lambda text: e.DataPlaneFailed(text, StateError.exit_code))
+
+    async def _distrust(self) -> None:
+        damaged = await self.plane.distrust() if self.plane is not None else []
+        log.info("%d chunks are damaged; the others are compared with those of the other sites", len(damaged))
+
+    async def _verify(self, commit: int) -> None:
+        assert self.plane is not None
+        self.handle(e.StateVerified(commit=commit, num_damaged=await self.plane.verify()))
 
     async def _roll_back(self, output: e.RollBack) -> None:
         held = await self.plane.roll_back(output.commit) if self.plane is not None else None

@@ -96,6 +96,7 @@ class Observer:
             + self._session.num_refused_messages,
             worker_generation=workers.generation,
             num_syncs=self._num_syncs,
+            num_wrong_states=site.num_wrong_states,
             retained_bytes=self._hub.retained_bytes,
             last_exchange_s=self.exchange_s,
             last_apply_s=self.apply_s,

@@ -16,7 +16,7 @@ from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState, TornState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import rebuild
+from atoll.node.dataplane.rebuild import differing, rebuild
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol import wire
@@ -83,14 +83,6 @@ class DataPlane:
             )
         return self.outer
 
-    def discard(self) -> None:
-        if self.outer is not None:
-            self.outer.close()
-            self.outer = None
-        self._published_frozen = False
-        OuterState.discard(self.home.state_folder)
-        self.snapshots.clear()
-
     def _rebuild(self) -> None:
         """The newest whole state that this disk gives, if any."""
         if self.outer is None and self.snapshots.files:
@@ -126,6 +118,32 @@ class DataPlane:
         async with self.lock:
             await asyncio.to_thread(work)
         return self.held()
+
+    async def verify(self) -> int:
+        """How many chunks do not have their hash, or come out otherwise from a snapshot and the log."""
+        outer = self.outer
+        assert outer is not None
+
+        def work() -> int:
+            return len({*outer.damaged(), *differing(outer, self.log, self.snapshots, self.optimizer)})
+
+        async with self.lock:
+            return await asyncio.to_thread(work)
+
+    async def distrust(self) -> list[int]:
+        """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state."""
+
+        def work() -> list[int]:
+            self.snapshots.clear()
+            self._published_frozen = False
+            damaged = self.outer.damaged() if self.outer is not None else []
+            for chunk in damaged:
+                assert self.outer is not None
+                self.outer.forget(chunk)
+            return damaged
+
+        async with self.lock:
+            return await asyncio.to_thread(work)
 
     def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
         payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""
@@ -178,15 +196,41 @@ class DataPlane:
         return not self.snapshots.files or commit >= self.snapshots.files[0].newest + every
 
     async def write_snapshot(self) -> None:
-        """Commits go on meanwhile. Raises StateError for a damaged chunk, HostError for the disk."""
+        """Commits go on meanwhile. If chunks turn out to be damaged, they are put together again instead.
+
+        Raises StateError if that cannot be done here, HostError for the disk.
+        """
         assert self.outer is not None
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
         self._snapshot, self._snapshot_began = done, self.outer.commit or 0
         try:
             await asyncio.to_thread(self.snapshots.write, self.outer, keep)
+        except StateError as error:
+            log.error("%s", error)
+            await self._mend()
         finally:
             self._snapshot = None
             done.set_result(None)
+
+    async def _mend(self) -> None:
+        """Damaged chunks anew, from an older snapshot and the log."""
+        outer = self.outer
+        assert outer is not None
+
+        def work() -> None:
+            before, damaged = self.held(), outer.damaged()
+            for chunk in damaged:
+                outer.forget(chunk)
+            if damaged:
+                rebuild(outer, self.log, self.snapshots, self.optimizer)
+            if before is not None and self.held() != before:
+                raise StateError(
+                    f"{outer.folder}: {len(damaged)} chunks are damaged and cannot be put together here; start this "
+                    "node again, and it fetches them"
+                )
+
+        async with self.lock:
+            await asyncio.to_thread(work)
 
     async def _keep_log_for_snapshot(self, commit: int) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""

@@ -292,24 +292,55 @@ class OuterState:
                 raise StateError(
                     f"{self.folder}: chunk {chunk} is at commit {old.version}, commit {version} cannot be applied to it"
                 )
-            codec = peek_codec(payload)
-            if spec.role is Role.TRAINABLE and codec not in CODECS:
+            if spec.role is Role.TRAINABLE and (codec := peek_codec(payload)) not in CODECS:
                 raise InvalidMessage(f"payload of chunk {chunk}: codec {codec} carries no pseudo-gradient")
 
-            def fill(record: Bytes) -> None:
-                if spec.role is Role.BUFFER_LOWEST:
-                    dtype = self.layout.manifest.tensors[spec.tensor].dtype
-                    kernels.decode(payload, "raw", spec.num_elements, record, dtype)
-                elif spec.role is Role.BUFFER_MEAN:
-                    kernels.decode(payload, "fp32", spec.num_elements, record.view(np.float32))
-                else:
-                    average = scratch.floats("average", spec.num_elements)
-                    kernels.decode(payload, codec, spec.num_elements, average)
-                    rows = old.data.view(np.float32).reshape(1 + len(self.slots), -1)
-                    out = record.view(np.float32).reshape(1 + len(self.slots), -1)
-                    optimizer.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
+            self._replace(chunk, version, lambda record: self._update(chunk, old.data, payload, optimizer, record))
 
-            self._replace(chunk, version, fill)
+    def replayed(
+        self, chunk: int, data: bytes | Bytes, payload: bytes | bytearray | memoryview, optimizer: OuterOptimizer
+    ) -> Bytes:
+        """What a record becomes by one more payload; nothing on the disk changes."""
+        out = np.empty(self._sizes[chunk], np.uint8)
+        self._update(chunk, np.frombuffer(data, np.uint8), payload, optimizer, out)
+        return out
+
+    def _update(
+        self, chunk: int, old: Bytes, payload: bytes | bytearray | memoryview, optimizer: OuterOptimizer, record: Bytes
+    ) -> None:
+        spec = self.layout.chunks[chunk]
+        if spec.role is Role.BUFFER_LOWEST:
+            dtype = self.layout.manifest.tensors[spec.tensor].dtype
+            kernels.decode(payload, "raw", spec.num_elements, record, dtype)
+        elif spec.role is Role.BUFFER_MEAN:
+            kernels.decode(payload, "fp32", spec.num_elements, record.view(np.float32))
+        else:
+            average = scratch.floats("average", spec.num_elements)
+            kernels.decode(payload, peek_codec(payload), spec.num_elements, average)
+            rows = old.view(np.float32).reshape(1 + len(self.slots), -1)
+            out = record.view(np.float32).reshape(1 + len(self.slots), -1)
+            optimizer.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
+
+    # --- damage
+
+    def damaged(self) -> list[int]:
+        """Chunks whose bytes do not have their hash any more. Nothing may be written meanwhile."""
+        found = []
+        for chunk, size in enumerate(self._sizes):
+            if size and self._entries[chunk] is not None:
+                with self.pinned(chunk) as record:
+                    if chunk_hash(record.data.data) != record.hash:
+                        found.append(chunk)
+        return found
+
+    def forget(self, chunk: int) -> None:
+        """The chunk is missing from now on."""
+        with self._changed:
+            old, self._entries[chunk] = self._entries[chunk], None
+            if old is None:
+                return
+            self._num_missing += 1
+            self._retire(chunk, old)
 
     def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
         """Computes a record into a spare slot, then puts it in force."""
@@ -348,15 +379,19 @@ class OuterState:
         if old is None:
             self._num_missing -= 1
         else:
-            if in_sync:
-                self._at_version[old.version] -= 1
-                if not self._at_version[old.version]:
-                    del self._at_version[old.version]
-            if self._pins[old.slot]:
-                self._retired.add(old.slot)
-            else:
-                self._release(chunk, old.slot)
+            self._retire(chunk, old)
         self._note_commit()
+
+    def _retire(self, chunk: int, old: Entry) -> None:
+        """Its place is free once nobody reads there any more."""
+        if chunk < self.layout.num_sync_chunks:
+            self._at_version[old.version] -= 1
+            if not self._at_version[old.version]:
+                del self._at_version[old.version]
+        if self._pins[old.slot]:
+            self._retired.add(old.slot)
+        else:
+            self._release(chunk, old.slot)
 
     def _note_commit(self) -> None:
         commit = self._commit()

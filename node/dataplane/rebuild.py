@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.dataplane.optim import OuterOptimizer
-from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_state import Bytes, OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.layout import chunk_hash
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,26 @@ def rebuild(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optim
     In that case chunks that can be restored at all are; what is left is `outer.missing`, and must be fetched.
     """
     return _Rebuild(outer, payloads, snapshots, optimizer).run()
+
+
+def differing(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer) -> list[int]:
+    """Chunks of a whole state that come out otherwise from the oldest snapshot that the log leads on from."""
+    commit, found = outer.commit, []
+    for chunk in [c.index for c in outer.layout.chunks[: outer.layout.num_sync_chunks] if c.num_elements]:
+        for file in reversed(snapshots.files):
+            version = file.version(chunk)
+            if commit is None or version is None or version >= commit:
+                continue
+            try:
+                data: bytes | Bytes = file.read(chunk).data
+                for number in range(version + 1, commit + 1):
+                    data = outer.replayed(chunk, data, payloads.read(number, chunk), optimizer)
+            except (StateError, InvalidMessage):
+                continue  # a younger one may do
+            if chunk_hash(data if isinstance(data, bytes) else data.data) != outer.hash_of(chunk):
+                found.append(chunk)
+            break
+    return found
 
 
 class _Rebuild:

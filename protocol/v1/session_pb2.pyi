@@ -151,6 +151,7 @@ class SessionRequest(_message.Message):
     FIND_SOURCES_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     LEASE_REQUEST_FIELD_NUMBER: _builtins.int
+    VERIFIED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -177,6 +178,8 @@ class SessionRequest(_message.Message):
     def leave(self) -> Global___Leave: ...
     @_builtins.property
     def lease_request(self) -> Global___LeaseRequest: ...
+    @_builtins.property
+    def verified(self) -> Global___Verified: ...
     def __init__(
         self,
         *,
@@ -193,12 +196,13 @@ class SessionRequest(_message.Message):
         find_sources: Global___FindSources | None = ...,
         leave: Global___Leave | None = ...,
         lease_request: Global___LeaseRequest | None = ...,
+        verified: Global___Verified | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -224,6 +228,7 @@ class SessionResponse(_message.Message):
     PULSE_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
+    VERIFY_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -254,6 +259,8 @@ class SessionResponse(_message.Message):
     def leases(self) -> Global___Leases: ...
     @_builtins.property
     def rolled_back(self) -> Global___RolledBack: ...
+    @_builtins.property
+    def verify(self) -> Global___Verify: ...
     def __init__(
         self,
         *,
@@ -273,12 +280,13 @@ class SessionResponse(_message.Message):
         pulse: Global___Pulse | None = ...,
         leases: Global___Leases | None = ...,
         rolled_back: Global___RolledBack | None = ...,
+        verify: Global___Verify | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -412,19 +420,23 @@ class Admitted(_message.Message):
     SITE_ID_FIELD_NUMBER: _builtins.int
     ADMITTED_AS_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
+    STATE_HASH_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     admitted_as: Global___AdmittedAs.ValueType
     run_seed: _builtins.int
+    state_hash: _builtins.bytes
+    """of the commit that the site holds, if its own is another: its state is wrong and is repaired"""
     def __init__(
         self,
         *,
         site_id: _builtins.int = ...,
         admitted_as: Global___AdmittedAs.ValueType = ...,
         run_seed: _builtins.int = ...,
+        state_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_as", b"admitted_as", "run_seed", b"run_seed", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_as", b"admitted_as", "run_seed", b"run_seed", "site_id", b"site_id", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -853,6 +865,51 @@ class Evicted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evicted: _TypeAlias = Evicted  # noqa: Y015
+
+@_typing.final
+class Verify(_message.Message):
+    """As many sites hold one state of `commit` as another: are the site's bytes what they should be?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verify: _TypeAlias = Verify  # noqa: Y015
+
+@_typing.final
+class Verified(_message.Message):
+    """Chunks that do not have their own hash, or come out otherwise from a snapshot and the log."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    num_damaged: _builtins.int
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        num_damaged: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "num_damaged", b"num_damaged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Verified: _TypeAlias = Verified  # noqa: Y015
 
 @_typing.final
 class RolledBack(_message.Message):

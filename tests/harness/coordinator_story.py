@@ -429,6 +429,8 @@ class Story:
                 return f"Sources: attested {attested}; donors {donors}; commits {commits}"
             case m.Evicted():
                 return "Evicted"
+            case m.Verify():
+                return f"Verify commit {message.commit}"
             case m.RolledBack():
                 return f"RolledBack to commit {message.commit}, branch {message.branch}"
             case m.Finished():
@@ -583,6 +585,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             ),
             "failed": lambda: story.failed(name, *rest),
             "asks": lambda: story.sources(name, **values),
+            "verified": lambda: story.says(name, m.Verified(commit=int(rest[0]), num_damaged=int(rest[1]))),
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),
             "hangs": lambda: story.hang(name),

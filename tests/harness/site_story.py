@@ -251,8 +251,10 @@ class SiteStory:
                 return f"forgets the contributions to sync {sync}"
             case e.SaveModel(commit=commit):
                 return f"saves the model of commit {commit}"
-            case e.DiscardState(reason):
-                return f"discards the state on its disk: {reason}"
+            case e.DistrustState(reason):
+                return f"checks every chunk on its disk: {reason}"
+            case e.VerifyState(commit):
+                return f"looks for damage in its state of commit {commit}"
             case e.RollBack(commit, branch):
                 return f"removes what its disk has of commits after {commit}, branch {branch}"
             case e.AnswerDraw(first=first, ranges=ranges):

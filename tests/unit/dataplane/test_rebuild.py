@@ -9,7 +9,7 @@ import pytest
 from atoll.node.dataplane import snapshot
 from atoll.node.dataplane.outer_state import ChunkRecord, OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import rebuild
+from atoll.node.dataplane.rebuild import differing, rebuild
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout
@@ -175,6 +175,22 @@ def test_damage_is_not_copied_into_a_snapshot(site: Site) -> None:
         site.snapshot()
     assert [f.newest for f in site.snapshots.files] == [1]
     assert not (site.folder / "snapshots" / "snapshot.new").exists()
+
+
+def test_damage_is_found_by_the_own_hash_and_by_computing_the_state_once_more(site: Site) -> None:
+    site.snapshot().commit(2)
+    assert site.outer.damaged() == []
+    assert differing(site.outer, site.log, site.snapshots, OPTIMIZER) == []
+    site.damage(site.records[2][1].data)
+    assert site.outer.damaged() == [1]
+    site.commit()  # computed from the damaged values: it has its own hash
+    assert site.outer.damaged() == []
+    assert differing(site.outer, site.log, site.snapshots, OPTIMIZER) == [1]
+    site.outer.forget(1)
+    assert site.outer.missing == [1]
+    assert site.outer.commit is None
+    assert rebuild(site.outer, site.log, site.snapshots, OPTIMIZER) == 3
+    assert differing(site.outer, site.log, site.snapshots, OPTIMIZER) == []
 
 
 def test_what_is_discarded_meanwhile_does_not_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

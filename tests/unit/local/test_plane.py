@@ -12,6 +12,7 @@ import pytest
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
+from atoll.protocol.errors import StateError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, filled, logged, manifest, payloads
 
@@ -113,3 +114,27 @@ def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commi
     assert len(list(home.payload_folder.glob("attempt-*"))) == to
     plane.close()
     assert started_again(home) == expected
+
+
+@pytest.mark.parametrize("with_snapshot", [True, False])
+def test_damage_that_a_snapshot_finds_is_mended_or_the_site_says_so(home: Home, with_snapshot: bool) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    if with_snapshot:
+        asyncio.run(plane.write_snapshot())
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    held = plane.held()
+    path = home.state_folder / "outer.chunks"
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(outer.read(2).data))
+        file.write(b"\xff" * 8)
+    if with_snapshot:
+        asyncio.run(plane.write_snapshot())
+        assert plane.held() == held
+        assert outer.damaged() == []
+    else:
+        with pytest.raises(StateError, match="1 chunks are damaged and cannot be put together here"):
+            asyncio.run(plane.write_snapshot())
+    plane.close()

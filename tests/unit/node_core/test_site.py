@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from atoll.node.core import events as e
@@ -612,7 +613,7 @@ def evicted_and_a_joiner_again(drive: Driver) -> None:
 def test_another_state_of_the_same_commit_is_published_again() -> None:
     drive = started()
     evicted_and_a_joiner_again(drive)
-    drive.wants(e.DiscardState)
+    drive.wants(e.DistrustState)
     drive.receive(sources_of(0))
     drive.wants(e.FetchState)
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
@@ -647,12 +648,34 @@ def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     drive.receive(commit(1, 1))
     drive.wants(e.ApplyCommit)
     evicted_and_a_joiner_again(drive)
-    assert not any(isinstance(o, e.DiscardState) for o in drive.out)
+    assert not any(isinstance(o, e.DistrustState) for o in drive.out)
     assert not any(isinstance(s, m.FindSources) for s in drive.sent())
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive.wants(e.DiscardState)
+    drive.wants(e.DistrustState)
     assert drive.core.site.outer is None
     assert not any(isinstance(s, m.Applied) for s in drive.sent())
+
+
+def test_a_wrong_state_is_an_error_that_names_both_hashes_and_is_counted() -> None:
+    drive = started()
+    drive.receive(m.Evicted(reason="its state has another hash; it must fetch the state again"))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7, state_hash=GOOD_HASH))
+    (text,) = [o.text for o in drive.out if isinstance(o, e.Report) and o.level == logging.ERROR]
+    assert HASH.hex()[:12] in text
+    assert GOOD_HASH.hex()[:12] in text
+    assert drive.core.site.num_wrong_states == 1
+    drive.wants(e.DistrustState)
+
+
+def test_a_site_that_is_asked_looks_at_its_bytes_and_says_what_it_found() -> None:
+    drive = started()
+    drive.receive(m.Verify(commit=7))
+    assert not drive.out, "it does not hold that"
+    drive.receive(m.Verify(commit=0))
+    assert drive.wants(e.VerifyState) == e.VerifyState(0)
+    drive(e.StateVerified(commit=0, num_damaged=2))
+    assert drive.sent() == [m.Verified(commit=0, num_damaged=2)]
 
 
 def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_state() -> None:
@@ -692,7 +715,7 @@ def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7))
     kinds = [type(o) for o in drive.out]
-    assert kinds.index(e.CancelFetch) < kinds.index(e.DiscardState)
+    assert kinds.index(e.CancelFetch) < kinds.index(e.DistrustState)
     assert [type(x) for x in drive.sent()] == [m.FindSources]
 
 
