@@ -14,6 +14,8 @@ from typing import Self
 
 PREFIX = "atoll"
 SUBNET = "10.77.0"
+NOBODY = "02:00:00:00:00:99"
+"""A hardware address that no interface has."""
 
 
 def available() -> str:
@@ -53,6 +55,23 @@ class Hosts:
         path = f"/sys/class/net/{PREFIX}-v{host}/statistics/rx_bytes"  # our end of the pair receives what it sends
         with open(path, encoding="ascii") as file:
             return int(file.read())
+
+    def drop(self, source: int | None, target: int | None) -> None:
+        """From now on nothing that `source` sends reaches `target`; None is the bridge's side. Nobody is told."""
+        _ip(*self._neighbour("replace", source, target), "lladdr", NOBODY, "nud", "permanent")
+
+    def restore(self, source: int | None, target: int | None) -> None:
+        _ip(*self._neighbour("del", source, target))
+
+    def _neighbour(self, verb: str, source: int | None, target: int | None) -> list[str]:
+        inside = [] if source is None else ["-n", self.namespace(source)]
+        device = self.bridge if source is None else f"{PREFIX}-i{source}"
+        address = self.bridge_address if target is None else self.address(target)
+        return [*inside, "neigh", verb, address, "dev", device]
+
+    def set_link(self, host: int, state: str) -> None:
+        """`down` pulls the cable, `up` puts it back."""
+        _ip("link", "set", f"{PREFIX}-v{host}", state)
 
     def __enter__(self) -> Self:
         self._lock = os.open("/run/atoll-netns.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +61,7 @@ class ChaosRun(LocalRun):
     def __init__(self, folder: Path, run_settings: RunSettings = SETTINGS, worker: Sequence[str] = WORKER) -> None:
         super().__init__(folder, run_settings)
         self.worker = worker
+        self.store = self.toml.with_name("run.db")
         self.killed: set[Process] = set()
         """On purpose; every other process must end well."""
 
@@ -168,7 +170,7 @@ class ChaosRun(LocalRun):
 
     def stop(self) -> None:
         """The sync that is open is the last."""
-        request_stop(self.toml.with_name("run.db"), "the test is over")
+        request_stop(self.store, "the test is over")
 
     def end_well(self, names: Iterable[str] | None = None, timeout_s: float = LIMIT_S) -> Status:
         """Stops the run, waits for these sites (default: all that run), and asserts that all is sound."""
@@ -206,6 +208,26 @@ def assert_sound(run: LocalRun, holders: Sequence[str]) -> Status:
         for text in process.lines:
             assert not any(sign in text for sign in SIGNS_OF_A_BUG), f"{process.name}: {text}"
     return status
+
+
+@contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], Path]]:
+    """A file system of its own, of that size, and what fills it with a file. Needs root."""
+    folder.mkdir(parents=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
+
+    def fill() -> Path:
+        path = folder / "filler"
+        with path.open("wb") as file:
+            while (left := os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize) > 0:
+                file.write(bytes(left))
+                file.flush()
+        return path
+
+    try:
+        yield fill
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def descendants(pid: int) -> list[int]:
