@@ -27,6 +27,7 @@ CREATE TABLE sites (
     epoch                 INTEGER NOT NULL,
     max_retained_bytes    INTEGER NOT NULL,
     bandwidth_bytes_per_s INTEGER NOT NULL,
+    voided_sync           INTEGER NOT NULL,    -- the last sync in which a plan listed it and it discarded its contribution
     may_hold              INTEGER NOT NULL     -- while it is not live: the newest commit that its disk may have
 ) STRICT;
 

@@ -35,7 +35,7 @@ from atoll.protocol.messages import Commit, DataRange, Open, Plan
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",
@@ -44,7 +44,7 @@ NETWORK_FILE_SYSTEMS = (
 
 _SITE_COLUMNS = (
     "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
-    "may_hold"
+    "may_hold, voided_sync"
 )
 _MAX_INTEGER = (1 << 63) - 1
 
@@ -235,6 +235,7 @@ class SqliteStore:
                     max_retained_bytes=r[8],
                     bandwidth_bytes_per_s=r[9],
                     may_hold=r[10],
+                    voided_sync=r[11],
                 )
                 for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
             ),
@@ -322,6 +323,7 @@ class SqliteStore:
                     min(record.max_retained_bytes, _MAX_INTEGER),
                     min(record.bandwidth_bytes_per_s, _MAX_INTEGER),
                     record.may_hold,
+                    record.voided_sync,
                 )
                 places = ", ".join("?" * len(values))
                 execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)

@@ -176,6 +176,7 @@ def _supersede(run: Run, site: Site, incarnation: int, stream: int) -> None:
     run.remove(site, "started again", evicted=False)
     site.evicted = ""
     site.incarnation = incarnation
+    site.voided_sync = 0
     site.heartbeat = m.Heartbeat(phase="")
     if site.site_id:
         run.persist(site.record())

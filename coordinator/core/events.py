@@ -94,6 +94,8 @@ class SiteRecord:
     bandwidth_bytes_per_s: int
     may_hold: int
     """Of a site that is not live: the newest commit that its disk may have."""
+    voided_sync: int
+    """The last sync in which a plan listed this incarnation and it discarded its contribution; 0 if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

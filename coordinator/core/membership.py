@@ -48,6 +48,7 @@ class Site:
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     num_wrong_states: int = 0  # times that its state was not the run's
     lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
+    voided_sync: int = 0  # the last one that this incarnation was planned in and discarded its contribution to
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
@@ -75,6 +76,7 @@ class Site:
             max_retained_bytes=self.max_retained_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             may_hold=self.may_hold,
+            voided_sync=self.voided_sync,
         )
 
     def reducer(self) -> Reducer:
@@ -132,6 +134,7 @@ class Membership:
                 max_retained_bytes=r.max_retained_bytes,
                 bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
                 may_hold=r.may_hold,
+                voided_sync=r.voided_sync,
                 away_until=now + lease_s if r.live else None,
             )
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}

@@ -57,7 +57,8 @@ class Run:
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
         if persisted.open is not None and persisted.finished is None:
-            live = {(s.site_id, s.incarnation) for s in persisted.sites if s.live}
+            sync = persisted.open.open.sync
+            live = {(s.site_id, s.incarnation) for s in persisted.sites if s.live and s.voided_sync != sync}
             self.sync = Sync(persisted.open, now, persisted.plans, live)
         self.num_abandoned = persisted.num_abandoned
         self.num_abandoned_in_a_row = 0
@@ -179,6 +180,8 @@ class Run:
         site.waits_for_sources = None
         self.stragglers.forget(site.site_id)
         if was_live:
+            if self.sync is not None and self.sync.has_planned(site.site_id, site.incarnation):
+                site.voided_sync = self.sync.open.sync
             self.change_epoch(site)
             attempt = self.sync.attempt if self.sync is not None else None
             planned = attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation

@@ -108,6 +108,10 @@ class Sync:
         self.last_attempt = plan.attempt
         self._issued.add((self.attempt.ids(), plan.trees))
 
+    def has_planned(self, site_id: int, incarnation: int) -> bool:
+        """In any attempt."""
+        return (site_id, incarnation) in self._planned
+
     def drop(self, site_id: int, incarnation: int) -> None:
         """The site's contribution is void. If it was planned, peers may hold it: another one cannot take its place."""
         if (site_id, incarnation) in self._planned:

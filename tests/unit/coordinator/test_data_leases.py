@@ -211,3 +211,29 @@ def test_what_is_in_flight_is_named_by_site() -> None:
         [{"site": "a", "num_samples": 5}, {"site": "b", "num_samples": 5}],
     ]
     assert [(r.state, r.site) for r in story.core.data_ranges()] == [("leased", "a"), ("leased", "b"), ("open", "")]
+
+
+def test_9_what_was_discarded_stays_so_when_the_coordinator_starts_again() -> None:
+    """a was evicted and is back with the same start: the plan that lists it is the last one in the store, but counts no
+    longer. Its samples went to another."""
+    story = a_story("a", "b", "c", quorum=2)
+    story.wants("a", 50)
+    story.ready("a", data=ranges_of("0-9"))
+    story.ready("b")
+    while story.core.run.sync.attempt is None:  # type: ignore[union-attr]
+        story.wait(1.0)  # c is not ready
+    old = story.plan()
+    story.drop("a")
+    story.wait(1.1)
+    assert story.core.run.sync.attempt is None, "given up, waiting for c"  # type: ignore[union-attr]
+    story.connect("a", state=(0, "s0"))
+    story.connect("a", state=(0, "s0"), again=True)
+    story.offer("a")
+    assert story.wants("b", 50) == ranges_of("0-49")
+    story.restart()
+    for name in ("a", "b"):
+        story.connect(name, state=(0, "s0"), term=1)
+    for name in ("a", "b"):
+        story.done(name, "s0", plan=old)
+    assert story.num("a", m.Commit) == 0
+    assert done(story) == ()

@@ -50,6 +50,7 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
         max_retained_bytes=1 << 30,
         bandwidth_bytes_per_s=0,
         may_hold=0,
+        voided_sync=7,
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 
