@@ -30,7 +30,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
         # Its newest commits are void: it is told, and comes without them.
         message = replace(message, has_state=False, last_commit=0, state_hash=b"")
     if message.branch > run.branch or (message.has_state and message.last_commit > run.log.last):
-        states.refuse_ahead(run, stream, message.name, message.last_commit)
+        states.refuse_ahead(run, stream, message.name, message.last_commit, message.branch)
         return
     site = _identify(run, stream, header, message)
     if has_void_commits and site.live:
@@ -93,7 +93,7 @@ def _refused_at_the_door(run: Run, stream: int, header: m.Header, message: m.Hel
             stream,
             RefusedKind.STATE,
             f"{message.name} has seen term {header.term} of run {run.run_id!r}, this coordinator is in term "
-            f"{run.term}: it was started with an old or a wrong store",
+            f"{run.term}: {states.WRONG_STORE}",
             str(header.term),
             str(run.term),
         )

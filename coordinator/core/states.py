@@ -12,13 +12,18 @@ from atoll.coordinator.core.run import Run
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 
+WRONG_STORE = (
+    "the coordinator was started with an old or a wrong store: start it with the newest copy; if that is lost, start a "
+    "new run from a saved model"
+)
 
-def refuse_ahead(run: Run, stream: int, name: str, commit: int) -> None:
+
+def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> None:
+    theirs, ours = ((f"{c} (branch {b})" if b else f"{c}") for c, b in ((commit, branch), (run.log.last, run.branch)))
     run.refuse(
         stream,
         RefusedKind.STATE,
-        f"{name} is at commit {commit} of run {run.run_id!r}, the coordinator's log ends at {run.log.last}: the "
-        "coordinator was started with an old or a wrong store",
+        f"{name} is at commit {theirs} of run {run.run_id!r}, the coordinator's log ends at {ours}: {WRONG_STORE}",
         str(commit),
         str(run.log.last),
     )
@@ -71,7 +76,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     if not site.live:
         return
     if message.commit > run.log.last:
-        refuse_ahead(run, stream, site.label, message.commit)
+        refuse_ahead(run, stream, site.label, message.commit, run.branch)
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches

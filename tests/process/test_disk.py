@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pytest
 from atoll.protocol.errors import HostError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
+from tests.harness.small_disk import small_disk
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
@@ -35,19 +34,6 @@ pytestmark = pytest.mark.timeout(150)
 
 def committed(count: int) -> Callable[[Status], bool]:
     return lambda status: bool(status["last_commit"] >= count)
-
-
-@contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
-    """A file system of its own, of that size."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a file system needs root")
-    folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 @pytest.mark.root
