@@ -43,6 +43,8 @@ MESSAGES = st.one_of(
         instances(m.Welcome, settings_json=st.just(settings_to_json(SETTINGS))),
         instances(m.Admitted, site_id=st.just(1)),
         instances(m.Finished, commit=SMALL),
+        instances(m.RolledBack, commit=SMALL, branch=SMALL),
+        instances(m.Leases, ranges=st.just((m.DataRange(first=0, num_samples=50),))),
         st.just(m.Evicted(reason="slow")),
     ]
 )
@@ -85,6 +87,9 @@ class Host:
             case e.StartWorkers(generation, _):
                 self.due.append(e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b""))
             case e.SendLayout(generation=generation):
+                self.due.append(
+                    e.DataAnnounced(generation=generation, num_samples=100, round_samples=2, rounds_ahead=1)
+                )
                 self.due.append(e.BoundaryAsked(generation=generation, step=0, seq=0))
             case e.SeedState():
                 self.due.append(e.StateSeeded(state_hash=bytes(32)))
@@ -141,10 +146,17 @@ class Host:
                 kind = self.data.draw(st.sampled_from(e.FailureKind)) if self.core.site.workers.running else None
                 if kind is e.FailureKind.CRASHED:
                     self.happens(e.WorkersFailed(generation=generation, kind=kind, text="killed"))
+            case 5:
+                data = self.core.site.data
+                first = data.first + self.data.draw(st.integers(0, 3))
+                epoch = max(0, data.epoch - self.data.draw(st.integers(0, 1)))
+                generation = self.core.site.workers.generation
+                draw = e.DrawAsked(generation=generation, rank=0, epoch=epoch, first=first, num_samples=4)
+                self.happens(draw)
             case 4:
                 if self.data.draw(st.integers(0, 5)) == 0:
                     self.happens(e.LeaveAsked("ctrl-c"))
-            case n if n < 12 and self.due:
+            case n if n < 13 and self.due:
                 self.happens(self.due.pop(0))
             case _:
                 self.hear_anything()

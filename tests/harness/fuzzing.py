@@ -200,11 +200,5 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-SITE_MESSAGES: tuple[type[Any], ...] = (
-    m.Hello, m.Offer, m.Applied, m.Ready, m.Done, m.ExchangeFailed, m.Heartbeat, m.FindSources, m.Leave,
-    m.LeaseRequest,
-)  # fmt: skip
-COORDINATOR_MESSAGES: tuple[type[Any], ...] = (
-    m.Welcome, m.Admitted, m.Refused, m.Open, m.Plan, m.Commit, m.Abandoned, m.Sources, m.Evicted, m.Finished, m.Pulse,
-    m.Leases,
-)  # fmt: skip
+SITE_MESSAGES: tuple[type[Any], ...] = get_args(m.SiteMessage)
+COORDINATOR_MESSAGES: tuple[type[Any], ...] = get_args(m.CoordinatorMessage)
