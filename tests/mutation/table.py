@@ -11,6 +11,7 @@ SCENARIOS = "tests/unit/coordinator/test_core_scenarios.py"
 REFUSED = "tests/unit/coordinator/test_refused_messages.py"
 COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
+DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 STORES = "tests/unit/coordinator/test_store_contract.py"
 SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
@@ -162,9 +163,25 @@ MUTATIONS = (
         name="first report of a state wins",
         rule="where state hashes differ, the majority is right",
         file="coordinator/core/commits.py",
-        old="winner = max(counts, key=lambda h: counts[h])",
-        new="winner = next(iter(counts))",
-        tests=(COORDINATOR_STORIES,),
+        old="best = [h for h in counts if counts[h] == max(counts.values())]",
+        new="best = list(counts)[:1]",
+        tests=(COORDINATOR_STORIES, DISPUTES),
+    ),
+    Mutation(
+        name="a tie is decided by who was first",
+        rule="in a tie nobody is believed before the sites have looked for damage",
+        file="coordinator/core/commits.py",
+        old="            if len(best) > 1 and here:\n",
+        new="            if False:\n",
+        tests=(DISPUTES,),
+    ),
+    Mutation(
+        name="a paused coordinator evicts everybody",
+        rule="time in which the coordinator stood still is nobody's silence",
+        file="coordinator/core/own_time.py",
+        old="        self._lost_s += own - due\n        return due, own - due",
+        new="        return own, 0.0",
+        tests=(SCENARIOS, COORDINATOR_STORIES),
     ),
     Mutation(
         name="old start of a node is heard",
@@ -532,6 +549,14 @@ MUTATIONS = (
         old="if self.attested.get(commit) != state_hash(self._manifest, self._slots, hashes):",
         new="if False:",
         tests=(SOURCES,),
+    ),
+    Mutation(
+        name="a sign of life is progress",
+        rule="only chunk bytes count as progress of a peer",
+        file="node/exchange/progress.py",
+        old="        if num_bytes > 0:\n",
+        new="        if True:\n",
+        tests=("tests/unit/exchange/test_progress.py",),
     ),
     # --- arithmetic
     Mutation(
