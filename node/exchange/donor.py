@@ -25,10 +25,10 @@ from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import peer_pb2
 
-MAX_REQUESTS = 4
+MAX_REQUESTS = 6
 """Served at once; more are told to come again."""
-MAX_REQUESTS_OF_SITE = 2
-"""Of these, so that no site keeps the others out."""
+MAX_REQUESTS_OF_SITE = 3
+"""Of these, so that no site keeps the others out: two batches, and a hash list that a batch turns out to need."""
 MAX_RATE_BYTES_PER_S = 256 << 20
 """Of one request."""
 MAX_CHUNKS = 4096

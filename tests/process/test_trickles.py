@@ -14,6 +14,7 @@ import grpc.aio
 import pytest
 
 from atoll.node.exchange import donor
+from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.parts import Encoded, pack_frames
 from atoll.node.exchange.progress import Pace
@@ -351,7 +352,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             client = DonorClient(
                 site.donor(), header=site.hub.header(7, 0), credentials=None, counters=site.hub.counters, pace=PACE
             )
-            with pytest.raises(NotYetError, match="2 of them of site 7"):
+            with pytest.raises(NotYetError, match="3 of them of site 7"):
                 await client.hash_lists([0], len(site.layout.chunks))
             await until(lambda: not served._requests_of)  # nobody read on
             assert await client.hash_lists([0], len(site.layout.chunks))
@@ -359,6 +360,11 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             await channel.close()
 
     asyncio.run(main())
+
+
+def test_a_client_has_a_place_for_a_list_beside_its_batches() -> None:
+    """Its batches hold theirs until the list is there."""
+    assert donor_pool.REQUESTS_PER_DONOR + 1 <= donor.MAX_REQUESTS_OF_SITE < donor.MAX_REQUESTS
 
 
 def test_a_donor_that_trickles_is_named_and_another_gives_the_rest(tmp_path: Path) -> None:

@@ -215,6 +215,16 @@ def test_busy_is_told_and_ended(node: FakeNode) -> None:
     assert node.said("busy") == [{"what": "evaluation", "limit_s": 5}, {"what": "", "limit_s": 0.0}]
 
 
+def test_busy_within_busy_goes_back_to_the_outer_one(node: FakeNode) -> None:
+    net, optimizer = model()
+    node.script = [first(5)]
+    with atoll.join(net, optimizer) as site, site.busy("evaluation", limit_s=500), site.busy("checkpoint", limit_s=50):
+        pass
+    said = node.said("busy")
+    assert [b["what"] for b in said] == ["evaluation", "checkpoint", "evaluation", ""]
+    assert 400 < said[2]["limit_s"] <= 500, "what is left of it"
+
+
 def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, steps=0, tokens=3000, min_sites=3)
     monkeypatch.setattr(site_module, "connect", lambda: node.connection(settings))
