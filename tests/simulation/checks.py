@@ -20,6 +20,7 @@ from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, chunk_hash, state_hash
+from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
@@ -216,14 +217,31 @@ class Checks:
         self.require(num_survivors > 0, "nobody holds the last state")
 
     def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
-        used: dict[tuple[int, int, tuple[int, int]], int] = {}
+        used: dict[tuple[int, int, int, int], int] = {}
+        done: dict[tuple[int, int], int] = {}
         for commit in commits:
+            trained = set()
             for sealed in handed_in[commit]:
+                line = sealed.site_id if self._settings.data == "local" else GLOBAL_LINE
                 for step in sealed.steps:
-                    before = used.setdefault((sealed.site_id, sealed.incarnation, step), commit.commit)
+                    key = (sealed.site_id, sealed.incarnation, step.generation, step.number)
+                    before = used.setdefault(key, commit.commit)
                     self.require(
                         before == commit.commit,
                         f"9: step {step} of site {sealed.site_id} is in commits {before} and {commit.commit}",
                     )
+                    for position in step.positions:
+                        before = done.setdefault((line, position), commit.commit)
+                        again = (line, position) in trained or before != commit.commit
+                        trained.add((line, position))
+                        self.require(
+                            not again, f"9: position {position} of line {line} counts twice: {before}, {commit.commit}"
+                        )
+            listed = {(d.line, p) for d in commit.done for r in d.ranges for p in range(r.first, r.end)}
+            self.require(
+                listed == trained,
+                f"9: commit {commit.commit} lists {sorted(listed - trained)}, which nobody trained on, and not "
+                f"{sorted(trained - listed)}, on which somebody did",
+            )
         tokens = [sum(s.tokens for s in handed_in[c]) for c in commits]
         self.require(commits[-1].run_tokens == sum(tokens), "44: run_tokens is not the sum of what was trained")

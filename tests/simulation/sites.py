@@ -57,6 +57,14 @@ class SimBuffer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    generation: int
+    number: int
+    positions: tuple[int, ...]
+    """Of the samples that it trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
     """What a rank handed in: the values, and the steps they hold that no commit has yet."""
 
@@ -65,11 +73,20 @@ class Sealed:
     generation: int
     base: int
     tokens: int
-    steps: tuple[tuple[int, int], ...]
-    """(generation, step)"""
+    steps: tuple[Step, ...]
     values: bytes
     """SNAPSHOT as it was."""
     bf16: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A data set that is leased."""
+
+    num_samples: int
+    batch_size: int
+    batches_ahead: int
+    fingerprint: bytes
 
 
 @dataclass(kw_only=True)
@@ -79,6 +96,7 @@ class Hands:
     step_s: float
     start_s: float
     bf16: bool
+    data: Data | None
     crash_in_steps: int | None = None
     hang_in_steps: int | None = None
     wrong_in_steps: int | None = None
@@ -216,10 +234,13 @@ class Worker:
         self._connection: SimConnection | None = None
         self._step = 0
         self._version = -1
-        self._pending: deque[tuple[int, int]] = deque()
-        self._in_snapshot: tuple[tuple[int, int], ...] = ()
-        self._hashes_due = False
+        self._pending: deque[Step] = deque()
+        self._in_snapshot: tuple[Step, ...] = ()
+        self._data_epoch = 0
+        self._num_used = self._num_drawn = 0  # batches, since the epoch began
+        self._fetched: deque[tuple[int, tuple[int, ...]]] = deque()  # with their epochs
         self._incarnation = 0
+        self._announced = False
         self._site_id = 0
         self.layout = Layout(MANIFEST, 4)
         first = np.random.default_rng(5)  # the same model everywhere
@@ -258,6 +279,7 @@ class Worker:
                 join=local_pb2.LocalJoin(
                     manifest=wire.to_proto(MANIFEST),
                     pieces=[local_protocol.piece_to_proto(p) for p in pieces],
+                    data_fingerprint=hands.data.fingerprint if hands.data else b"",
                 )
             )
         )
@@ -266,6 +288,37 @@ class Worker:
             return "refused"
         self._site_id, self._incarnation = layout.layout.site_id, layout.layout.incarnation
         return await self._train()
+
+    async def _batch(self) -> tuple[int, ...] | None:
+        """Positions of the next batch; some are fetched ahead of it, as a loader does. None: the node is gone."""
+        data, connection = self._hands.data, self._connection
+        assert connection is not None
+        if data is None:
+            return ()
+        if not self._announced:
+            self._announced = True
+            connection.say(
+                self._request(
+                    data_set=local_pb2.DataSet(
+                        num_samples=data.num_samples, batch_size=data.batch_size, batches_ahead=data.batches_ahead
+                    )
+                )
+            )
+        while True:
+            while len(self._fetched) <= data.batches_ahead:
+                first = self._num_drawn * data.batch_size
+                connection.say(
+                    self._request(draw=local_pb2.Draw(epoch=self._data_epoch, first=first, num_samples=data.batch_size))
+                )
+                response = await self._hear("drawn")
+                if response is None:
+                    return None
+                positions = [p for r in response.drawn.ranges for p in range(r.first, r.first + r.num_samples)]
+                self._num_drawn += 1
+                self._fetched.append((self._data_epoch, tuple(positions[: data.batch_size])))
+            epoch, batch = self._fetched.popleft()
+            if epoch == self._data_epoch:
+                return batch
 
     async def _train(self) -> str:
         next_step, seq = 0, 0
@@ -299,6 +352,9 @@ class Worker:
 
     async def _one_step(self) -> bool:
         hands = self._hands
+        positions = await self._batch()
+        if positions is None:
+            return False
         await asyncio.sleep(hands.step_s * self._random.uniform(0.8, 1.3))
         for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps"):
             left = getattr(hands, name)
@@ -317,7 +373,8 @@ class Worker:
             elif spec.role is Role.BUFFER_LOWEST:
                 self.values[spec.name] += 1
         self._round()
-        self._pending.append((self._generation, self._step))
+        self._pending.append(Step(generation=self._generation, number=self._step, positions=positions))
+        self._num_used += 1
         self._step += 1
         hands.num_steps += 1
         return True
@@ -362,6 +419,7 @@ class Worker:
             loss_sum=float(len(self._pending)),
             num_steps=len(self._pending),
             train_s=1.0,
+            num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
         )
         self._connection.say(self._request(sealed=sealed))
 
@@ -385,6 +443,9 @@ class Worker:
         elif mode is MergeMode.MERGE:
             self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
         self._version = answer.version
+        if answer.data_epoch != self._data_epoch:
+            self._data_epoch = answer.data_epoch
+            self._num_used = self._num_drawn = 0
         merged = local_pb2.Merged(version=answer.version, step=self._step, wait_s=0.0)
         self._connection.say(self._request(merged=merged))
 

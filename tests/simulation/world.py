@@ -25,7 +25,7 @@ from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, Deadlock, Process, SimLoop, Spinning
 from tests.simulation.network import Network
 from tests.simulation.processes import SimCoordinator, SimNode, SimStore, copy_of, simulated
-from tests.simulation.sites import Hands
+from tests.simulation.sites import Data, Hands
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -39,6 +39,7 @@ class Shape:
     num_sites: int
     settings: RunSettings
     bf16: tuple[bool, ...]
+    data: Data | None
     step_s: tuple[float, ...]
 
 
@@ -52,7 +53,7 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
     min_sites = generator.randint(1, num_sites)
     settings = RunSettings(
         run_id="sim",
-        data="local",
+        data=generator.choice(["local", "some text", "some text"]),
         steps=every * num_syncs,
         min_sites=min_sites,
         quorum=generator.randint(1, min_sites),
@@ -67,9 +68,18 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
         ),
         outer=OuterSettings(learning_rate=0.7, momentum=generator.choice([0.0, 0.5])),
     )
+    data: Data | None = Data(
+        num_samples=generator.choice([1, 7, 100]),
+        batch_size=generator.choice([1, 2, 3]),
+        batches_ahead=generator.choice([0, 0, 2]),
+        fingerprint=b"f" * 32,
+    )
+    if settings.data == "local" and generator.random() < 0.5:
+        data = None
     return Shape(
         num_sites=num_sites,
         settings=settings,
+        data=data,
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
     )
@@ -157,7 +167,9 @@ class World:
             old.folder.rename(home)
         if name not in self.hands:
             index = len(self.hands) % self.shape.num_sites
-            self.hands[name] = Hands(step_s=self.shape.step_s[index], start_s=0.3, bf16=self.shape.bf16[index])
+            self.hands[name] = Hands(
+                step_s=self.shape.step_s[index], start_s=0.3, bf16=self.shape.bf16[index], data=self.shape.data
+            )
         self.story.tell("world", f"starts {name}")
         node = self.nodes[name] = SimNode(
             self.loop,
