@@ -169,9 +169,6 @@ class Checks:
         if node.failure is not None and not isinstance(node.failure, OSError | InvalidMessage):
             self.failed(f"{node.process} ended with {node.failure!r}", node.failure)
 
-    def run_is_over(self, running: list[SimNode]) -> bool:
-        return self.finished is not None and not running
-
     def raise_problem(self) -> None:
         if self._problem is not None:
             raise self._problem
