@@ -5,7 +5,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint type proto proto-check mutate bench clean
+.PHONY: help install demo test test-all lint type proto proto-check sim mutate bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -31,10 +31,13 @@ type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
 test: lint type proto-check ## what CI runs, and then `make mutate`
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest -m 'not gpu' $(ARGS)
+
+sim: install ## 5,000 seeded schedules of faults on simulated time (ARGS="--help")
+	$(BIN)/python -m tests.simulation $(ARGS)
 
 mutate: install ## break the code in named ways and show that the tests notice (ARGS="--help")
 	$(BIN)/python -m tests.mutation $(ARGS)
