@@ -1,0 +1,26 @@
+"""Pages name only tests and files that are there. (Decisions are as old as their date.)"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    named = re.findall(r"`((?:tests|protocol|coordinator|node|benchmarks|examples|deploy)/[\w/.-]+)`", page.read_text())
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_every_invariant_has_its_tests() -> None:
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    section = text.partition("## The ten invariants")[2].partition("\n## ")[0]
+    parts = re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:]
+    assert len(parts) == 10
+    assert all("`tests/" in part for part in parts)
