@@ -12,6 +12,9 @@ import numpy.typing as npt
 from atoll.protocol.messages import DataRange
 from atoll.protocol.sample_order import SampleOrder
 
+PREPARED_POSITIONS = 4096
+"""Of the site, whose samples are computed at once: numpy is quick for many."""
+
 Draw = Callable[[int, int, int], tuple[DataRange, ...]]
 """`LocalClient.draw`: epoch, place in the site's queue, samples -> positions, at least so many."""
 
@@ -51,6 +54,7 @@ class LeasedBatches:
         self._fetched: deque[int] = deque()  # epochs of batches that were drawn and not given out
         self._known: deque[DataRange] = deque()  # positions from the place of the next batch on
         self._num_known = 0
+        self._prepared: deque[npt.NDArray[np.int64]] = deque()  # the batches before those
 
     @property
     def num_samples_used(self) -> int:
@@ -75,24 +79,31 @@ class LeasedBatches:
         self._drawn = batch
         self._known.clear()
         self._num_known = 0
+        self._prepared.clear()
 
     def next_batch(self) -> npt.NDArray[np.int64]:
         """`batch_size` samples; waits until they are leased."""
         count = self.batch_size * self._num_readers
         while True:
             with self._lock:
+                if not self._prepared and self._num_known >= count:
+                    self._prepare(count)
                 epoch, place = self._epoch, self._drawn * count
-                if self._num_known >= count:
+                if self._prepared:
                     self._drawn += 1
                     self._fetched.append(epoch)
-                    positions = self._take(count)
-                    break
+                    return self._prepared.popleft()
             ranges = self._draw(epoch, place, count)
             with self._lock:
                 if (self._epoch, self._drawn * count) == (epoch, place):
                     self._known = deque(ranges)
                     self._num_known = sum(r.num_samples for r in ranges)
-        return samples_at(self._order, positions[self._reader :: self._num_readers])
+
+    def _prepare(self, count: int) -> None:
+        num_batches = min(self._num_known // count, max(1, PREPARED_POSITIONS // count))
+        positions = self._take(num_batches * count).reshape(num_batches, count)
+        mine = positions[:, self._reader :: self._num_readers]
+        self._prepared.extend(samples_at(self._order, mine.ravel()).reshape(mine.shape))
 
     def _take(self, count: int) -> npt.NDArray[np.int64]:
         parts = []
