@@ -14,6 +14,7 @@ from atoll.protocol.layout import Manifest
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
+MAX_LISTED_CHUNKS = 30_000  # of a sync whose payloads differ: their hashes fit one message
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_TOKENS = 1 << 48  # of one site in one sync
@@ -231,8 +232,27 @@ class Verified:
     num_damaged: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadList:
+    sync: int
+    attempt: int
+    term: int
+    hashes: bytes = bounded(32 * MAX_LISTED_CHUNKS)
+
+
 SiteMessage = (
-    Hello | Offer | Applied | Ready | Done | ExchangeFailed | Heartbeat | FindSources | Leave | LeaseRequest | Verified
+    Hello
+    | Offer
+    | Applied
+    | Ready
+    | Done
+    | ExchangeFailed
+    | Heartbeat
+    | FindSources
+    | Leave
+    | LeaseRequest
+    | Verified
+    | PayloadList
 )
 
 
@@ -318,6 +338,13 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListPayloads:
+    sync: int
+    attempt: int
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verify:
     commit: int
 
@@ -358,6 +385,7 @@ CoordinatorMessage = (
     | Sources
     | Evicted
     | Verify
+    | ListPayloads
     | RolledBack
     | Finished
     | Pulse

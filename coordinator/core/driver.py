@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import decisions, leases, rollback, states
+from atoll.coordinator.core import decisions, leases, payload_lists, rollback, states
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -72,6 +72,12 @@ def done(run: Run, site: Site, message: m.Done) -> None:
         return
     attempt.done[site.site_id] = message
     states.take(run, site, base, message.state_hash)
+
+
+def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
+    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
+    if attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation:
+        payload_lists.received(run, attempt, site.site_id, message)
 
 
 def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
@@ -340,6 +346,10 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
         attempt.spoiled = attempt.spoiled or f"contributors hold different states of commit {base}"
         return True
     if len({d.payload_digest for d in dones}) > 1:
+        if payload_lists.awaited(run, attempt, survivors):
+            return False
+        if payload_lists.evict_outliers(run, attempt, survivors):
+            return True
         sync.num_digest_conflicts += 1
         words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors)
         text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"

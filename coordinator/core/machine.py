@@ -102,8 +102,7 @@ class Core:
                 later.append(sync.wait_until)
             if sync.attempt is not None:
                 attempt = sync.attempt
-                if attempt.retry_at is not None:
-                    later.append(attempt.retry_at)
+                later.extend(at for at in (attempt.retry_at, attempt.lists_due) if at is not None)
                 later.extend(
                     driver.stuck_at(run, attempt, i) for i in attempt.survivors(sync.failed) if i not in attempt.done
                 )
@@ -238,6 +237,8 @@ class Core:
                 driver.done(run, site, message)
             case m.ExchangeFailed():
                 driver.exchange_failed(run, site, message)
+            case m.PayloadList():
+                driver.payloads_listed(run, site, message)
             case m.Verified():
                 states.verified(run, site, message)
             case m.LeaseRequest():

@@ -31,6 +31,9 @@ class Attempt:
     departed: set[int] = field(default_factory=set)  # left after Done: not waited for
     failing: set[tuple[int, int]] = field(default_factory=set)  # (reporter, peer)
     retry_at: float | None = None
+    lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
+    list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
+    lists_due: float | None = None
     spoiled: str = ""  # why it may not commit whatever Dones come
 
     def ids(self) -> tuple[int, ...]:

@@ -220,6 +220,14 @@ class ModelSaved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadsListed:
+    sync: int
+    attempt: int
+    term: int
+    hashes: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateVerified:
     commit: int
     num_damaged: int
@@ -257,7 +265,7 @@ Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
     | ApplyFailed | ModelSaved | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
-    | DataAnnounced | DrawAsked | Tick
+    | DataAnnounced | DrawAsked | PayloadsListed | Tick
 )  # fmt: skip
 
 
@@ -376,6 +384,15 @@ class DistrustState:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPayloads:
+    """The hash of each payload of this attempt, as it is in the log."""
+
+    sync: int
+    attempt: int
+    term: int
+
+
 @dataclass(frozen=True, slots=True)
 class VerifyState:
     """Count the chunks that do not have their hash, or come out otherwise from a snapshot and the log."""
@@ -410,5 +427,5 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | RollBack | AnswerDraw | Report | Exit
+    | VerifyState | ListPayloads | RollBack | AnswerDraw | Report | Exit
 )  # fmt: skip

@@ -10,7 +10,7 @@ import logging
 
 from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
-from atoll.node.core.events import DistrustState, Event, Output, SeedState, VerifyState
+from atoll.node.core.events import DistrustState, Event, ListPayloads, Output, SeedState, VerifyState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, RefusedError
@@ -141,6 +141,8 @@ class SiteCore:
             case events.ModelSaved(commit=commit):
                 if self.site.saving == commit:
                     self.site.saving = None
+            case events.PayloadsListed(sync=sync, attempt=attempt, term=term, hashes=hashes):
+                self.ctx.send(m.PayloadList(sync=sync, attempt=attempt, term=term, hashes=hashes))
             case events.StateVerified(commit=commit, num_damaged=num_damaged):
                 level = logging.ERROR if num_damaged else logging.INFO
                 self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
@@ -215,6 +217,10 @@ class SiteCore:
                 catching_up.sources(self.ctx, message)
             case m.Evicted(reason=reason):
                 self._evicted(reason)
+            case m.ListPayloads(sync=sync, attempt=attempt, term=plan_term):
+                exchange = syncs.current(self.ctx, sync, plan_term, attempt)
+                if exchange is not None and exchange.payload_digest is not None:
+                    self.ctx.emit(ListPayloads(sync=sync, attempt=attempt, term=plan_term))
             case m.Verify(commit=commit):
                 if self.site.outer is not None and self.site.outer.commit == commit:
                     self.ctx.emit(VerifyState(commit))

@@ -239,6 +239,8 @@ class Node:
             case e.DistrustState(reason):
                 log.warning("checking every chunk in %s: %s", self.home.state_folder, reason)
                 self._task(self._distrust(), e.DataPlaneFailed)
+            case e.ListPayloads():
+                self._list_payloads(output)
             case e.VerifyState():
                 self._task(self._verify(output.commit), e.DataPlaneFailed)
             case e.RollBack():
@@ -473,6 +475,17 @@ class Node:
     async def _distrust(self) -> None:
         damaged = await self.plane.distrust() if self.plane is not None else []
         log.info("%d chunks are damaged; the others are compared with those of the other sites", len(damaged))
+
+    def _list_payloads(self, output: e.ListPayloads) -> None:
+        assert self.plane is not None
+        key = (output.sync, output.term, output.attempt)
+        try:
+            hashes = self.plane.log.hashes(*key)
+        except StateError as error:
+            log.warning("%s", error)  # the sync is over meanwhile
+            return
+        listed = e.PayloadsListed(sync=output.sync, attempt=output.attempt, term=output.term, hashes=hashes)
+        asyncio.get_running_loop().call_soon(self.handle, listed)
 
     async def _verify(self, commit: int) -> None:
         assert self.plane is not None

@@ -70,6 +70,14 @@ class PayloadLog:
                 self._remove(key)
             return self.begin(commit.sync, commit.term, commit.attempt)
 
+    def hashes(self, sync: int, term: int, attempt: int) -> bytes:
+        """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""
+        with self._lock:
+            held = self._files.get(AttemptKey(sync, term, attempt))
+        if held is None:
+            raise StateError(f"sync {sync} attempt {attempt}: its payloads are not in the log")
+        return b"".join(held.hash_of(chunk) or bytes(DIGEST_BYTES) for chunk in range(self._layout.num_sync_chunks))
+
     def drop(self, sync: int) -> None:
         """Removes the attempts of a sync that were not committed."""
         with self._lock:

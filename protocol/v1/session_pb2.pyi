@@ -152,6 +152,7 @@ class SessionRequest(_message.Message):
     LEAVE_FIELD_NUMBER: _builtins.int
     LEASE_REQUEST_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
+    PAYLOAD_LIST_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -180,6 +181,8 @@ class SessionRequest(_message.Message):
     def lease_request(self) -> Global___LeaseRequest: ...
     @_builtins.property
     def verified(self) -> Global___Verified: ...
+    @_builtins.property
+    def payload_list(self) -> Global___PayloadList: ...
     def __init__(
         self,
         *,
@@ -197,12 +200,13 @@ class SessionRequest(_message.Message):
         leave: Global___Leave | None = ...,
         lease_request: Global___LeaseRequest | None = ...,
         verified: Global___Verified | None = ...,
+        payload_list: Global___PayloadList | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -229,6 +233,7 @@ class SessionResponse(_message.Message):
     LEASES_FIELD_NUMBER: _builtins.int
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
+    LIST_PAYLOADS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -261,6 +266,8 @@ class SessionResponse(_message.Message):
     def rolled_back(self) -> Global___RolledBack: ...
     @_builtins.property
     def verify(self) -> Global___Verify: ...
+    @_builtins.property
+    def list_payloads(self) -> Global___ListPayloads: ...
     def __init__(
         self,
         *,
@@ -281,12 +288,13 @@ class SessionResponse(_message.Message):
         leases: Global___Leases | None = ...,
         rolled_back: Global___RolledBack | None = ...,
         verify: Global___Verify | None = ...,
+        list_payloads: Global___ListPayloads | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -865,6 +873,62 @@ class Evicted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Evicted: _TypeAlias = Evicted  # noqa: Y015
+
+@_typing.final
+class ListPayloads(_message.Message):
+    """Contributors are done with different payloads: which hash has each chunk's?"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    attempt: _builtins.int
+    term: _builtins.int
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        term: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListPayloads: _TypeAlias = ListPayloads  # noqa: Y015
+
+@_typing.final
+class PayloadList(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SYNC_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TERM_FIELD_NUMBER: _builtins.int
+    HASHES_FIELD_NUMBER: _builtins.int
+    sync: _builtins.int
+    attempt: _builtins.int
+    term: _builtins.int
+    hashes: _builtins.bytes
+    """32 bytes for each chunk of the sync, in order; zeros for one without elements"""
+    def __init__(
+        self,
+        *,
+        sync: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        term: _builtins.int = ...,
+        hashes: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "hashes", b"hashes", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PayloadList: _TypeAlias = PayloadList  # noqa: Y015
 
 @_typing.final
 class Verify(_message.Message):

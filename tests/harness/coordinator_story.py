@@ -308,6 +308,12 @@ class Story:
             ),
         )
 
+    def lists(self, name: str, payloads: str) -> None:
+        """One letter for the payload of each chunk."""
+        plan = self.plan()
+        hashes = b"".join(a_hash(letter) for letter in payloads)
+        self.says(name, m.PayloadList(sync=plan.sync, attempt=plan.attempt, term=plan.term, hashes=hashes))
+
     def failed(self, name: str, peer: str = "", text: str = "no progress") -> None:
         plan = self.plan()
         self.says(
@@ -429,6 +435,8 @@ class Story:
                 return f"Sources: attested {attested}; donors {donors}; commits {commits}"
             case m.Evicted():
                 return "Evicted"
+            case m.ListPayloads():
+                return f"ListPayloads of {message.sync}.{message.attempt}"
             case m.Verify():
                 return f"Verify commit {message.commit}"
             case m.RolledBack():
@@ -585,6 +593,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             ),
             "failed": lambda: story.failed(name, *rest),
             "asks": lambda: story.sources(name, **values),
+            "lists": lambda: story.lists(name, rest[0]),
             "verified": lambda: story.says(name, m.Verified(commit=int(rest[0]), num_damaged=int(rest[1]))),
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),

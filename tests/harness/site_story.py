@@ -253,6 +253,8 @@ class SiteStory:
                 return f"saves the model of commit {commit}"
             case e.DistrustState(reason):
                 return f"checks every chunk on its disk: {reason}"
+            case e.ListPayloads(sync=sync, attempt=attempt):
+                return f"lists the hashes of the payloads of {sync}.{attempt}"
             case e.VerifyState(commit):
                 return f"looks for damage in its state of commit {commit}"
             case e.RollBack(commit, branch):

@@ -294,3 +294,37 @@ def test_threads_write_and_read_at_once(tmp_path: Path, used: Layout, found: dic
     writer.seal(False)
     again = reopened(tmp_path / "log", used)
     assert {c: again.begin(1, 1, 0).read(c) for c in found} == found
+
+
+def test_the_hashes_of_an_attempt_stand_in_the_order_of_chunks(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    put_all(log.begin(1, 1, 0), found)
+    listed = log.hashes(1, 1, 0)
+    assert [listed[i : i + 32] for i in range(0, len(listed), 32)] == [
+        payload_hash(found[chunk]) if chunk in found else bytes(32) for chunk in range(used.num_sync_chunks)
+    ]
+    with pytest.raises(StateError, match="sync 1 attempt 1: its payloads are not in the log"):
+        log.hashes(1, 1, 1)
+
+
+def test_a_payload_that_turns_out_damaged_is_missing_and_can_be_put_again(
+    tmp_path: Path, used: Layout, found: dict[int, bytes]
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    (path,) = (tmp_path / "log").glob("attempt-*")
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(found[1]) + 20)
+        file.write(b"\xff\xff")
+    with pytest.raises(StateError, match="chunk 1 is damaged; fetch it again"):
+        log.read(1, 1)
+    (record,) = log.commits()
+    file_again = log.open_commit(record)
+    assert file_again.missing() == [1]
+    file_again.put(1, found[1], payload_hash(found[1]))
+    file_again.seal(False)
+    assert log.read(1, 1) == found[1]
+    log.close()
+    assert reopened(tmp_path / "log", used).read(1, 1) == found[1]

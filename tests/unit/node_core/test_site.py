@@ -668,6 +668,22 @@ def test_a_wrong_state_is_an_error_that_names_both_hashes_and_is_counted() -> No
     drive.wants(e.DistrustState)
 
 
+def test_a_site_that_is_asked_lists_the_payloads_of_the_attempt_it_is_done_with() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    asked = m.ListPayloads(sync=1, attempt=1, term=1)
+    drive.receive(asked)
+    assert not drive.out, "it is not done yet"
+    exchanged(drive, 1)
+    drive.receive(m.ListPayloads(sync=1, attempt=2, term=1))
+    assert not drive.out, "another attempt"
+    drive.receive(asked)
+    assert drive.wants(e.ListPayloads) == e.ListPayloads(sync=1, attempt=1, term=1)
+    drive(e.PayloadsListed(sync=1, attempt=1, term=1, hashes=HASH))
+    assert drive.sent() == [m.PayloadList(sync=1, attempt=1, term=1, hashes=HASH)]
+
+
 def test_a_site_that_is_asked_looks_at_its_bytes_and_says_what_it_found() -> None:
     drive = started()
     drive.receive(m.Verify(commit=7))

@@ -1,0 +1,60 @@
+"""Rule 15: contributors are done with different payloads. They list the hash of each chunk; the reducer's is right.
+
+Every payload was checked against the hash that its reducer sent, so this takes a broken host or reducer, and is rare.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.syncs import Attempt
+from atoll.protocol import messages as m
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.messages import MAX_LISTED_CHUNKS
+from atoll.protocol.plans import reducers
+
+
+def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
+    """Asks for lists that are not here, each stream once; whether there is still time for them."""
+    if len(run.sizes_bytes) > MAX_LISTED_CHUNKS:
+        return False
+    missing = [i for i in survivors if i not in attempt.lists]
+    plan = attempt.plan
+    for site_id in missing:
+        site = run.members.by_id(site_id)
+        if site is not None and site.stream is not None and attempt.list_asked.get(site_id) != site.stream:
+            attempt.list_asked[site_id] = site.stream
+            run.send(site, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
+    if attempt.lists_due is None:
+        attempt.lists_due = run.now + run.limits.stall_s
+    return bool(missing) and run.now < attempt.lists_due
+
+
+def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
+    if len(message.hashes) == DIGEST_BYTES * len(run.sizes_bytes):
+        attempt.lists[site_id] = message.hashes
+
+
+def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
+    """Those who have another payload than its reducer; False if nobody has, or all are, or lists are missing."""
+    if not all(i in attempt.lists for i in survivors):
+        return False
+    wrong: dict[int, int] = {}  # site id -> the first chunk
+    for chunk, reducer in enumerate(reducers(attempt.plan, len(run.sizes_bytes))):
+        right = _of(attempt.lists.get(reducer.site_id), chunk)
+        for site_id in survivors:
+            if right is not None and _of(attempt.lists[site_id], chunk) != right:
+                wrong.setdefault(site_id, chunk)
+    if not wrong or len(wrong) == len(survivors):
+        return False
+    for site_id, chunk in sorted(wrong.items()):
+        site = run.members.by_id(site_id)
+        assert site is not None, "survivors are in the run"
+        run.report(logging.ERROR, f"{site.label} has another payload of chunk {chunk} than the site that reduced it")
+        run.evict(site, f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit")
+    return True
+
+
+def _of(hashes: bytes | None, chunk: int) -> bytes | None:
+    return None if hashes is None else hashes[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)]
