@@ -5,7 +5,7 @@ PIP_ARGS ?=
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint type proto proto-check sim mutate bench clean
+.PHONY: help install demo test test-all lint type proto proto-check sim mutate bench soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -48,6 +48,10 @@ proto: install ## generate code from protocol/v1/*.proto
 
 proto-check: proto ## generated code is what the .proto files say
 	git diff --exit-code --stat -- protocol/v1 || (echo "protocol/v1 is not current: run 'make proto' and commit"; exit 1)
+
+soak: MINUTES ?= 30
+soak: install ## six sites under random faults, and what they keep of their speed (MINUTES=30 ARGS="--seed 7")
+	$(BIN)/python -m tests.harness.soak --minutes $(MINUTES) $(ARGS)
 
 bench: install ## figures of the README and docs (ARGS="--help")
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.settings import RunSettings, SyncSettings
+from tests.harness.chaos import PLAIN_WORKER
 from tests.harness.local_run import LocalRun
-from tests.harness.random_faults import PLAIN_WORKER
 
 SETTLED_COMMITS = 3
 """Not counted after somebody came or went."""

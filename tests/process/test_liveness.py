@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.chaos import PLAIN_WORKER, SETTINGS
 from tests.harness.local_run import LocalRun, Status
-from tests.harness.random_faults import PLAIN_WORKER, SETTINGS
 
 LIMIT_S = 60.0
 SLOW = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02"]
@@ -31,7 +31,7 @@ def assert_equal_at_the_end(run: LocalRun, names: str, commit: int) -> None:
 
 
 def test_a_coordinator_that_was_stopped_evicts_nobody(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, steps=300)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=300, data="local")) as run:
         coordinator = run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
@@ -51,7 +51,7 @@ def test_a_coordinator_that_was_stopped_evicts_nobody(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_that_hang_are_named_and_started_again_and_nobody_waits_for_them(tmp_path: Path) -> None:
     """60 s is the least limit of a step that any preset has."""
-    with LocalRun(tmp_path, replace(SETTINGS, steps=1000)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, steps=1000, data="local")) as run:
         run.start_coordinator()
         worker = [*SLOW, "--step-delay-s", "0.1"]
         run.start_node("a", worker)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.settings import SyncSettings
+from tests.harness.chaos import PLAIN_WORKER, SETTINGS
 from tests.harness.local_run import LocalRun
-from tests.harness.random_faults import PLAIN_WORKER, SETTINGS
 from tests.harness.replay import Replay
 
 LIMIT_S = 60.0
@@ -25,7 +25,8 @@ def test_a_straggler_receives_and_contributes_all_its_tokens_and_the_values_are_
     tmp_path: Path,
 ) -> None:
     """One site is three times slower. Every value that any worker ever had is computed again and compared."""
-    settings = replace(SETTINGS, steps=15 * EVERY, sync=SyncSettings(every=EVERY, chunk_elements=50, codec="fp32"))
+    sync = SyncSettings(every=EVERY, chunk_elements=50, codec="fp32")
+    settings = replace(SETTINGS, steps=15 * EVERY, data="local", sync=sync)
     model = ["--tensors", "a=30x4,b=10"]
     delays_s = {"a": 0.1, "b": 0.1, "c": 0.3}
     traces = {name: tmp_path / f"{name}.jsonl" for name in delays_s}
