@@ -171,7 +171,7 @@ def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_give
         put_back(run, "ab", tmp_path / "cut")
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
-        waiting = run.wait(lambda s: "c (site" in s["unreachable"], LIMIT_S, "c is waited for")
+        waiting = run.wait(lambda s: "here. c (site" in s["unreachable"], LIMIT_S, "c alone is waited for")
         assert "may have them: start what is missing" in waiting["state"]
         assert waiting["branch"] == 0
         command = run.start("rollback", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
