@@ -28,6 +28,7 @@ from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor, Sources
+from atoll.protocol.settings import CODECS
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -309,7 +310,7 @@ class _Fetch:
     def _payload_bytes(self, chunk: int) -> int:
         spec = self._layout.chunks[chunk]
         itemsize = spec.num_bytes // spec.num_elements
-        return max_encoded_bytes(codec_of(spec.role, "fp32"), spec.num_elements, itemsize)
+        return max(max_encoded_bytes(codec_of(spec.role, codec), spec.num_elements, itemsize) for codec in CODECS)
 
     async def _fetch_payload_batch(
         self, client: DonorClient, record: Commit, file: PayloadFile, batch: set[int]

@@ -16,9 +16,10 @@ from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.progress import Pace
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Sources
 from tests.harness.relay import Relay
-from tests.harness.sites import OPTIMIZER, PACE, Run, Site, big_layout, small_layout
+from tests.harness.sites import OPTIMIZER, PACE, SETTINGS, Run, Site, big_layout, small_layout
 
 
 def records(site: Site) -> list[tuple[bytes, bytes]]:
@@ -95,6 +96,22 @@ def test_a_site_that_lacks_commits_fetches_payloads_only(tmp_path: Path) -> None
             payload_bytes = 2 * sum(len(first.log.read(3, c)) for c in first.data.chunks)
             assert payload_bytes < away.hub.received_bytes - received < 1.1 * payload_bytes
             assert [c.commit for c in away.log.commits()] == [1, 2, 3]  # it is a donor of payloads too
+
+    asyncio.run(main())
+
+
+def test_payloads_of_the_smallest_tensors_are_fetched(tmp_path: Path) -> None:
+    """Of one element int8 is longer than fp32: it has a scale."""
+    scalar = TensorSpec(name="w", shape=(), dtype="F32", role=Role.TRAINABLE)
+
+    async def main() -> None:
+        async with Run(tmp_path, Layout(Manifest.canonical([scalar]), SETTINGS.chunk_elements)) as run:
+            first, away = await run.add(2)
+            await run.sync()
+            await run.sync([first])
+            got = await fetch(run, away, [first], sources=run.sources([first], after=1))
+            assert (got.commit, got.state_hash) == (2, first.outer.state_hash())
+            assert away.log.has(2)
 
     asyncio.run(main())
 

@@ -12,6 +12,7 @@ from atoll.coordinator.core.events import (
     FinishedRecord,
     OpenRecord,
     PlanRecord,
+    RollbackRecord,
 )
 from atoll.node.core import events as e
 from atoll.node.dataplane.optim import outer_optimizer
@@ -49,6 +50,9 @@ class Checks:
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
         self._problem: Unsound | None = None
         self.first_problem = loop.create_future()
+        self._num_rollbacks = 0
+        self.may_lose_the_end = False
+        """A power cut may, without fsync."""
         self.num_events = 0
         self.num_commits = 0
 
@@ -84,7 +88,14 @@ class Checks:
 
     @property
     def commits(self) -> list[m.Commit]:
-        return [r.commit for r in self._store.kept if isinstance(r, CommitRecord)]
+        """Without those that are void."""
+        log: list[m.Commit] = []
+        for record in self._store.kept:
+            if isinstance(record, CommitRecord):
+                log.append(record.commit)
+            elif isinstance(record, RollbackRecord):
+                log = [c for c in log if c.commit <= record.commit]
+        return log
 
     @property
     def finished(self) -> FinishedRecord | None:
@@ -125,13 +136,18 @@ class Checks:
             case e.StateFetched(commit=commit, state_hash=value) | e.CommitApplied(commit=commit, state_hash=value):
                 self._holds(node, commit, value)
             case e.Received(message=m.Commit() as commit):
-                log = {c.commit: c for c in self.commits}
-                self.require(log.get(commit.commit) == commit, f"2: commit {commit.commit} is another one in the log")
+                kept = [r.commit for r in self._store.kept if isinstance(r, CommitRecord)]
+                self.require(commit in kept, f"2: commit {commit.commit} is another one in the log")
 
     def _holds(self, node: SimNode, commit: int, value: bytes) -> None:
         if commit == 0:  # a seeder may be lost before its state is attested; then another makes one
             self._starts.setdefault(value, self._records(node))
             return
+        num_rollbacks = sum(isinstance(r, RollbackRecord) for r in self._store.kept)
+        if num_rollbacks != self._num_rollbacks:
+            self._num_rollbacks = num_rollbacks
+            last = next(r.commit for r in reversed(self._store.kept) if isinstance(r, RollbackRecord))
+            self._states = {n: state for n, state in self._states.items() if n <= last}
         who, first = self._states.setdefault(commit, (str(node.process), value))
         self.require(
             first == value,
@@ -211,7 +227,7 @@ class Checks:
                     self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
                     num_survivors += commit == len(commits)
                 outer.close()
-        self.require(num_survivors > 0, "nobody holds the last state")
+        self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
 
     def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
         used: dict[tuple[int, int, int, int], int] = {}

@@ -204,6 +204,21 @@ def full_disk(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, mend)
 
 
+def power_cut(world: World, fault: Fault, generator: random.Random) -> None:
+    """Of some sites or all. What a site wrote since some moments before may be on its disk or not, block by block."""
+    world.remember_disks()
+    names = sorted(world.nodes)
+    chosen = names if generator.random() < 0.5 else generator.sample(names, generator.randint(0, len(names)))
+
+    def cut() -> None:
+        for name in chosen:
+            world.kill_site(name, "its power is cut")
+            world.tear_disk(name, generator)
+            world.later(fault.lasts_s, lambda name=name: world.start_site(name))  # type: ignore[misc]
+
+    world.later(generator.choice([0.0, 0.1, 1.0]) * generator.random(), cut)
+
+
 def join(world: World, fault: Fault, generator: random.Random) -> None:
     if len(world.hands) < 2 * world.shape.num_sites:
         world.start_site(f"site{len(world.hands) + 1}")
@@ -259,6 +274,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),
     "full_disk": (full_disk, 1),
+    "power_cut": (power_cut, 3),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),

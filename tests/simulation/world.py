@@ -30,6 +30,10 @@ from tests.simulation.sites import Data, Hands
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
 RESTART_S = 0.5
+BLOCK_BYTES = 64
+"""Smaller than a disk's: the files are small."""
+SYNCED = ("outer.json", "snapshot")
+"""Always synced, see docs/decisions/0006-disk-and-rollback.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ class World:
         self.num_starts = 0
         self.num_faults: Counter[str] = Counter()
         self.full_disks: set[str] = set()
+        self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
 
     # --- starting and killing
@@ -260,6 +265,28 @@ class World:
             node.folder.mkdir()
         self.ended[name] = node
 
+    def remember_disks(self) -> None:
+        """What a power cut may bring back."""
+        for name, node in self.nodes.items():
+            self._older[name] = {
+                path.relative_to(node.folder): path.read_bytes()
+                for folder in ("state", "payloads")
+                for path in sorted((node.folder / folder).glob("*"))
+                if path.is_file()
+            }
+
+    def tear_disk(self, name: str, generator: random.Random) -> None:
+        """Each block of what is not synced is the new one, the old one or zeros; a file may be there or not."""
+        node = self.ended.get(name)
+        if node is None:
+            return
+        self.checks.may_lose_the_end = True
+        older = self._older.get(name, {})
+        for folder in ("state", "payloads"):
+            for path in sorted((node.folder / folder).glob("*")):
+                if path.is_file() and not path.name.startswith(SYNCED):
+                    _tear(path, older.get(path.relative_to(node.folder), b""), generator, sized=folder == "state")
+
     def _site_ended(self, node: SimNode) -> None:
         name = node.process.machine
         if self.nodes.get(name) is not node:
@@ -289,6 +316,23 @@ class World:
     def _cut_short(node: SimNode) -> bool:
         """It was killed: it may be the one whose disk has the end."""
         return node.result is None and node.failure is None
+
+
+def _tear(path: Path, old: bytes, generator: random.Random, *, sized: bool) -> None:
+    """`sized`: that it is there, and its size, were synced when it was made."""
+    choice = generator.random()
+    if choice < 0.5:
+        return
+    if choice < 0.6 and not sized:
+        path.unlink()
+        return
+    new = path.read_bytes()
+    if choice < 0.7 and not sized:
+        path.write_bytes(new[: generator.randrange(len(new) + 1)])
+        return
+    old = old[: len(new)].ljust(len(new), b"\0")
+    blocks = range(0, len(new), BLOCK_BYTES)
+    path.write_bytes(b"".join(generator.choice([old, new, new])[i : i + BLOCK_BYTES] for i in blocks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
