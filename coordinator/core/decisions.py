@@ -26,12 +26,14 @@ def start(run: Run) -> bool:
     return True
 
 
-def open_next(run: Run, at_base: list[Site]) -> None:
-    """Opens a sync on the last commit for the sites that hold it."""
+def open_next(run: Run, at_base: list[Site], before: m.RolledBack | None = None) -> None:
+    """Opens a sync on the last commit for the sites that hold it. `before` is said first, and persisted already."""
     record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, at_base)
     run.persist(record)
     _open(run, record)
     for site in at_base:
+        if before is not None:
+            run.send(site, before)
         run.send(site, record.open)
 
 

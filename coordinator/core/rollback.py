@@ -109,5 +109,5 @@ def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
     for site in found.holders:
         site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
         site.standing = Standing.MEMBER
-        run.send(site, message(run, found.commit))
-    decisions.open_next(run, list(found.holders))
+    # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
+    decisions.open_next(run, list(found.holders), before=message(run, found.commit))

@@ -91,6 +91,10 @@ class SimTask(asyncio.Task[Any]):
         return self is other
 
 
+def _nothing() -> None:
+    pass
+
+
 class _NoSelector(selectors.BaseSelector):
     """There are no file descriptors: "waiting" moves the clock."""
 
@@ -162,9 +166,10 @@ class SimLoop(asyncio.SelectorEventLoop):
         process.waiting += [h for h in self._ready if is_its(h)]
         timers = [h for h in self._scheduled if is_its(h)]
         process.waiting += sorted(timers, key=lambda h: h._when)
-        rest = [h for h in self._ready if not is_its(h)]
-        self._ready.clear()
-        self._ready.extend(rest)
+        for place, handle in enumerate(self._ready):
+            if is_its(handle):  # as many as there were: the loop may be in the middle of them
+                self._ready[place] = nothing = asyncio.Handle(_nothing, (), self)
+                nothing.cancel()
         self._scheduled = [h for h in self._scheduled if not is_its(h)]
         heapq.heapify(self._scheduled)
         for timer in timers:

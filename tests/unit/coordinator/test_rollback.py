@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from atoll.coordinator.core import events as e
@@ -53,6 +55,23 @@ def test_everybody_back_with_less_goes_on_from_there_and_the_coordinators_restar
     story.commit_one("a", "b", state="s1", following="t2")
     assert story.last("a", m.Commit).branch == 1
     assert story.view.commits[-1].commit == 2
+
+
+def test_going_back_and_the_sync_that_follows_are_one_transaction() -> None:
+    """Between them the coordinator may die; then nothing would ever open a sync again."""
+    story = committed("a")
+    transactions: list[tuple[e.Record, ...]] = []
+    keep = story.store.persist
+
+    def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
+        transactions.append(tuple(records))
+        keep(term, records, wall_time_s)
+
+    story.store.persist = persist  # type: ignore[method-assign]
+    power_cut(story, "a")
+    back(story, "a", 1)
+    (found,) = [t for t in transactions if any(isinstance(r, e.RollbackRecord) for r in t)]
+    assert any(isinstance(r, e.OpenRecord) for r in found)
 
 
 def test_a_site_that_has_not_tried_its_own_log_is_waited_for() -> None:
