@@ -41,10 +41,12 @@ from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
 from atoll.node.worker.client import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
+from atoll.protocol.settings import RunSettings, settings_to_json
 
 WORKERS = Path(__file__).parent.parent / "workers"
 PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
 NONE_LEFT_S = 5.0
+SETTINGS_JSON = settings_to_json(RunSettings(run_id="run"))
 
 # A process that has children in sessions of their own, one with an empty environment; all wait for ever.
 FAMILY = """
@@ -81,7 +83,7 @@ class Site:
         self.lines = Lines()
 
     async def begin(self, generation: int = 1) -> None:
-        greeting = Greeting(settings_json="{}", site_name="s", data_paths=(), run_seed=5, resumed=False)
+        greeting = Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=5, resumed=False)
         self.server.begin(generation, self.config.num_ranks, greeting)
         await self.launcher.start(generation, self.server.path)
 
@@ -334,7 +336,9 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         events: asyncio.Queue[GroupEvent] = asyncio.Queue()
         server = LocalServer(events.put_nowait)
         await server.start()
-        server.begin(1, 1, Greeting(settings_json="{}", site_name="s", data_paths=(), run_seed=1, resumed=False))
+        server.begin(
+            1, 1, Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=1, resumed=False)
+        )
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE
         )

@@ -21,6 +21,7 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.daemon.worker_group import GroupEvent
 from atoll.protocol.layout import Layout
+from atoll.protocol.settings import RunSettings, settings_to_json
 
 GENERATION = 1
 
@@ -36,7 +37,8 @@ class TinyNode:
 
     async def run(self) -> None:
         await self.server.start()
-        greeting = Greeting(settings_json="{}", site_name="tiny", data_paths=(), run_seed=1, resumed=False)
+        settings = settings_to_json(RunSettings(run_id="tiny"))
+        greeting = Greeting(settings_json=settings, site_name="tiny", data_paths=(), run_seed=1, resumed=False)
         self.server.begin(GENERATION, self.num_ranks, greeting)
         await self.launcher.start(GENERATION, self.server.path)
         await asyncio.Event().wait()
