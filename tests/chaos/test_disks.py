@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from atoll.protocol.errors import HostError
-from tests.harness.chaos import LIMIT_S, ChaosRun, settings, small_disk
+from tests.harness.chaos import LIMIT_S, ChaosRun, settings
+from tests.harness.small_disk import small_disk
 
 pytestmark = [
     pytest.mark.root,

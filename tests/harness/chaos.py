@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -208,26 +207,6 @@ def assert_sound(run: LocalRun, holders: Sequence[str]) -> Status:
         for text in process.lines:
             assert not any(sign in text for sign in SIGNS_OF_A_BUG), f"{process.name}: {text}"
     return status
-
-
-@contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], Path]]:
-    """A file system of its own, of that size, and what fills it with a file. Needs root."""
-    folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
-
-    def fill() -> Path:
-        path = folder / "filler"
-        with path.open("wb") as file:
-            while (left := os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize) > 0:
-                file.write(bytes(left))
-                file.flush()
-        return path
-
-    try:
-        yield fill
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def descendants(pid: int) -> list[int]:

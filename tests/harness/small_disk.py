@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,14 +12,23 @@ import pytest
 
 
 @contextmanager
-def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
-    """A file system of that size at `folder`."""
+def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], Path]]:
+    """A file system of that size at `folder`, and what fills it with a file."""
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
     folder.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
+
+    def fill() -> Path:
+        path = folder / "filler"
+        with path.open("wb") as file:
+            while (left := os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize) > 0:
+                file.write(bytes(left))
+                file.flush()
+        return path
+
     try:
-        yield
+        yield fill
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
