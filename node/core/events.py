@@ -39,6 +39,8 @@ class Answer:
     reason: str = ""
     fresh: bool = False
     data_epoch: int = 0
+    hash_shared: bool = False
+    """Set for the ranks of a site among themselves."""
 
 
 # --- events: the session

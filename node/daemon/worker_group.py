@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from atoll.node.core.events import (
@@ -33,6 +33,9 @@ from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, W
 from atoll.protocol.messages import MAX_TOKENS
 from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
 
+REPLICAS_EVERY_SYNCS = 10
+"""Copies of a slice are compared at a site's first sync and at every so many after it: training waits
+while ranks hash, so not at each; the number is how many syncs may average a drift in before it is found."""
 MAX_STEPS = 1 << 48
 MAX_BATCH = 1 << 24
 MAX_DRAWN = 1 << 36
@@ -103,7 +106,6 @@ class _Point:
     seq: int
     asked: bool = False
     answer: Answer | None = None
-    wants_hashes: bool = False
     sealed: dict[int, SealedReport] = field(default_factory=dict)
     merged: dict[int, float] = field(default_factory=dict)  # rank -> wait_s
 
@@ -163,7 +165,7 @@ class WorkerGroup:
         self._tensors: dict[int, tuple[RankTensors, bytes, int]] = {}  # with fingerprint and data rank
         self._points = [_Point(0, 0)]
         self._first_point = 0  # index of _points[0]; earlier ones are over for every rank
-        self._hashes_wanted = False
+        self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
 
@@ -376,11 +378,12 @@ class WorkerGroup:
             raise ValueError(f"an answer for step {step}.{seq}; the open question is at step {point.step}.{point.seq}")
         if answer.kind in (AnswerKind.CONTINUE, AnswerKind.APPLY) and answer.next_step < step:
             raise ValueError(f"{answer.kind.name} at step {step} tells ranks to ask at step {answer.next_step}")
-        point.answer = answer
-        if answer.kind is AnswerKind.SNAPSHOT:
-            point.wants_hashes, self._hashes_wanted = self._hashes_wanted, False
+        if answer.kind is AnswerKind.SNAPSHOT and self._syncs_to_check is not None:
+            answer = replace(answer, hash_shared=self._syncs_to_check == 0)
+            self._syncs_to_check = (self._syncs_to_check or REPLICAS_EVERY_SYNCS) - 1
         elif answer.kind is AnswerKind.APPLY and answer.fresh:
-            self._hashes_wanted = True
+            self._syncs_to_check = 0
+        point.answer = answer
         next_step = step if answer.kind is AnswerKind.SNAPSHOT else answer.next_step
         if answer.kind is not AnswerKind.STOP:
             self._points.append(_Point(next_step, seq + 1) if next_step == step else _Point(next_step, 0))
@@ -490,7 +493,8 @@ class WorkerGroup:
 
     def _check_hash_list(self, rank: int, report: SealedReport, point: _Point) -> None:
         assert self.pieces is not None
-        wanted = self.pieces.shared_of(rank) if point.wants_hashes else ()
+        assert point.answer is not None
+        wanted = self.pieces.shared_of(rank) if point.answer.hash_shared else ()
         if sorted(report.hashes) != list(wanted) or any(len(h) != DIGEST_BYTES for h in report.hashes.values()):
             raise InvalidMessage(
                 f"rank {rank} sent hashes of {len(report.hashes)} pieces at {point}, {len(wanted)} are wanted"
@@ -498,7 +502,8 @@ class WorkerGroup:
 
     def _sealed_by_all(self, point: _Point) -> Outcome:
         reports = [point.sealed[r] for r in range(self.world_size)]
-        if point.wants_hashes and (text := self._differing_replicas(reports)):
+        assert point.answer is not None
+        if point.answer.hash_shared and (text := self._differing_replicas(reports, point)):
             return self.fail(text)
         tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
         for rank, report in enumerate(reports):
@@ -545,17 +550,20 @@ class WorkerGroup:
             )
         return ""
 
-    def _differing_replicas(self, reports: list[SealedReport]) -> str:
+    def _differing_replicas(self, reports: list[SealedReport], point: _Point) -> str:
+        """The owner's hash is of what it wrote into SNAPSHOT."""
         assert self.pieces is not None
         for shared in self.pieces.shared:
             by_hash: dict[bytes, list[int]] = {}
             for holder in shared.holders:
                 by_hash.setdefault(reports[holder.rank].hashes[holder.piece], []).append(holder.rank)
             if len(by_hash) > 1:
-                groups = " from ".join(_ranks(ranks) for ranks in by_hash.values())
+                owner, *others = (_ranks(ranks) for ranks in by_hash.values())
                 return (
-                    f"the copies of {shared.name!r} {box_text(shared.box)} have drifted apart: {groups} differ; ranks "
-                    "that hold the same parameters must update them alike (are gradients reduced between them?)"
+                    f"the copies of {shared.name!r} {box_text(shared.box)} have drifted apart at {point}: {owner} "
+                    f"(whose copy is the site's) differs from {' and from '.join(others)}; ranks that hold the same "
+                    "parameters must update them alike: reduce gradients between them before optimizer.step(), and "
+                    "give all of them the same optimizer, learning rate and gradient clipping"
                 )
         return ""
 

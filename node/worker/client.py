@@ -62,7 +62,7 @@ class JoinedLayout:
     owned_pieces: tuple[int, ...]
     """Indices into the pieces given to `join`: this rank writes them."""
     shared_pieces: tuple[int, ...]
-    """Indices of pieces that other ranks hold too: hashed (`piece_hash`) in the first `sealed` after a fresh APPLY."""
+    """Indices of pieces that other ranks hold too: hashed (`piece_hash`) for a SNAPSHOT with `hash_shared`."""
     site_id: int
     incarnation: int
     run_seed: int
@@ -229,7 +229,7 @@ class LocalClient:
         `tokens` are those of this rank's batches since the base; `loss_sum` is over the `num_steps` steps since the
         last report. A rank that has no loss (a pipeline stage before the last) reports num_steps = 0.
         `num_samples_used`: drawn by this rank and trained on, since the epoch began.
-        `piece_hashes`: `piece_hash` of each of `shared_pieces`, in the first report after a fresh APPLY.
+        `piece_hashes`: `piece_hash` of each of `shared_pieces`, if the SNAPSHOT says `hash_shared`.
         """
         body = local_pb2.Sealed(
             step=step,

@@ -201,7 +201,6 @@ class _JoinedSite(Site):
         self._tokens_at_snapshot = 0
         self._snapshot_step = 0
         self._has_values = False  # an APPLY came in this generation
-        self._hashes_due = False
         self._publish_mode: MergeMode | None = None
         self._loss: Tensor | float | None = None
         self._loss_steps = 0
@@ -353,7 +352,7 @@ class _JoinedSite(Site):
         loss_sum = self._take_loss()
         is_seed = not self._has_values
         self._shared.write_snapshot(with_frozen=is_seed)
-        hashes = self._shared.hashes() if self._hashes_due else None
+        hashes = self._shared.hashes() if answer.hash_shared else None
         self._client.sealed(
             step=self._steps,
             seq=seq,
@@ -366,7 +365,6 @@ class _JoinedSite(Site):
             piece_hashes=hashes,
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
         )
-        self._hashes_due = False
         self._tokens_at_snapshot, self._snapshot_step = self._tokens, self._steps
         self._loss_steps = 0
         self._train_s = 0.0
@@ -402,11 +400,9 @@ class _JoinedSite(Site):
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
-        if answer.fresh:
-            self._hashes_due = True
-            if self._ramp_steps and answer.run_step:
-                self._fresh_step = self._steps
-                self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
+        if answer.fresh and self._ramp_steps and answer.run_step:
+            self._fresh_step = self._steps
+            self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
         self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
         self._wait_s = 0.0
 

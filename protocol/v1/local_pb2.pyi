@@ -473,7 +473,7 @@ class Sealed(_message.Message):
 
     @_builtins.property
     def hashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PieceHash]:
-        """of every shared piece, in the first Sealed after a fresh APPLY"""
+        """of every shared piece, if the SNAPSHOT says hash_shared"""
 
     def __init__(
         self,
@@ -537,6 +537,7 @@ class Answer(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
     DATA_EPOCH_FIELD_NUMBER: _builtins.int
+    HASH_SHARED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the Boundary it answers"""
     seq: _builtins.int
@@ -556,6 +557,8 @@ class Answer(_message.Message):
     """APPLY: first values of this generation (learning-rate ramp starts)"""
     data_epoch: _builtins.int
     """APPLY: samples drawn in an older epoch count no longer"""
+    hash_shared: _builtins.bool
+    """SNAPSHOT: Sealed brings the hashes of the shared pieces"""
     def __init__(
         self,
         *,
@@ -571,10 +574,11 @@ class Answer(_message.Message):
         reason: _builtins.str = ...,
         fresh: _builtins.bool = ...,
         data_epoch: _builtins.int = ...,
+        hash_shared: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_epoch", b"data_epoch", "fragment", b"fragment", "fresh", b"fresh", "hash_shared", b"hash_shared", "kind", b"kind", "mode", b"mode", "next_step", b"next_step", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "seq", b"seq", "step", b"step", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -444,6 +444,14 @@ MUTATIONS = (
         tests=(WORKERS,),
     ),
     Mutation(
+        name="replicas are compared once",
+        rule="copies of a slice are compared at the first sync and every so many after it",
+        file="node/daemon/worker_group.py",
+        old="(self._syncs_to_check or REPLICAS_EVERY_SYNCS) - 1",
+        new="(self._syncs_to_check or (1 << 60)) - 1",
+        tests=(WORKERS,),
+    ),
+    Mutation(
         name="tokens of a data rank count twice",
         rule="ranks that see the same batch are counted once",
         file="node/daemon/worker_group.py",

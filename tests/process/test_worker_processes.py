@@ -232,7 +232,7 @@ def test_replicas_that_drift_apart() -> None:
             event = await site.events.get()
             assert isinstance(event, WorkersFailed)
             assert event.kind is FailureKind.FATAL
-            assert "'a' [0:8, 0:4] have drifted apart: rank 0 from rank 1" in event.text
+            assert "'a' [0:8, 0:4] have drifted apart at step 3: rank 0 (whose copy" in event.text
 
     in_loop(main)
 

@@ -1,10 +1,13 @@
 """One rank of a DDP or FSDP2 site whose every step is known: each takes 0.75 from every weight and 0.5 from every bias.
 
-torchrun ... parallel_ranks.py ddp|fsdp2
+torchrun ... parallel_ranks.py ddp|fsdp2 [STEP]
+
+From STEP on rank 1 changes a bias of its own copy by hand.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 
@@ -28,7 +31,7 @@ class Net(nn.Module):
         return torch.cat((self.first(x), self.second(x)), dim=1)
 
 
-def main(kind: str) -> None:
+def main(kind: str, drift_from: float) -> None:
     use_gpu = torch.cuda.is_available()
     dist.init_process_group("nccl" if use_gpu else "gloo")
     rank = dist.get_rank()
@@ -49,6 +52,9 @@ def main(kind: str) -> None:
             loss = net(x).sum()
             loss.backward()
             optimizer.step()
+            if rank == 1 and site.inner_step + 1 >= drift_from:
+                with torch.no_grad():
+                    bare.first.bias[2] += 1
             with torch.no_grad():
                 net(x)  # without backward FSDP2 leaves gathered copies in the root module: writes must not be lost
             site.step(tokens=10 * (rank + 1), loss=torch.tensor(float(rank), device=device))
@@ -65,4 +71,4 @@ def main(kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else math.inf)

@@ -183,7 +183,7 @@ class Worker:
         self.tokens = self.tokens_at_snapshot = 0  # since the base
         self.loss_sum = self.train_s = self.wait_s = 0.0
         self.num_steps = 0  # since the last report
-        self.has_values = self.hashes_due = False
+        self.has_values = False
         self.data_epoch = 0
         self._trace = Path(options.trace.replace("{rank}", str(client.rank))) if options.trace else None
         settings = client.hello(world_size, int(os.environ.get("LOCAL_RANK", "0")))
@@ -277,7 +277,7 @@ class Worker:
             fields = {"next_step": answer.next_step, "version": answer.version, "mode": answer.mode.name}
             self.trace("answer", seq=seq, kind=answer.kind.name, **fields)
             if answer.kind is AnswerKind.SNAPSHOT:
-                self.seal(seq, answer.fragment)
+                self.seal(seq, answer)
             elif answer.kind is AnswerKind.APPLY:
                 self.merge(answer)
             if answer.kind is AnswerKind.STOP:
@@ -299,20 +299,19 @@ class Worker:
         self.train_s += time.monotonic() - started
         self.fail_if_asked()
 
-    def seal(self, seq: int, fragment: int) -> None:
+    def seal(self, seq: int, answer: Answer) -> None:
         for i, spec in enumerate(self.model.specs):
             wanted = spec.role is not Role.BUFFER_LOCAL and (spec.role is not Role.FROZEN or not self.has_values)
             if wanted and i in self.joined.owned_pieces:
                 self.snapshot[i][...] = self.model.values[i]
         hashes = {}
-        if self.hashes_due:
-            self.hashes_due = False
+        if answer.hash_shared:
             hashes = {i: piece_hash(self.model.values[i].tobytes()) for i in self.joined.shared_pieces}
         self.tokens_at_snapshot = self.tokens
         self.client.sealed(
             step=self.step,
             seq=seq,
-            fragment=fragment,
+            fragment=answer.fragment,
             data_rank=self.client.rank,
             tokens=self.tokens,
             loss_sum=self.loss_sum,
@@ -342,7 +341,6 @@ class Worker:
         self.data_epoch = answer.data_epoch
         if self.batches is not None:
             self.batches.begin_epoch(answer.data_epoch)
-        self.hashes_due = self.hashes_due or answer.fresh
         self.client.merged(version=answer.version, step=self.step, wait_s=self.wait_s)
         self.trace("merged", version=answer.version, run_step=answer.run_step, digest=self.model.digest())
         self.wait_s = 0.0

@@ -21,7 +21,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import DataSet, Outcome, Reply, SealedReport, WorkerGroup
+from atoll.node.daemon.worker_group import REPLICAS_EVERY_SYNCS, DataSet, Outcome, Reply, SealedReport, WorkerGroup
 from atoll.node.local_protocol import Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -204,7 +204,7 @@ def test_a_loss_that_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_replicas_are_compared_once_after_fresh_values(same: bool) -> None:
+def test_replicas_are_compared_at_the_first_sync_after_fresh_values(same: bool) -> None:
     group = joined(2)
     all_ask(group, 0, 0, SNAPSHOT)  # of the seeder: first values may differ, they are overwritten
     for rank in range(2):
@@ -218,7 +218,10 @@ def test_replicas_are_compared_once_after_fresh_values(same: bool) -> None:
     group.sealed(0, report(0, step=5, hashes={0: b"x" * 32}), 0.0)
     outcome = group.sealed(1, report(1, step=5, hashes={0: (b"x" if same else b"y") * 32}), 0.0)
     if not same:
-        assert "'a' [0:4] have drifted apart: rank 0 from rank 1 differ" in failure(outcome)
+        assert (
+            "'a' [0:4] have drifted apart at step 5: rank 0 (whose copy is the site's) differs from rank 1;"
+            in failure(outcome)
+        )
         return
     assert isinstance(outcome[0], SnapshotSealed)
     all_ask(group, 5, 1, apply(1, 10))
@@ -226,6 +229,34 @@ def test_replicas_are_compared_once_after_fresh_values(same: bool) -> None:
         group.merged(rank, 1, 0.0, 0.0)
     all_ask(group, 10, 0, SNAPSHOT)
     group.sealed(0, report(0, step=10), 0.0)
+
+
+def test_replicas_are_compared_again_every_so_many_syncs() -> None:
+    group = joined(3)
+    all_ask(group, 0, 0, apply(0, 1, fresh=True))
+    for rank in range(3):
+        group.merged(rank, 0, 0.0, 0.0)
+    compared = []
+    for sync in range(1, 2 * REPLICAS_EVERY_SYNCS + 2):
+        for rank in range(3):
+            group.boundary(rank, sync, 0, 0.0)
+        replies = group.answer(sync, 0, SNAPSHOT, 0.0)
+        (hash_shared,) = {reply.answer.hash_shared for reply in replies}
+        if hash_shared:
+            compared.append(sync)
+        last = sync == 2 * REPLICAS_EVERY_SYNCS + 1
+        for rank in range(3):
+            hashes = {0: (b"y" if last and rank == 1 else b"x") * 32} if hash_shared else None
+            outcome = group.sealed(rank, report(rank, step=sync, hashes=hashes), 0.0)
+        if last:
+            assert "'a' [0:4] have drifted apart at step 21: ranks 0, 2 (whose" in failure(outcome)
+            assert "differs from rank 1; ranks that hold" in failure(outcome)
+        else:
+            assert isinstance(outcome[0], SnapshotSealed)
+            all_ask(group, sync, 1, apply(sync, sync + 1))
+            for rank in range(3):
+                group.merged(rank, sync, 0.0, 0.0)
+    assert compared == [1, REPLICAS_EVERY_SYNCS + 1, 2 * REPLICAS_EVERY_SYNCS + 1]
 
 
 def test_ranks_that_see_other_data_or_build_other_models() -> None:

@@ -61,7 +61,7 @@ def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     node.script = [
         (0, SNAPSHOT),
         (0, published(1.0, apply(REPLACE, 2, fresh=True))),
-        (2, SNAPSHOT),
+        (2, replace(SNAPSHOT, hash_shared=True)),
         (2, published(5.0, apply(REPLACE, 4, run_step=2, version=1))),
         (4, STOP),
     ]
@@ -79,7 +79,7 @@ def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     assert (seed["tokens"], seed["num_steps"], seed["piece_hashes"]) == (0, 0, None)
     assert (sealed["tokens"], sealed["num_steps"], sealed["data_rank"]) == (20, 2, 3)
     assert sealed["loss_sum"] == 2.0 + 0.0
-    assert sealed["piece_hashes"] == {}
+    assert sealed["piece_hashes"] == {}  # wanted; no piece is shared
     assert [b["version"] for b in node.said("merged")] == [0, 1]
     assert node.said("goodbye") == [{"run_over": True}]
     assert node.told[-1] == ("close", {})
