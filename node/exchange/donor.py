@@ -1,7 +1,7 @@
 """The donor's side of catching up: chunks of the outer state and payloads of commits, in bounded frames.
 
-A joiner must not stop the others: few requests are served at once, each at a bounded rate, and all reading of the disk
-is done in threads.
+A joiner must not stop the others: few requests are served at once, each at a bounded rate and after the exchange of a
+sync (`Uplink`), and all reading of the disk is done in threads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import payload_hash
@@ -19,6 +19,7 @@ from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.requests import check_header
+from atoll.node.exchange.uplink import Uplink
 from atoll.node.exchange.writing import NotRead, write_within
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
@@ -35,6 +36,9 @@ MAX_CHUNKS = 4096
 """Of one request."""
 MAX_HASH_LISTS = 16
 """Of one request."""
+TURNS_PER_STALL = 4
+"""A frame waits at most for this part of the stall limit until exchanges let it go: whoever catches up sees some bytes
+in time, and at such a pace enough of them (see progress.py)."""
 HASHES_PER_FRAME = FRAME_BYTES // DIGEST_BYTES - 16
 
 
@@ -51,6 +55,7 @@ class Donor:
         pool: Executor,
         counters: Counters,
         pace: Pace,
+        uplink: Uplink,
         max_rate_bytes_per_s: int = MAX_RATE_BYTES_PER_S,
     ) -> None:
         self._run_id = run_id
@@ -59,6 +64,7 @@ class Donor:
         self._log = log
         self._pool = pool
         self._counters = counters
+        self._uplink = uplink
         self._max_rate_bytes_per_s = max_rate_bytes_per_s
         self.pace = pace
         self._requests_of: Counter[int] = Counter()  # by site
@@ -83,10 +89,13 @@ class Donor:
                 for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
                     some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
-                    yield await self._paced(peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString(), rate)
+                    frame = peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString()
+                    async with self._turn(frame, rate):
+                        yield frame
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: _state_frames(outer, group)):  # type: ignore[misc]
-                    yield await self._paced(frame, rate)
+                    async with self._turn(frame, rate):
+                        yield frame
 
     async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
@@ -108,7 +117,8 @@ class Donor:
             rate = _Rate(self._max_rate_bytes_per_s)
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: read(group)):  # type: ignore[misc]
-                    yield await self._paced(frame, rate)
+                    async with self._turn(frame, rate):
+                        yield frame
 
     def _checked(self, chunks: Sequence[int], limit: int) -> list[int]:
         if len(chunks) > MAX_CHUNKS:
@@ -151,10 +161,13 @@ class Donor:
     def _in_pool(self, work: Callable[[], list[bytes]]) -> asyncio.Future[list[bytes]]:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    async def _paced(self, frame: bytes, rate: _Rate) -> bytes:
+    @asynccontextmanager
+    async def _turn(self, frame: bytes, rate: _Rate) -> AsyncGenerator[None]:
+        """Around handing out one frame; it ends when the next one is asked for, so when this one is written."""
         await rate.wait(len(frame))
-        self._counters.sent_bytes += len(frame)
-        return frame
+        async with self._uplink.give(len(frame), self.pace.stall_s / TURNS_PER_STALL):
+            self._counters.sent_bytes += len(frame)
+            yield
 
 
 async def give(frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], pace: Pace, who: str) -> None:

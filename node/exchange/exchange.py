@@ -18,6 +18,7 @@ from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
 from atoll.node.exchange.progress import Pace, Progress
+from atoll.node.exchange.uplink import Uplink
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import plan_digest, reducers
@@ -53,6 +54,7 @@ class Exchange:
         held: HeldContributions,
         max_retained_bytes: int,
         counters: Counters,
+        uplink: Uplink,
         pool: Executor,
         connect: Callable[[str], grpc.aio.Channel],
         disconnect: Callable[[str], None],
@@ -64,6 +66,7 @@ class Exchange:
         self.contributes = contributes
         self.counters = counters
         self.traffic = Traffic()
+        self.uplink = uplink
         self.held = held
         self.connect = connect
         self.disconnect = disconnect
@@ -145,6 +148,10 @@ class Exchange:
         Raises PeerError naming the peer; NonFiniteError, HostError, StateError of this site; CancelledError after
         `cancel`. Contributions that are held stay for the next attempt.
         """
+        with self.uplink.exchange():
+            return await self._run()
+
+    async def _run(self) -> ExchangeResult:
         try:
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
@@ -240,6 +247,11 @@ class Exchange:
         fresh = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
         self._progress_of[site_id].moved(fresh, self._loop.time())
         self.note_moved(fresh)
+
+    def note_sent(self, num_bytes: int) -> None:
+        self.traffic.sent_bytes += num_bytes
+        self.counters.sent_bytes += num_bytes
+        self.uplink.sent(num_bytes)
 
     def note_moved(self, num_bytes: int) -> None:
         self._moved_bytes += num_bytes

@@ -22,6 +22,7 @@ from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
 from atoll.node.exchange.ports import SyncData
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.requests import check_header
+from atoll.node.exchange.uplink import Uplink
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
@@ -60,6 +61,7 @@ class Hub:
         self.credentials = credentials
         self.max_retained_bytes = max_retained_bytes
         self.counters = Counters()
+        self.uplink = Uplink()
         self.donor: Donor | None = None
         self.pool = ThreadPoolExecutor(
             num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1)), thread_name_prefix="exchange"
@@ -112,6 +114,7 @@ class Hub:
             pool=self.pool,
             counters=self.counters,
             pace=pace,
+            uplink=self.uplink,
         )
 
     async def close(self) -> None:
@@ -179,6 +182,7 @@ class Hub:
             held=held,
             max_retained_bytes=self.max_retained_bytes - others_bytes,
             counters=self.counters,
+            uplink=self.uplink,
             pool=self.pool,
             connect=self.channel,
             disconnect=self.disconnect,

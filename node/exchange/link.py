@@ -139,7 +139,7 @@ class ReducerLink:
         try:
             opening = self._open().SerializeToString()
             await call.write(opening)
-            self._count_sent(len(opening))
+            self._exchange.note_sent(len(opening))
             held = await self._read_held(call)
             missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
             self.phase = "sending contributions" if missing else "waiting for payloads"
@@ -181,11 +181,7 @@ class ReducerLink:
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
         self._moved(len(frame))
-        self._count_sent(len(frame))
-
-    def _count_sent(self, size: int) -> None:
-        self._exchange.traffic.sent_bytes += size
-        self._exchange.counters.sent_bytes += size
+        self._exchange.note_sent(len(frame))
 
     async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
         data = await call.read()
@@ -221,16 +217,17 @@ class ReducerLink:
         """Contributions, encoded a few batches ahead."""
         exchange = self._exchange
         waiting: deque[asyncio.Future[list[bytes]]] = deque()
-        try:
-            for batch in self._batches(chunks):
-                if len(waiting) == BATCHES_AHEAD:
+        with exchange.uplink.sending():
+            try:
+                for batch in self._batches(chunks):
+                    if len(waiting) == BATCHES_AHEAD:
+                        await self._write_all(call, await waiting.popleft())
+                    waiting.append(exchange.in_pool(lambda batch=batch: self._encode(batch)))  # type: ignore[misc]
+                while waiting:
                     await self._write_all(call, await waiting.popleft())
-                waiting.append(exchange.in_pool(lambda batch=batch: self._encode(batch)))  # type: ignore[misc]
-            while waiting:
-                await self._write_all(call, await waiting.popleft())
-        finally:
-            for job in waiting:
-                job.cancel()
+            finally:
+                for job in waiting:
+                    job.cancel()
         await call.done_writing()
         if exchange.contributes:
             self.phase = "waiting for payloads"

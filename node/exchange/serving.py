@@ -35,6 +35,10 @@ class ServedStream:
 
     async def run(self) -> None:
         """Raises RefusedError or NotYetError when the exchange ends before; InvalidMessage for what the peer sent."""
+        with self._exchange.uplink.exchange():
+            await self._run()
+
+    async def _run(self) -> None:
         await self._send_held()
         reader = asyncio.create_task(self._read())
         writer = asyncio.create_task(self._write())
@@ -51,8 +55,7 @@ class ServedStream:
     async def _send(self, frame: bytes) -> None:
         who = f"site {self._member.site_id} ({self._exchange.where})"
         await write_within(self._exchange.pace.stall_s, self._context.write, frame, who)
-        self._exchange.traffic.sent_bytes += len(frame)
-        self._exchange.counters.sent_bytes += len(frame)
+        self._exchange.note_sent(len(frame))
 
     async def _send_held(self) -> None:
         held = self._exchange.held_of(self._member) if self._contributes else []
@@ -121,8 +124,9 @@ class ServedStream:
             if num_seen < len(exchange.payloads) and delay_s == 0:
                 fresh = exchange.payloads[num_seen : EARLY_PAYLOADS if early else None]
                 num_seen += len(fresh)
-                for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
-                    await self._send(frame)
+                with exchange.uplink.sending():
+                    for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
+                        await self._send(frame)
                 said_at = loop.time()
             elif num_seen == len(exchange.own_chunks):
                 return

@@ -444,6 +444,14 @@ MUTATIONS = (
         tests=(WORKERS,),
     ),
     Mutation(
+        name="donors take the link from a sync",
+        rule="while an exchange sends, those that catch up get a frame at a time and a ninth of the bytes",
+        file="node/exchange/uplink.py",
+        old="return self.num_given == 0 and (not self._num_sending or self._credit_bytes >= 0)",
+        new="return self.num_given == 0",
+        tests=("tests/unit/exchange/test_uplink.py",),
+    ),
+    Mutation(
         name="replicas are compared once",
         rule="copies of a slice are compared at the first sync and every so many after it",
         file="node/daemon/worker_group.py",
