@@ -17,6 +17,7 @@ MAX_LOG_COMMITS = 4096
 MAX_LISTED_CHUNKS = 30_000  # of a sync whose payloads differ: their hashes fit one message
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
+MAX_PROBED = 32  # peers that one site probes
 MAX_TOKENS = 1 << 48  # of one site in one sync
 
 
@@ -365,6 +366,11 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    members: tuple[Member, ...] = bounded(MAX_PROBED, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     pass
 
@@ -388,6 +394,7 @@ CoordinatorMessage = (
     | ListPayloads
     | RolledBack
     | Finished
+    | Peers
     | Pulse
     | Leases
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import decisions, leases, payload_lists, rollback, states
+from atoll.coordinator.core import decisions, leases, payload_lists, reach, rollback, states
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -184,7 +184,8 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
     spared = run.trouble.receive_only.of(sync.open.sync)
     others = [s for s in contributors if s.site_id not in spared]
     left_out = ""
-    if quorum <= len(others) < len(contributors):  # else a site that could not exchange is better than none
+    spare = quorum <= len(others) < len(contributors)
+    if spare and not reach.choose(others, quorum).problem:  # else a site that could not exchange is better than none
         names = ", ".join(s.label for s in contributors if s not in others)
         left_out = f"; not yet {names}, after exchanges that failed"
         contributors = others
@@ -237,9 +238,13 @@ def _why_now(run: Run, sync: Sync, waiting: list[Site], patience: Patience) -> s
 
 def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
+    choice = reach.choose(contributors, run.settings.quorum)
+    if choice.problem:
+        return _no_reducer(run, sync, choice.problem)
+    contributors, why = choice.contributors, why + choice.left_out
     try:
         on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
-        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation)
+        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation, choice.not_reducing)
     except ConfigError as error:
         run.paused = str(error)
         return False
@@ -285,6 +290,28 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     for site in (*contributors, *receivers):
         run.send(site, plan)
     return True
+
+
+def _no_reducer(run: Run, sync: Sync, problem: str) -> bool:
+    """Until a site says that it can dial another one; nothing of this sync is lost."""
+    if sync.attempt is not None:
+        _collect_again(run, sync, problem)
+        return True
+    if barred := _barred(run, sync):
+        decisions.abandon(run, sync, "; ".join([problem, *barred]))  # one of them may reduce in the next one
+        return True
+    run.paused = problem
+    if run.stop_reason:
+        decisions.finish(run, f"{run.stop_reason} ({problem})")
+        return True
+    return False
+
+
+def _collect_again(run: Run, sync: Sync, reason: str) -> None:
+    run.report(logging.WARNING, f"sync {sync.open.sync} attempt {sync.last_attempt} is given up: {reason}")
+    sync.attempt = None
+    sync.expected = {s.site_id for s in decisions.members_at(run, sync.open.base_commit)}
+    sync.first_ready_at = run.now if sync.ready else None
 
 
 # --- planned
@@ -372,9 +399,6 @@ def _another_attempt(run: Run, sync: Sync, attempt: Attempt, reason: str) -> boo
         decisions.abandon(run, sync, reason)
         return True
     if len(able) < run.settings.quorum:
-        run.report(logging.WARNING, f"sync {sync.open.sync} attempt {attempt.plan.attempt} is given up: {reason}")
-        sync.attempt = None
-        sync.expected = {s.site_id for s in decisions.members_at(run, sync.open.base_commit)}
-        sync.first_ready_at = run.now if sync.ready else None
+        _collect_again(run, sync, reason)
         return True
     return _plan(run, sync, able, reason)

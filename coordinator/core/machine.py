@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core import admission, driver, leases, liveness, rollback, states
+from atoll.coordinator.core import admission, driver, leases, liveness, reach, rollback, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     Event,
@@ -41,6 +41,7 @@ class Core:
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
         self._state = ""
+        self._roster = reach.Roster()
         self._due = self._next_due()  # own time at which something becomes possible or impossible by itself
         self._settled = False
 
@@ -68,6 +69,7 @@ class Core:
         self._expect_back()
         self._expire()
         driver.advance(run)
+        self._roster.tell(run)
         state = state_in_words(run)
         if state != self._state:
             run.report(logging.INFO, f"run {run.run_id}: {state}")
@@ -232,6 +234,7 @@ class Core:
             case m.FindSources():
                 states.find_sources(run, number, site, message)
             case m.Ready():
+                site.unreachable_site_ids = message.unreachable_site_ids
                 driver.ready(run, site, message)
             case m.Done():
                 driver.done(run, site, message)

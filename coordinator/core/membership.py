@@ -32,6 +32,7 @@ class Site:
     site_id: int = 0  # 0 until the first Offer
     incarnation: int = 0
     address: str = ""
+    unreachable_site_ids: tuple[int, ...] = ()  # peers that it cannot dial, as its last Ready says
     standing: Standing = Standing.NEW
     evicted: str = ""
     gone: str = ""  # why it is OUT, for people

@@ -129,10 +129,14 @@ class Sync:
     # --- choosing reducers
 
     def trees(
-        self, sizes_bytes: Sequence[int], reducers: Sequence[Reducer], on_probation: frozenset[int]
+        self,
+        sizes_bytes: Sequence[int],
+        reducers: Sequence[Reducer],
+        on_probation: frozenset[int],
+        not_reducing: frozenset[int] = frozenset(),
     ) -> tuple[Tree, ...] | None:
         """Trees that were not tried with these contributors yet, away from pairs that could not exchange, and at first
-        from those `on_probation`.
+        from those `on_probation`; never with those `not_reducing`, of whom some are left.
 
         None if everything was tried. Raises ConfigError if the contributions fit nowhere.
         """
@@ -141,8 +145,10 @@ class Sync:
         fits = False
         suspects = self._suspects(ids)
         for avoid, rotation in self._choices(ids, suspects, on_probation):
+            if avoid | not_reducing >= set(ids):
+                continue
             try:
-                trees = direct(sizes_bytes, reducers, avoid=avoid, rotation=rotation)
+                trees = direct(sizes_bytes, reducers, avoid=avoid | not_reducing, rotation=rotation)
             except ConfigError as error:
                 problem = problem or error
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.coordinator.core import driver, states
+from atoll.coordinator.core import driver, reach, states
 from atoll.coordinator.core.data_view import LineView, data_view
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -44,6 +44,8 @@ class SiteView:
     doing: str
     """What its workers do, as the node says it; empty while they wait."""
     still_s: float
+    not_dialled_by: tuple[str, ...]
+    """Sites that cannot connect to its address; it reduces nothing for them."""
     """Since it last did a step, moved a chunk or went on to something else."""
 
 
@@ -159,6 +161,7 @@ def _waiting(run: Run) -> str:
 
 def view_of(run: Run, now: float) -> RunView:
     attested = run.log.newest_attested()
+    blind = reach.not_dialled_by(run)
     return RunView(
         run_id=run.run_id,
         state=state_in_words(run),
@@ -191,7 +194,8 @@ def view_of(run: Run, now: float) -> RunView:
         errors=tuple(run.fatal_texts),
         sync=_sync_view(run),
         sites=tuple(
-            _site_view(s, now) for s in sorted(run.members.sites.values(), key=lambda s: (s.site_id or 1 << 32, s.name))
+            _site_view(s, now, blind.get(s.site_id, ()))
+            for s in sorted(run.members.sites.values(), key=lambda s: (s.site_id or 1 << 32, s.name))
         ),
         commits=_commit_views(run),
         data=data_view(run),
@@ -199,7 +203,7 @@ def view_of(run: Run, now: float) -> RunView:
     )
 
 
-def _site_view(site: Site, now: float) -> SiteView:
+def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteView:
     heartbeat = site.heartbeat
     total_s = heartbeat.train_s + heartbeat.wait_s
     applied, state_hash = site.applied, site.state_hash
@@ -228,6 +232,7 @@ def _site_view(site: Site, now: float) -> SiteView:
         silent_s=round(max(0.0, now - site.heard_at), 3),
         doing=heartbeat.doing,
         still_s=round(max(0.0, now - site.progress_at), 3),
+        not_dialled_by=not_dialled_by if site.live else (),
     )
 
 

@@ -7,7 +7,7 @@ from enum import Enum, IntEnum
 
 from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Plan, SiteMessage, Sources
+from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Member, Plan, SiteMessage, Sources
 
 
 class AnswerKind(IntEnum):
@@ -244,6 +244,13 @@ class DiskRolledBack:
 
 
 @dataclass(frozen=True, slots=True)
+class PeersProbed:
+    """Those of the last ProbePeers that cannot be dialled from here; ascending."""
+
+    unreachable_site_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LeaveAsked:
     """Ctrl-C, SIGTERM."""
 
@@ -267,7 +274,7 @@ Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
     | ApplyFailed | ModelSaved | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
-    | DataAnnounced | DrawAsked | PayloadsListed | Tick
+    | DataAnnounced | DrawAsked | PayloadsListed | PeersProbed | Tick
 )  # fmt: skip
 
 
@@ -396,6 +403,13 @@ class ListPayloads:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbePeers:
+    """Find out, now and then, who of these can be dialled, instead of those before."""
+
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyState:
     """Count the chunks that do not have their hash, or come out otherwise from a snapshot and the log."""
 
@@ -429,5 +443,5 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | ListPayloads | RollBack | AnswerDraw | Report | Exit
+    | VerifyState | ListPayloads | RollBack | ProbePeers | AnswerDraw | Report | Exit
 )  # fmt: skip

@@ -10,7 +10,7 @@ import logging
 
 from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
-from atoll.node.core.events import DistrustState, Event, ListPayloads, Output, SeedState, VerifyState
+from atoll.node.core.events import DistrustState, Event, ListPayloads, Output, ProbePeers, SeedState, VerifyState
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, RefusedError
@@ -143,6 +143,9 @@ class SiteCore:
                     self.site.saving = None
             case events.PayloadsListed(sync=sync, attempt=attempt, term=term, hashes=hashes):
                 self.ctx.send(m.PayloadList(sync=sync, attempt=attempt, term=term, hashes=hashes))
+            case events.PeersProbed(unreachable_site_ids):
+                self.site.unreachable_site_ids = unreachable_site_ids
+                syncs.ready(self.ctx)  # again, if it was said before
             case events.StateVerified(commit=commit, num_damaged=num_damaged):
                 level = logging.ERROR if num_damaged else logging.INFO
                 self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
@@ -230,6 +233,8 @@ class SiteCore:
                 self._finished(message)
             case m.Leases():
                 leases.granted(self.ctx, message)
+            case m.Peers(members=members):
+                self.ctx.emit(ProbePeers(members))
             case m.Pulse():
                 pass
 

@@ -151,6 +151,7 @@ class SiteState:
     rolling_back: RollBack | None = None  # asked for, or under way
     rolling_back_begun: bool = False
     lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
+    unreachable_site_ids: tuple[int, ...] = ()  # peers that do not answer at their addresses
     open: Open | None = None
     newest_sync: int = 0  # the highest that was opened, as far as this site heard
     opened_at: float = 0.0  # when it heard that

@@ -55,6 +55,7 @@ def ready(ctx: Context) -> None:
             train_s=snapshot.train_s,
             wait_s=site.workers.wait_s,
             ranges=snapshot.ranges,
+            unreachable_site_ids=site.unreachable_site_ids,
         )
     )
 

@@ -28,6 +28,7 @@ from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.probing import Prober
 from atoll.node.exchange.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
@@ -99,6 +100,12 @@ class Node:
             hub=hub,
             journal=journal,
         )
+        self.prober = Prober(
+            header=self._header,
+            credentials=hub.credentials,
+            limits=lambda: self.core.limits,
+            found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
+        )
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._exchange: Exchange | None = None
@@ -132,6 +139,7 @@ class Node:
             for task in [session, watchdog, *self._tasks]:
                 task.cancel()
             await asyncio.gather(session, watchdog, *self._tasks, return_exceptions=True)
+            await self.prober.close()
             await self._launcher.stop()
             await self.local_server.close()
 
@@ -153,7 +161,9 @@ class Node:
     def handle(self, event: e.Event) -> None:
         """Give the core an event and carry out what it wants, in order."""
         self.observer.observe(event)
-        for output in self.core.handle(event, time.monotonic()):
+        outputs = self.core.handle(event, time.monotonic())
+        self.hub.site_id = self.core.site.site_id
+        for output in outputs:
             self._execute(output)
         if self.core.phase != self._phase:
             routine = self._phase in PHASES_OF_A_SYNC and self.core.phase in PHASES_OF_A_SYNC
@@ -241,6 +251,8 @@ class Node:
                 self._task(self._distrust(), e.DataPlaneFailed)
             case e.ListPayloads():
                 self._list_payloads(output)
+            case e.ProbePeers(members):
+                self.prober.watch(members)
             case e.VerifyState():
                 self._task(self._verify(output.commit), e.DataPlaneFailed)
             case e.RollBack():

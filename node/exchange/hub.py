@@ -63,6 +63,8 @@ class Hub:
         self.counters = Counters()
         self.uplink = Uplink()
         self.donor: Donor | None = None
+        self.site_id = 0
+        """Given by the coordinator; 0 until then."""
         self.pool = ThreadPoolExecutor(
             num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1)), thread_name_prefix="exchange"
         )
@@ -134,6 +136,10 @@ class Hub:
             site_id=site_id,
             incarnation=self.incarnation,
         )
+
+    def identity(self) -> Header:
+        """Who answers here."""
+        return self.header(self.site_id, 0)
 
     def channel(self, address: str) -> grpc.aio.Channel:
         """The one channel for exchanges with that address."""

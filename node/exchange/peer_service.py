@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -13,9 +13,11 @@ import grpc.aio
 from atoll.node.exchange.donor import give
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, parse
+from atoll.node.exchange.requests import check_header
 from atoll.node.exchange.service_name import SERVICE
 from atoll.node.exchange.serving import Context, ServedStream
 from atoll.node.exchange.writing import NotRead
+from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
 from atoll.protocol.messages import Member
 from atoll.protocol.status import abort
@@ -92,6 +94,13 @@ class PeerService:
         except AtollError as error:
             await self._refuse(context, error)
 
+    async def probe(self, data: bytes, context: Context) -> bytes:
+        try:
+            check_header(parse(peer_pb2.ProbeRequest, data).header, self._hub.run_id)
+            return peer_pb2.ProbeResponse(header=wire.to_proto(self._hub.identity())).SerializeToString()
+        except AtollError as error:
+            await self._refuse(context, error)
+
     async def _give(self, frames: AsyncGenerator[bytes], header: common_pb2.Header, context: Context) -> None:
         try:
             await give(
@@ -103,7 +112,7 @@ class PeerService:
         finally:
             await frames.aclose()  # its place is free again
 
-    async def _refuse(self, context: Context, error: AtollError) -> None:
+    async def _refuse(self, context: Context, error: AtollError) -> NoReturn:
         if isinstance(error, RefusedError):
             self._hub.counters.refuse(error)
         await abort(context, error)
@@ -115,5 +124,6 @@ def add_peer_service(hub: Hub, server: grpc.aio.Server) -> None:
         "Exchange": grpc.stream_stream_rpc_method_handler(service.exchange),
         "FetchState": grpc.unary_stream_rpc_method_handler(service.fetch_state),
         "FetchPayloads": grpc.unary_stream_rpc_method_handler(service.fetch_payloads),
+        "Probe": grpc.unary_unary_rpc_method_handler(service.probe),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

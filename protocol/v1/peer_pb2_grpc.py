@@ -49,6 +49,11 @@ class PeerServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.FromString,
                 _registered_method=True)
+        self.Probe = channel.unary_unary(
+                '/atoll.protocol.v1.PeerService/Probe',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -75,6 +80,13 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Probe(self, request, context):
+        """Who is at this address.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -92,6 +104,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchPayloads,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.SerializeToString,
+            ),
+            'Probe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Probe,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -175,6 +192,33 @@ class PeerService:
             '/atoll.protocol.v1.PeerService/FetchPayloads',
             atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Probe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/atoll.protocol.v1.PeerService/Probe',
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,6 +37,8 @@ class PeerServiceStub:
     """Chunks of the outer state, with their hash lists."""
     FetchPayloads: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchPayloadsRequest, _peer_pb2.FetchPayloadsResponse]
     """Payloads of commits from the donor's log."""
+    Probe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]
+    """Who is at this address."""
 
 @_typing.type_check_only
 class PeerServiceAsyncStub(PeerServiceStub):
@@ -47,6 +49,8 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Chunks of the outer state, with their hash lists."""
     FetchPayloads: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchPayloadsRequest, _peer_pb2.FetchPayloadsResponse]  # type: ignore[assignment]
     """Payloads of commits from the donor's log."""
+    Probe: _aio.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]  # type: ignore[assignment]
+    """Who is at this address."""
 
 class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -72,5 +76,13 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.FetchPayloadsResponse], _abc.AsyncIterator[_peer_pb2.FetchPayloadsResponse]]:
         """Payloads of commits from the donor's log."""
+
+    @_abc_1.abstractmethod
+    def Probe(
+        self,
+        request: _peer_pb2.ProbeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_peer_pb2.ProbeResponse, _abc.Awaitable[_peer_pb2.ProbeResponse]]:
+        """Who is at this address."""
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

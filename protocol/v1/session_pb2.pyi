@@ -234,6 +234,7 @@ class SessionResponse(_message.Message):
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
     VERIFY_FIELD_NUMBER: _builtins.int
     LIST_PAYLOADS_FIELD_NUMBER: _builtins.int
+    PEERS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -268,6 +269,8 @@ class SessionResponse(_message.Message):
     def verify(self) -> Global___Verify: ...
     @_builtins.property
     def list_payloads(self) -> Global___ListPayloads: ...
+    @_builtins.property
+    def peers(self) -> Global___Peers: ...
     def __init__(
         self,
         *,
@@ -289,12 +292,13 @@ class SessionResponse(_message.Message):
         rolled_back: Global___RolledBack | None = ...,
         verify: Global___Verify | None = ...,
         list_payloads: Global___ListPayloads | None = ...,
+        peers: Global___Peers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -532,7 +536,7 @@ class Ready(_message.Message):
 
     @_builtins.property
     def unreachable_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """reserved for probing"""
+        """of the last Peers: those that this site cannot dial; ascending"""
 
     def __init__(
         self,
@@ -1082,6 +1086,28 @@ class Leases(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Leases: _TypeAlias = Leases  # noqa: Y015
+
+@_typing.final
+class Peers(_message.Message):
+    """Whom this site probes from now on, instead of those before: whether something answers at that address, and is that site."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Member]: ...
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[_common_pb2.Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Peers: _TypeAlias = Peers  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):

@@ -165,7 +165,7 @@ class Story:
         if isinstance(message, m.Admitted | m.Welcome) and message.site_id:
             site.site_id = message.site_id
         self._check_kept(site, message)
-        if not isinstance(message, m.Pulse):
+        if not isinstance(message, m.Pulse | m.Peers):
             self.log.append(f"-> {site.name}: {self._in_words(message)}")
 
     def _check_kept(self, site: FakeSite, message: m.CoordinatorMessage) -> None:
@@ -274,8 +274,9 @@ class Story:
         data: Iterable[m.DataRange] = (),
         train: float = 0.0,
         steps: int = 0,
+        unreachable: str = "",
     ) -> None:
-        """`train`: the seconds that its `steps` took, by default those of the sync."""
+        """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas."""
         sync = self.core.run.sync
         assert sync is not None
         message = m.Ready(
@@ -285,6 +286,7 @@ class Story:
             mean_loss=loss,
             train_s=train,
             ranges=tuple(data),
+            unreachable_site_ids=tuple(sorted(self.sites[who].site_id for who in unreachable.split(",") if who)),
         )
         self.says(name, message)
 
@@ -445,6 +447,8 @@ class Story:
                 return f"Finished at commit {message.commit}"
             case m.Pulse():
                 return "Pulse"
+            case m.Peers():
+                return f"Peers: {' '.join(self._name(p.site_id) for p in message.members)}"
             case m.Leases():
                 return f"Leases {ranges_in_words(message.ranges)}"
 

@@ -255,6 +255,8 @@ class SiteStory:
                 return f"checks every chunk on its disk: {reason}"
             case e.ListPayloads(sync=sync, attempt=attempt):
                 return f"lists the hashes of the payloads of {sync}.{attempt}"
+            case e.ProbePeers(members):
+                return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
             case e.VerifyState(commit):
                 return f"looks for damage in its state of commit {commit}"
             case e.RollBack(commit, branch):
@@ -276,7 +278,9 @@ class SiteStory:
                 return f"Applied {message.commit}, the state is {self._state(message.state_hash)}"
             case m.Ready():
                 data = f", trained on samples {ranges_in_words(message.ranges)}" if message.ranges else ""
-                return f"Ready for sync {message.sync}, with {message.tokens} tokens{data}"
+                blind = " ".join(NAMES[i - 1] for i in message.unreachable_site_ids)
+                blind = f", cannot dial {blind}" if blind else ""
+                return f"Ready for sync {message.sync}, with {message.tokens} tokens{data}{blind}"
             case m.LeaseRequest():
                 return f"LeaseRequest, to hold {message.wanted} samples of {message.num_samples}"
             case m.Done():
@@ -386,6 +390,9 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"the state of commit (\d+) is fetched": lambda n: story.fetched(int(n)),
         r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
         r"the model of commit (\d+) is saved": lambda n: story.happens(e.ModelSaved(commit=int(n))),
+        r"peers (.+)": lambda names: story.hears(m.Peers(members=tuple(_member(n) for n in names.split()))),
+        r"it can dial everybody": lambda: story.happens(e.PeersProbed(())),
+        r"it cannot dial (.+)": lambda names: story.happens(e.PeersProbed(tuple(_id(n) for n in names.split()))),
         r"ctrl-c": lambda: story.happens(e.LeaveAsked("asked to leave")),
         r"wait (\S+)": lambda seconds: story.wait(float(seconds)),
     }

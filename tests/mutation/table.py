@@ -13,6 +13,8 @@ COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
+REACH = "tests/unit/coordinator/test_reach.py"
+PROBING = "tests/process/test_reach.py"
 STORES = "tests/unit/coordinator/test_store_contract.py"
 SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 SITE = "tests/unit/node_core/test_site.py"
@@ -695,5 +697,46 @@ MUTATIONS = (
         old="entry = Entry(version, self._serials[chunk] + 1, slot, chunk_hash(record.data))",
         new="entry = Entry(version, self._serials[chunk] + 1, slot, chunk_hash(record.tobytes() + bytes([version])))",
         tests=(SAVED, OUTER),
+    ),
+    # --- who can be dialled
+    Mutation(
+        name="reducers that cannot be dialled",
+        rule="a site that a contributor cannot dial reduces nothing",
+        file="coordinator/core/syncs.py",
+        old="avoid=avoid | not_reducing,",
+        new="avoid=avoid,",
+        tests=(COORDINATOR_STORIES,),
+    ),
+    Mutation(
+        name="only sites that nobody can dial are barred",
+        rule="a reducer can be dialled by all other contributors",
+        file="coordinator/core/reach.py",
+        old="    undialled = frozenset(r for r, sites in blind.items() if sites)\n",
+        new="    undialled = frozenset(r for r, sites in blind.items() if len(sites) == len(blind) - 1)\n",
+        tests=(REACH,),
+    ),
+    Mutation(
+        name="quorum gives way to reach",
+        rule="sites that cannot dial the reducer receive, and never below the quorum",
+        file="coordinator/core/reach.py",
+        old="if len(rest) < max(2, quorum):",
+        new="if len(rest) < 2:",
+        tests=(REACH,),
+    ),
+    Mutation(
+        name="reach is said once",
+        rule="Ready is said again when other peers cannot be dialled",
+        file="node/core/site.py",
+        old="                syncs.ready(self.ctx)  # again, if it was said before\n",
+        new="",
+        tests=(SITE_STORIES,),
+    ),
+    Mutation(
+        name="any answer is the peer",
+        rule="a wrong host, or another start of the peer, behind an address is noticed",
+        file="node/exchange/probing.py",
+        old="if theirs != ours:",
+        new="if theirs[0] != ours[0]:",
+        tests=(PROBING,),
     ),
 )

@@ -156,6 +156,20 @@ def reset(world: World, fault: Fault, generator: random.Random) -> None:
     world.network.reset(a, b)
 
 
+def undialable(world: World, fault: Fault, generator: random.Random) -> None:
+    """Some sites are behind NAT for a while."""
+    names = sorted(world.nodes)
+    chosen = [name for name in names if generator.random() < 0.5]
+    world.story.tell("world", f"nothing can connect to {', '.join(chosen) or 'nobody'}")
+    world.network.undialable.update(chosen)
+
+    def mend() -> None:
+        world.story.tell("world", f"{', '.join(chosen) or 'nobody'} can be dialled again")
+        world.network.undialable.difference_update(chosen)
+
+    world.later(fault.lasts_s, mend)
+
+
 def crash_workers(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
@@ -268,6 +282,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "cut_from_coordinator_one_way": (cut_from_coordinator_one_way, 2),
     "partition": (partition, 2),
     "reset": (reset, 4),
+    "undialable": (undialable, 3),
     "crash_workers": (crash_workers, 2),
     "hang_workers": (hang_workers, 1),
     "wrong_value": (wrong_value, 1),

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -57,6 +57,8 @@ class Network:
         self.num_messages = 0
         self.num_corrupted = 0
         self.on_message: Callable[[str, str, Any], None] = lambda source, target, item: None
+        self.undialable: set[str] = set()
+        """Machines that nothing connects to; what they dial themselves gets through, both ways."""
         self._blocked: dict[tuple[str, str], list[Callable[[], None]]] = {}  # held back until it is open again
         self._context = contextvars.Context()  # of no process: what is under way arrives whatever becomes of its sender
         self._numbers = itertools.count(1)
@@ -243,7 +245,7 @@ class Call:
         server = network.servers.get(self._channel.address)
         if self.over:
             return
-        if server is None or not server.started:
+        if server is None or not server.started or machine in network.undialable:
             self.client_lost(f"failed to connect to {self._channel.address}: connection refused")
             return
         self.server = server.process
@@ -521,7 +523,22 @@ class SimChannel:
 
         return begin
 
-    unary_unary = unary_stream  # made by stubs; no simulated process calls one
+    def unary_unary(
+        self, method: str, request_serializer: Any = None, response_deserializer: Any = None, **_: Any
+    ) -> Callable[[Any], Awaitable[Any]]:
+        begin = self.unary_stream(method, request_serializer, response_deserializer)
+
+        async def ask(request: Any) -> Any:
+            call = begin(request)
+            try:
+                response = await call.read()
+                if response is grpc.aio.EOF:
+                    raise error(grpc.StatusCode.INTERNAL, "no response")
+                return response
+            finally:
+                call.cancel()
+
+        return ask
 
     async def channel_ready(self) -> None:
         me = here()

@@ -30,6 +30,7 @@ class SiteStatus:
     wait_s: float
     last_commit: int | None
     state_hash: str
+    not_dialled_by: tuple[str, ...]
 
     @property
     def gone(self) -> bool:

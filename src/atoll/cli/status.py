@@ -97,6 +97,18 @@ def rows(status: RunStatus) -> list[tuple[str, ...]]:
     ]
 
 
+def notes(status: RunStatus) -> list[str]:
+    """What a person may have to do something about."""
+    return [
+        *(
+            f"{site.name} at {site.address} cannot be dialled by {', '.join(site.not_dialled_by)}"
+            for site in status.sites
+            if site.not_dialled_by
+        ),
+        *(f"a site left for good: {text}" for text in status.errors),
+    ]
+
+
 def text_lines(status: RunStatus) -> str:
     """Columns of plain text."""
     cells = [COLUMNS, *rows(status)]
@@ -106,7 +118,7 @@ def text_lines(status: RunStatus) -> str:
         lines += [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
         ]
-    lines += [f"a site left for good: {text}" for text in status.errors]
+    lines += notes(status)
     return "\n".join(lines)
 
 
@@ -143,6 +155,6 @@ def table(status: RunStatus, width: int = WIDE_FROM_COLUMNS) -> Table:
         result.add_column(COLUMNS[i], justify="left" if is_text else "right", no_wrap=COLUMNS[i] != "state")
     for row in rows(status):
         result.add_row(*(Text(row[i]) for i in shown))
-    if status.errors:
-        result.caption = Text("\n".join(f"a site left for good: {text}" for text in status.errors))
+    if found := notes(status):
+        result.caption = Text("\n".join(found))
     return result

@@ -22,6 +22,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "site_id": 1, "name": name, "address": "127.0.0.1:1", "state": "member", "connected": True, "phase": "training",
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
         "wait_s": 1.0, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
+        "not_dialled_by": [],
     } | changes  # fmt: skip
 
 
@@ -187,3 +188,8 @@ def test_a_long_reason_does_not_widen_the_table() -> None:
     _, *lines, error = text_lines(status).splitlines()
     assert max(len(line) for line in lines) < 120
     assert reason.strip() in error
+
+
+def test_who_cannot_be_dialled_is_named_below_the_table() -> None:
+    status = parse_status(document(sites=[site("a"), site("b", not_dialled_by=["a", "c"])]))
+    assert "cannot be dialled by a, c" in text_lines(status).splitlines()[-1]

@@ -1,0 +1,134 @@
+"""Whether peers can be dialled, now and then, and at once when they are new. A wrong host at an address is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+
+from atoll.node.exchange.parts import parse
+from atoll.node.exchange.service_name import PROBE_METHOD
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
+from atoll.protocol.messages import Header, Member
+from atoll.protocol.status import from_rpc_error, was_cancelled
+from atoll.protocol.time_limits import TimeLimits
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.v1 import peer_pb2
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""Probes under way."""
+TRIES = 2
+"""Before a peer counts as one that cannot be dialled."""
+LEASES_IF_REACHED = 10.0
+"""Until the next look at a peer; at one that cannot be dialled: one lease."""
+
+
+class Prober:
+    """`watch` peers; `found` hears of each change of the set that cannot be dialled. One not tried yet is not in it."""
+
+    def __init__(
+        self,
+        *,
+        header: Callable[[], Header],
+        credentials: grpc.ChannelCredentials | None,
+        limits: Callable[[], TimeLimits],
+        found: Callable[[tuple[int, ...]], None],
+    ) -> None:
+        self._header = header
+        self._credentials = credentials
+        self._limits = limits
+        self._found = found
+        self._watched: dict[Member, asyncio.Task[None]] = {}
+        self._problems: dict[int, str] = {}  # by site id
+        self._turn = asyncio.Semaphore(AT_ONCE)
+
+    def watch(self, members: tuple[Member, ...]) -> None:
+        """Instead of those before."""
+        before = self._unreachable()
+        for member in [member for member in self._watched if member not in members]:
+            self._watched.pop(member).cancel()
+            self._problems.pop(member.site_id, None)
+        for member in members:
+            if member not in self._watched:
+                self._watched[member] = asyncio.get_running_loop().create_task(self._look(member))
+        if self._unreachable() != before:
+            self._found(self._unreachable())
+
+    async def close(self) -> None:
+        tasks = list(self._watched.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _unreachable(self) -> tuple[int, ...]:
+        return tuple(sorted(self._problems))
+
+    async def _look(self, member: Member) -> None:
+        while True:
+            async with self._turn:
+                problem = await self._try(member)
+            self._note(member, problem)
+            lease_s = self._limits().lease_s
+            await asyncio.sleep(lease_s if problem else LEASES_IF_REACHED * lease_s)
+
+    async def _try(self, member: Member) -> str:
+        problem = ""
+        for _ in range(TRIES):
+            try:
+                await self._probe(member)
+                return ""
+            except AtollError as error:
+                problem = str(error)
+        return problem
+
+    def _note(self, member: Member, problem: str) -> None:
+        before = self._unreachable()
+        if problem:
+            self._problems[member.site_id] = problem
+        else:
+            self._problems.pop(member.site_id, None)
+        if self._unreachable() == before:
+            return
+        if problem:
+            log.warning("%s; it cannot reduce for this site", problem)
+        else:
+            log.info("site %d can be dialled at %s now", member.site_id, member.address)
+        self._found(self._unreachable())
+
+    async def _probe(self, member: Member) -> None:
+        """Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
+        where = f"cannot dial site {member.site_id} at {member.address}"
+        limit_s = self._limits().connect_s
+        channel = open_channel(member.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+        try:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
+                PROBE_METHOD, request_serializer=None, response_deserializer=None
+            )
+            async with asyncio.timeout(limit_s):
+                data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self._header())).SerializeToString())
+        except TimeoutError:
+            raise PeerError(f"{where}: no answer within {limit_s:g} s", member.site_id) from None
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            raise PeerError(f"{where}: it cancelled the call", member.site_id) from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, where) from None
+        finally:
+            await channel.close()
+        self._check(wire.from_proto(Header, parse(peer_pb2.ProbeResponse, data).header), member, where)
+
+    def _check(self, answer: Header, member: Member, where: str) -> None:
+        theirs = (answer.run_id, answer.site_id, answer.incarnation)
+        ours = (self._header().run_id, member.site_id, member.incarnation)
+        if theirs != ours:
+            raise InvalidMessage(
+                f"{where}: run {theirs[0]!r}, site {theirs[1]}, start {theirs[2]} answers there, not run {ours[0]!r}, "
+                f"site {ours[1]}, start {ours[2]}"
+            )

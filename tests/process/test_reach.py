@@ -1,0 +1,111 @@
+"""Probing of addresses over real sockets, and a run in which one site cannot be dialled."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.node.exchange.probing import Prober
+from atoll.protocol.messages import Member
+from atoll.protocol.time_limits import PRESETS
+from tests.harness.local_run import LocalRun
+from tests.harness.sites import Run, Site, small_layout
+from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
+
+QUICK = replace(PRESETS["local"], lease_s=0.1)
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def closed_port() -> str:
+    """Nothing listens there, and nobody else gets it soon."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Found:
+    """What a prober says, awaited one change at a time."""
+
+    def __init__(self, site: Site) -> None:
+        self._changes: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
+        site.hub.site_id = site.site_id
+        self.prober = Prober(
+            header=site.hub.identity, credentials=None, limits=lambda: QUICK, found=self._changes.put_nowait
+        )
+
+    async def next(self) -> tuple[int, ...]:
+        return await self._changes.get()
+
+
+def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second, third = await run.add(3)
+            second.hub.site_id = 2
+            third.hub.site_id = 3
+            found = Found(first)
+            address = closed_port()
+            late = Member(site_id=4, incarnation=1, address=address)
+            wrong = replace(third.member(0), address=second.address)
+            found.prober.watch((second.member(0), wrong))
+            assert await found.next() == (3,), "site 2 answers there"
+            found.prober.watch((second.member(0), late))
+            assert await found.next() == (), "nobody asks about site 3 any more"
+            assert await found.next() == (4,)
+            run.sites.append(await Site.start(4, tmp_path, run.layout, port=int(address.rpartition(":")[2])))
+            run.sites[-1].hub.site_id = 4
+            assert await found.next() == ()
+            await found.prober.close()
+
+    asyncio.run(main())
+
+
+def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            second.hub.site_id = 2
+            found = Found(first)
+            found.prober.watch((replace(second.member(0), incarnation=7),))
+            assert await found.next() == (2,)
+            await found.prober.close()
+
+    asyncio.run(main())
+
+
+def test_a_site_that_cannot_be_dialled_contributes_to_the_end(tmp_path: Path) -> None:
+    """It has an address that nobody can connect to. It joins last: nobody needs its state."""
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=3, quorum=3)) as run:
+        run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.wait(lambda s: any(site["last_commit"] == 0 for site in s["sites"]), LIMIT_S, "a makes the starting state")
+        run.start_node("b", SLOW)
+        run.start_node("c", WORKER, extra=["--advertise", closed_port()])
+        shown = run.wait(lambda s: any(site["not_dialled_by"] for site in s["sites"]), LIMIT_S, "c is found out")
+        assert {site["name"] for site in shown["sites"] if site["not_dialled_by"]} == {"c"}
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"])
+        assert all("c" in commit["contributors"] for commit in run.status()["commits"])
+
+
+def test_two_sites_that_cannot_be_dialled_wait_and_say_so(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=2, quorum=2)) as run:
+        coordinator = run.start_coordinator()
+        first = run.start_node("a", SLOW)
+        run.wait(lambda s: any(site["last_commit"] == 0 for site in s["sites"]), LIMIT_S, "a makes the starting state")
+        run.start_node("b", SLOW, extra=["--advertise", closed_port()])
+        run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S)
+        first.kill()
+        run.start_node("a", SLOW, extra=["--advertise", closed_port()])
+        coordinator.wait_for_line("paused: no site can be dialled by the others", LIMIT_S)
+        paused = run.wait(lambda s: "paused: no site can be dialled" in s["state"], LIMIT_S, "it is shown")
+        assert not paused["finished"]
+        run.nodes["a"].kill()
+        run.start_node("a", SLOW)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
+        assert_equal_at_the_end(run, ["a", "b"])

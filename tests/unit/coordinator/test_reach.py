@@ -1,0 +1,124 @@
+"""Reducers are sites that all other contributors can dial; who cannot be dialled contributes."""
+
+from __future__ import annotations
+
+import random
+
+from atoll.coordinator.core.membership import Site
+from atoll.coordinator.core.reach import choose
+from atoll.protocol import messages as m
+from tests.harness.coordinator_story import Story, some_settings
+
+
+def sites(*unreachable: tuple[int, ...]) -> list[Site]:
+    """Ids from 1 on; of each, whom it cannot dial."""
+    return [
+        Site(name=f"s{i}", key_digest=b"", site_id=i, address=f"s{i}:1", unreachable_site_ids=peers)
+        for i, peers in enumerate(unreachable, start=1)
+    ]
+
+
+def ids(found: list[Site]) -> list[int]:
+    return [s.site_id for s in found]
+
+
+def test_who_cannot_be_dialled_contributes_and_does_not_reduce() -> None:
+    choice = choose(sites((3,), (3,), ()), quorum=1)
+    assert (ids(choice.contributors), choice.not_reducing, choice.problem) == ([1, 2, 3], frozenset({3}), "")
+
+
+def test_one_contributor_that_cannot_dial_a_site_is_enough() -> None:
+    assert choose(sites((), (1,), ()), quorum=1).not_reducing == {1}
+
+
+def test_reports_of_others_do_not_count() -> None:
+    choice = choose(sites((9, 1), (2, 9)), quorum=1)
+    assert (choice.not_reducing, choice.problem) == (frozenset(), ""), "of sites that do not contribute, of itself"
+
+
+def test_a_lone_contributor_dials_nobody() -> None:
+    choice = choose(sites((2, 3)), quorum=1)
+    assert (ids(choice.contributors), choice.not_reducing, choice.problem) == ([1], frozenset(), "")
+
+
+def test_with_nobody_to_dial_there_is_no_sync_and_the_reason_names_all() -> None:
+    problem = choose(sites((2,), (1,)), quorum=1).problem
+    assert "s1 at s1:1 not by s2; s2 at s2:1 not by s1" in problem
+
+
+def test_the_fewest_receive_where_no_site_can_be_dialled_by_all() -> None:
+    choice = choose(sites((2, 3, 4), (1,), (2,), (2,)), quorum=2)
+    assert ids(choice.contributors) == [1, 3, 4]
+    assert choice.not_reducing == {3, 4}
+    assert "without s2" in choice.left_out
+    assert choose(sites((2, 3, 4), (1,), (2,), (2,)), quorum=4).problem, "not at the price of the quorum"
+
+
+def test_reducers_can_be_dialled_by_all_others_whatever_the_reports() -> None:
+    generator = random.Random(5)
+    for _ in range(500):
+        count = generator.randrange(2, 7)
+        contributors = sites(
+            *(
+                tuple(i for i in range(1, count + 1) if generator.random() < generator.choice([0.1, 0.5, 0.9]))
+                for _ in range(count)
+            )
+        )
+        quorum = generator.randrange(1, count + 1)
+        choice = choose(contributors, quorum)
+        if choice.problem:
+            continue
+        assert len(choice.contributors) >= max(2, quorum)
+        reducers = {s.site_id for s in choice.contributors} - choice.not_reducing
+        assert reducers
+        for site in choice.contributors:
+            assert not (set(site.unreachable_site_ids) - {site.site_id}) & reducers
+
+
+def test_every_site_probes_few_others_and_is_probed_by_as_many() -> None:
+    story = Story(some_settings())
+    names = [f"s{i}" for i in range(40)]
+    story.start(*names)
+    probed = [member.site_id for name in names for member in story.last(name, m.Peers).members]
+    for name in names:
+        peers = story.last(name, m.Peers).members
+        assert len({p.site_id for p in peers}) == m.MAX_PROBED
+        assert story.sites[name].site_id not in [p.site_id for p in peers]
+    assert all(probed.count(site.site_id) == m.MAX_PROBED for site in story.sites.values())
+    before = {name: story.num(name, m.Peers) for name in names}
+    story.leave("s20")
+    news = [name for name in names if story.num(name, m.Peers) > before[name]]
+    assert len(news) == m.MAX_PROBED, "those that probed it"
+
+
+def test_peers_are_told_again_on_a_new_stream_and_when_one_is_started_again() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    assert [p.site_id for p in story.last("a", m.Peers).members] == [2]
+    count = story.num("a", m.Peers)
+    story.drop("a")
+    story.connect("a", state=(0, "s0"))
+    assert story.num("a", m.Peers) == count + 1
+    story.join("b", incarnation=2)
+    assert [p.incarnation for p in story.last("a", m.Peers).members] == [2]
+
+
+def test_who_cannot_be_dialled_is_shown() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.ready("a", unreachable="b")
+    assert [s.not_dialled_by for s in story.view.sites] == [(), ("a",)]
+
+
+def test_a_site_that_exchanges_badly_reduces_where_nobody_else_can() -> None:
+    """It is spared for some syncs after failures; not if that left no reducer."""
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    sync = story.core.run.sync
+    assert sync is not None
+    story.core.run.trouble.receive_only.note([1], sync.open.sync)
+    story.ready("a", unreachable="b,c")
+    story.ready("b", unreachable="c")
+    story.ready("c", unreachable="b")
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert {tree.top for tree in story.plan().trees} == {0}
