@@ -27,6 +27,8 @@ LENGTH_BYTES = 4
 NUM_BUFFERS = 2
 """File descriptors beside LocalLayout: SNAPSHOT, then PUBLISH."""
 MAX_TEXT_CHARACTERS = 4096
+MAX_CHECKPOINTS = 8
+"""That one rank may offer at join."""
 
 FATAL_KINDS: dict[str, type[AtollError]] = {
     "config": ConfigError,
@@ -53,6 +55,18 @@ class Piece:
     @property
     def is_empty(self) -> bool:
         return 0 in self.sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class CheckpointId:
+    """Ranks of a site write a checkpoint at the same step of the same start; later ones compare greater."""
+
+    incarnation: int
+    """Of the node."""
+    generation: int
+    """Of its workers."""
+    step: int
+    """Of this generation."""
 
 
 def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
@@ -85,6 +99,14 @@ def piece_to_proto(piece: Piece) -> local_pb2.Piece:
 
 def piece_from_proto(message: local_pb2.Piece) -> Piece:
     return wire.from_proto(Piece, message)
+
+
+def checkpoint_to_proto(checkpoint: CheckpointId) -> local_pb2.CheckpointId:
+    return local_pb2.CheckpointId(**dataclasses.asdict(checkpoint))
+
+
+def checkpoint_from_proto(message: local_pb2.CheckpointId) -> CheckpointId:
+    return wire.from_proto(CheckpointId, message)
 
 
 def answer_to_proto(step: int, seq: int, answer: Answer) -> local_pb2.Answer:

@@ -111,6 +111,9 @@ class RunSettings:
     """local, lan or wan: how patient the run is."""
     save_every: int = 0
     """Sites save the model every so many commits, and always at the end; 0 is only at the end."""
+    checkpoint_every: int = 100
+    """Workers write the state of their inner optimizer to the site's disk every so many of their steps, and go on from
+    it after a crash; 0: never, and the optimizer starts fresh."""
     overrun_steps: int = 0
     """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -182,6 +185,7 @@ def _validate_run(settings: RunSettings) -> None:
         )
     time_limits(settings.time_limits)
     _within("run.save_every", settings.save_every, 0, 1 << 32)
+    _within("run.checkpoint_every", settings.checkpoint_every, 0, 1 << 32)
     _within("run.overrun_steps", settings.overrun_steps, 0, 1 << 32)
 
 

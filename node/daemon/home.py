@@ -60,6 +60,11 @@ class Home:
     def snapshot_folder(self) -> Path:
         return self.folder / "snapshots"
 
+    @property
+    def optimizer_folder(self) -> Path:
+        """Workers write the checkpoints of their optimizers there."""
+        return self.folder / "optimizer"
+
     def write(self, name: str, data: bytes) -> None:
         """Write a small file aside, sync, rename, sync the folder: when this returns, a power cut does not undo it.
 

@@ -53,6 +53,7 @@ class Greeting:
     data_paths: tuple[str, ...]
     run_seed: int
     resumed: bool
+    checkpoint_folder: str = ""
 
 
 class _Connection:
@@ -246,6 +247,7 @@ class LocalServer:
             return  # that generation is over
         assert group.pieces is not None
         manifest = wire.to_proto(layout.manifest)
+        checkpoint = group.checkpoint
         for rank, connection in self._of_rank.items():
             reader, num_readers = group.reader_of(rank)
             body = local_pb2.LocalLayout(
@@ -260,6 +262,7 @@ class LocalServer:
                 shared_pieces=group.pieces.shared_of(rank),
                 reader=reader,
                 num_readers=num_readers,
+                checkpoint=None if checkpoint is None else local_protocol.checkpoint_to_proto(checkpoint),
             )
             response = local_pb2.LocalResponse(generation=generation, layout=body)
             connection.send(response, (snapshot.fd, publish.fd))
@@ -385,6 +388,7 @@ class LocalServer:
             data_path="\n".join(greeting.data_paths),
             run_seed=greeting.run_seed,
             resumed=greeting.resumed,
+            checkpoint_folder=greeting.checkpoint_folder,
         )
         connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
 
@@ -397,9 +401,12 @@ def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalR
             join = request.join
             if len(join.pieces) > MAX_TENSORS or len(join.data_fingerprint) > 64:
                 raise InvalidMessage(f"rank {rank} lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
+            if len(join.checkpoints) > local_protocol.MAX_CHECKPOINTS:
+                raise InvalidMessage(f"rank {rank} offers {len(join.checkpoints)} checkpoints, which is impossible")
+            checkpoints = frozenset(local_protocol.checkpoint_from_proto(c) for c in join.checkpoints)
             pieces = tuple(local_protocol.piece_from_proto(p) for p in join.pieces)
             tensors = RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
-            return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now)
+            return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now, checkpoints=checkpoints)
         case "boundary":
             return group.boundary(rank, request.boundary.step, request.boundary.seq, now)
         case "sealed":

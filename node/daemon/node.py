@@ -304,6 +304,7 @@ class Node:
                 data_paths=tuple(str(p) for p in self.config.data_paths),
                 run_seed=settings.seed,
                 resumed=self.config.from_saved is not None,
+                checkpoint_folder=str(self.home.optimizer_folder) if settings.checkpoint_every else "",
             )
             self.local_server.begin(generation, self.config.num_ranks, greeting)
             assert self._launcher is not None

@@ -27,7 +27,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.local_protocol import FATAL_KINDS
+from atoll.node.local_protocol import FATAL_KINDS, CheckpointId
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
@@ -168,6 +168,7 @@ class WorkerGroup:
         self._syncs_to_check: int | None = None  # first values may differ: they are overwritten
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
+        self._checkpoints: dict[int, frozenset[CheckpointId]] = {}
 
     # --- what ranks send
 
@@ -177,9 +178,19 @@ class WorkerGroup:
         status.due, status.moved_at = Due.JOIN, now
         return []
 
-    def join(self, rank: int, tensors: RankTensors, fingerprint: bytes, data_rank: int, now: float) -> Outcome:
+    def join(
+        self,
+        rank: int,
+        tensors: RankTensors,
+        fingerprint: bytes,
+        data_rank: int,
+        now: float,
+        *,
+        checkpoints: frozenset[CheckpointId] = frozenset(),
+    ) -> Outcome:
         status = self._enter(rank, Due.JOIN)
         status.due, status.moved_at = Due.LAYOUT, now
+        self._checkpoints[rank] = checkpoints
         self._tensors[rank] = (tensors, fingerprint, data_rank)
         if len(self._tensors) < self.world_size or self.failed:
             return []
@@ -366,6 +377,11 @@ class WorkerGroup:
         """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
         data_ranks = sorted({data_rank for _, _, data_rank in self._tensors.values()})
         return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
+
+    @property
+    def checkpoint(self) -> CheckpointId | None:
+        """The newest checkpoint of the inner optimizer that every rank can go on from. Known from WorkersJoined on."""
+        return max(frozenset.intersection(*self._checkpoints.values()), default=None)
 
     # --- what the node says
 

@@ -76,7 +76,7 @@ class Reader:
         except OSError as error:
             raise ConfigError(f"{path}: {error.strerror}; the saved model is not complete") from None
         try:
-            self._offsets, self._dtypes = self._parse()
+            self._offsets, self._dtypes, self.metadata = self._parse()
         except BaseException:
             self._file.close()
             raise
@@ -101,7 +101,7 @@ class Reader:
             raise ConfigError(f"{self.path}: truncated in {name!r}")
         return data
 
-    def _parse(self) -> tuple[dict[str, tuple[int, int]], dict[str, str]]:
+    def _parse(self) -> tuple[dict[str, tuple[int, int]], dict[str, str], dict[str, str]]:
         size = os.fstat(self._file.fileno()).st_size
         start = self._file.read(_LENGTH.size)
         length = _LENGTH.unpack(start)[0] if len(start) == _LENGTH.size else size
@@ -109,7 +109,7 @@ class Reader:
             raise ConfigError(f"{self.path}: truncated, or not a .safetensors file")
         try:
             header = json.loads(self._file.read(length))
-            header.pop("__metadata__", None)
+            metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
             base = _LENGTH.size + length
             offsets, dtypes = {}, {}
             for name, item in header.items():
@@ -119,4 +119,4 @@ class Reader:
                 offsets[name], dtypes[name] = (base + begin, base + end), str(item["dtype"])
         except (ValueError, OverflowError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ConfigError(f"{self.path}: not a .safetensors file: {error}") from None
-        return offsets, dtypes
+        return offsets, dtypes, metadata

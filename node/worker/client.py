@@ -18,7 +18,7 @@ from typing import Self
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import NUM_BUFFERS, Piece
+from atoll.node.local_protocol import NUM_BUFFERS, CheckpointId, Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
@@ -45,6 +45,8 @@ class WorkerSettings:
     run_seed: int
     resumed: bool
     """The model's first values come from a saved state."""
+    checkpoint_folder: str = ""
+    """For checkpoints of the inner optimizer; empty: none are wanted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +73,8 @@ class JoinedLayout:
     reader: int = 0
     """Place of this rank's data rank among the site's."""
     num_readers: int = 1
+    checkpoint: CheckpointId | None = None
+    """The newest that every rank offered."""
 
 
 class LocalClient:
@@ -133,15 +137,27 @@ class LocalClient:
             data_paths=tuple(p for p in settings.data_path.split("\n") if p),
             run_seed=settings.run_seed,
             resumed=settings.resumed,
+            checkpoint_folder=settings.checkpoint_folder,
         )
 
-    def join(self, manifest: Manifest, pieces: Sequence[Piece], fingerprint: bytes, data_rank: int) -> JoinedLayout:
-        """Offer this rank's tensors; returns when the site is admitted. `manifest` may lack other ranks' tensors."""
+    def join(
+        self,
+        manifest: Manifest,
+        pieces: Sequence[Piece],
+        fingerprint: bytes,
+        data_rank: int,
+        checkpoints: Sequence[CheckpointId] = (),
+    ) -> JoinedLayout:
+        """Offer this rank's tensors; returns when the site is admitted. `manifest` may lack other ranks' tensors.
+
+        `checkpoints`: those of its optimizers that this rank could go on from.
+        """
         body = local_pb2.LocalJoin(
             manifest=wire.to_proto(manifest),
             pieces=[local_protocol.piece_to_proto(p) for p in pieces],
             data_fingerprint=fingerprint,
             data_rank=data_rank,
+            checkpoints=[local_protocol.checkpoint_to_proto(c) for c in checkpoints],
         )
         self._send(local_pb2.LocalRequest(join=body))
         response, fds = self._receive("layout")
@@ -158,6 +174,11 @@ class LocalClient:
         indices = (*message.owned_pieces, *message.shared_pieces)
         if any(i >= len(pieces) for i in indices):
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(pieces)}")
+        checkpoint = (
+            local_protocol.checkpoint_from_proto(message.checkpoint) if message.HasField("checkpoint") else None
+        )
+        if checkpoint is not None and checkpoint not in checkpoints:
+            raise InvalidMessage(f"the node names {checkpoint}, which this rank did not offer")
         views = []
         for fd in fds:
             mapped = mmap.mmap(fd, layout.buffer_bytes)
@@ -177,6 +198,7 @@ class LocalClient:
             data_seed=message.data_seed,
             reader=message.reader,
             num_readers=message.num_readers,
+            checkpoint=checkpoint,
         )
 
     def boundary(self, step: int, seq: int) -> Answer:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -20,9 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, connect, disconnect, rank_and_world
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.loader import Loader, batches_ahead, check_options
+from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
@@ -193,8 +196,20 @@ class _JoinedSite(Site):
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
         tensors = find_tensors(modules, optimizers, buffers)
-        joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank)
+        self._checkpoints: LocalCheckpoints | None = None
+        self._checkpoint_every = connection.settings.checkpoint_every
+        folder = connection.worker_settings.checkpoint_folder
+        if folder and self._checkpoint_every:
+            state = OptimizerState(tensors, optimizers)
+            self._checkpoints = LocalCheckpoints(Path(folder), state, connection.settings.run_id, self.rank, self.world)
+        usable = self._checkpoints.usable if self._checkpoints is not None else ()
+        joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank, usable)
         self._shared = SharedTensors(tensors, joined)
+        # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
+        # is written or removed.
+        self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
+            joined.checkpoint, joined.incarnation, self._client.generation
+        )
         self.site_id, self.seed = joined.site_id, joined.data_seed
         self._joined = joined
         self._data_epoch = 0
@@ -228,6 +243,8 @@ class _JoinedSite(Site):
             self._add_loss(loss)
         if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
             self._ramp = None
+        if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:
+            self._checkpoints.write(self._steps, self.inner_step)
         synced = False
         if self._steps >= self._next_step:
             synced = self._boundary()
@@ -279,6 +296,8 @@ class _JoinedSite(Site):
             self.running = False
         else:
             self._connection.tell(error)
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
         disconnect()
 
     def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
@@ -374,6 +393,8 @@ class _JoinedSite(Site):
         loss_sum = 0.0 if self._loss is None else float(self._loss)
         self._loss = None
         if not math.isfinite(loss_sum):
+            if self._checkpoints is not None:
+                self._checkpoints.discard()
             raise NonFiniteError(
                 f"the loss on rank {self.rank} became {loss_sum} between steps "
                 f"{self.inner_step - self._loss_steps + 1} and {self.inner_step}; "
@@ -400,7 +421,7 @@ class _JoinedSite(Site):
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
-        if answer.fresh and self._ramp_steps and answer.run_step:
+        if answer.fresh and self._ramp_steps and answer.run_step and not self._is_restored:
             self._fresh_step = self._steps
             self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
         self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)

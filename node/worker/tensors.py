@@ -133,7 +133,7 @@ def find_tensors(
     by_tensor: dict[object, list[_Found]] = {}
     names: dict[str, object] = {}
     for item in found:
-        key = _identity(item.tensor)
+        key = identity(item.tensor)
         if names.setdefault(item.name, key) != key:
             raise ConfigError(
                 f"two of the modules given to atoll.join have a tensor named {item.name!r}; "
@@ -141,7 +141,7 @@ def find_tensors(
             )
         by_tensor.setdefault(key, []).append(item)
     _check_optimizers(optimizers, found)
-    trained = {_identity(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+    trained = {identity(p) for o in optimizers for group in o.param_groups for p in group["params"]}
     unmatched = set(buffers or {})
     held: list[Held] = []
     tied: list[TiedName] = []
@@ -192,7 +192,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[_Found]:
             yield from _walk(child, f"{prefix}{name}.")
 
 
-def _identity(tensor: Tensor) -> object:
+def identity(tensor: Tensor) -> object:
     """Equal for tied tensors: the same object, or another one on the same memory."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
     if local.numel() == 0 or local.is_meta:
@@ -261,7 +261,7 @@ def _slice_of(tensor: Tensor, name: str) -> tuple[tuple[int, ...], tuple[int, ..
 
 
 def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequence[_Found]) -> None:
-    known = {_identity(item.tensor) for item in found}
+    known = {identity(item.tensor) for item in found}
     for optimizer in optimizers:
         kind = type(optimizer).__name__
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -276,7 +276,7 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequen
                 )
         for index, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
-                if _identity(parameter) not in known:
+                if identity(parameter) not in known:
                     raise ConfigError(
                         f"{kind} trains a parameter of shape {list(parameter.shape)} (group {index}) that is in no "
                         "module given to atoll.join; give all modules, for example as a list"

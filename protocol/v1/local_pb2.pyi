@@ -220,6 +220,7 @@ class LocalSettings(_message.Message):
     DATA_PATH_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     site_name: _builtins.str
     data_path: _builtins.str
@@ -227,6 +228,8 @@ class LocalSettings(_message.Message):
     run_seed: _builtins.int
     resumed: _builtins.bool
     """the model's first values come from a saved state"""
+    checkpoint_folder: _builtins.str
+    """for checkpoints of the inner optimizer; empty: none are wanted"""
     def __init__(
         self,
         *,
@@ -235,14 +238,42 @@ class LocalSettings(_message.Message):
         data_path: _builtins.str = ...,
         run_seed: _builtins.int = ...,
         resumed: _builtins.bool = ...,
+        checkpoint_folder: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_path", b"data_path", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "data_path", b"data_path", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json", "site_name", b"site_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LocalSettings: _TypeAlias = LocalSettings  # noqa: Y015
+
+@_typing.final
+class CheckpointId(_message.Message):
+    """Of the inner optimizer, on the site's disk. Ranks write it at the same step of the same start of the workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    generation: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+        generation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "incarnation", b"incarnation", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointId: _TypeAlias = CheckpointId  # noqa: Y015
 
 @_typing.final
 class Piece(_message.Message):
@@ -285,6 +316,7 @@ class LocalJoin(_message.Message):
     PIECES_FIELD_NUMBER: _builtins.int
     DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     DATA_RANK_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
     data_fingerprint: _builtins.bytes
     data_rank: _builtins.int
     """ranks that see the same batch share one"""
@@ -294,6 +326,10 @@ class LocalJoin(_message.Message):
 
     @_builtins.property
     def pieces(self) -> _containers.RepeatedCompositeFieldContainer[Global___Piece]: ...
+    @_builtins.property
+    def checkpoints(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointId]:
+        """that this rank could go on from"""
+
     def __init__(
         self,
         *,
@@ -301,10 +337,11 @@ class LocalJoin(_message.Message):
         pieces: _abc.Iterable[Global___Piece] | None = ...,
         data_fingerprint: _builtins.bytes = ...,
         data_rank: _builtins.int = ...,
+        checkpoints: _abc.Iterable[Global___CheckpointId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "pieces", b"pieces"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "data_fingerprint", b"data_fingerprint", "data_rank", b"data_rank", "manifest", b"manifest", "pieces", b"pieces"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -325,6 +362,7 @@ class LocalLayout(_message.Message):
     SHARED_PIECES_FIELD_NUMBER: _builtins.int
     READER_FIELD_NUMBER: _builtins.int
     NUM_READERS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
@@ -349,6 +387,10 @@ class LocalLayout(_message.Message):
     def shared_pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """indices of trainable pieces that other ranks hold as well"""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointId:
+        """the newest that every rank has; absent: the inner optimizer starts fresh"""
+
     def __init__(
         self,
         *,
@@ -363,10 +405,11 @@ class LocalLayout(_message.Message):
         shared_pieces: _abc.Iterable[_builtins.int] | None = ...,
         reader: _builtins.int = ...,
         num_readers: _builtins.int = ...,
+        checkpoint: Global___CheckpointId | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

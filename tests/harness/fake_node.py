@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import Piece
+from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
@@ -22,6 +22,8 @@ Question = Callable[[], Answer]
 class FakeNode:
     """`script` holds one (step, answer) for each question, in order; a callable answer runs first."""
 
+    generation = 1
+
     def __init__(self, *, manifest: Manifest | None = None) -> None:
         self.script: list[tuple[int, Answer | Question]] = []
         self.told: list[tuple[str, dict[str, Any]]] = []
@@ -29,6 +31,8 @@ class FakeNode:
         self.snapshot = memoryview(b"")
         self.publish = memoryview(b"")
         self.shared_pieces: tuple[int, ...] = ()
+        self.checkpoint_folder = ""
+        self._checkpoint: CheckpointId | None = None
         if manifest is not None:
             self._allocate(manifest)
 
@@ -51,10 +55,18 @@ class FakeNode:
             incarnation=1,
             run_seed=1,
             data_seed=99,
+            checkpoint=self._checkpoint,
         )
 
     def connection(self, settings: RunSettings) -> Connection:
-        worker_settings = WorkerSettings(settings_json="", site_name="berlin", data_paths=(), run_seed=1, resumed=False)
+        worker_settings = WorkerSettings(
+            settings_json="",
+            site_name="berlin",
+            data_paths=(),
+            run_seed=1,
+            resumed=False,
+            checkpoint_folder=self.checkpoint_folder,
+        )
         return Connection(cast(LocalClient, self), worker_settings, settings, 0, 1)
 
     def values(self, buffer: memoryview, name: str, dtype: str = "float32") -> npt.NDArray[Any]:
@@ -70,7 +82,15 @@ class FakeNode:
 
     # --- LocalClient's side
 
-    def join(self, manifest: Manifest, pieces: list[Piece], fingerprint: bytes, data_rank: int) -> JoinedLayout:
+    def join(
+        self,
+        manifest: Manifest,
+        pieces: list[Piece],
+        fingerprint: bytes,
+        data_rank: int,
+        checkpoints: Sequence[CheckpointId] = (),
+    ) -> JoinedLayout:
+        self._checkpoint = max(checkpoints, default=None)
         self.told.append(("join", {"fingerprint": fingerprint, "data_rank": data_rank}))
         self._allocate(manifest)
         return self.joined(len(pieces))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.protocol.errors import NonFiniteError
+from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
 
@@ -94,6 +94,21 @@ def test_a_crashed_worker_is_restarted_from_the_outer_state(tmp_path: Path) -> N
         assert_equal_at_the_end(run, ["a", "b", "c"], 10)
         assert len(run.journal("c", "WorkersFailed")) == 1
         assert not run.journal("a", "WorkersFailed")
+
+
+def test_a_crash_loop_leaves_with_the_last_words_of_the_worker(tmp_path: Path) -> None:
+    script = "import sys; print('no such folder: /data'); sys.exit(3)"
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        node = run.start_node("a", [sys.executable, "-c", script])
+        assert node.wait(LIMIT_S) == WorkerError.exit_code
+        assert len(run.journal("a", "WorkersFailed")) == 3
+        (last,) = run.journal("a", "exit")
+        assert last["text"] == (
+            "the workers crashed 3 times without a step: the workers ended with exit code 3\n"
+            "[rank 0] no such folder: /data"
+        )
+        assert node.lines[-1].endswith("no such folder: /data")
 
 
 def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:

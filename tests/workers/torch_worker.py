@@ -1,6 +1,6 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
-atoll node ... -- torch_worker.py [--step-delay-s SECONDS]
+atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import time
 
 import torch
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import TensorDataset
 
 import atoll
@@ -21,14 +22,21 @@ FINGERPRINT = bytes(range(32))
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
+    parser.add_argument("--fsdp2", action="store_true", help="shard the model over the ranks")
     options = parser.parse_args(argv)
+    if options.fsdp2:
+        torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    if options.fsdp2:
+        fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(f"capability {capability}, {torch.get_num_threads()} threads\n")
     samples = torch.randn(500, 64, generator=torch.Generator().manual_seed(2))
     with atoll.join(model, optimizer, data_fingerprint=FINGERPRINT) as site:
+        counts = sorted({int(state["step"]) for state in optimizer.state.values()})
+        sys.stdout.write(f"the optimizer has done {counts} steps\n")
         for (x,) in site.loader(TensorDataset(samples), BATCH_SIZE):
             time.sleep(options.step_delay_s)
             loss = (model(x) - x.flip(1)).square().mean()

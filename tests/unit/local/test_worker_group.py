@@ -22,7 +22,7 @@ from atoll.node.core.events import (
 from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
 from atoll.node.daemon.worker_group import REPLICAS_EVERY_SYNCS, DataSet, Outcome, Reply, SealedReport, WorkerGroup
-from atoll.node.local_protocol import Piece
+from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 
@@ -54,6 +54,27 @@ def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     assert outcome == [WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
     group.layout_sent(0.0)
     return group
+
+
+@pytest.mark.parametrize(
+    ("offers", "newest"),
+    [
+        (((5, 10), (1, 15)), None),
+        (((1, 5, 10), (1, 5, 15)), 5),
+        (((), (5,)), None),
+    ],
+)
+def test_the_newest_checkpoint_of_all_ranks(offers: tuple[tuple[int, ...], ...], newest: int | None) -> None:
+    """The larger start counts, not the larger step."""
+
+    def of(step: int) -> CheckpointId:
+        return CheckpointId(incarnation=1, generation=2 if step == 5 else 1, step=step)
+
+    group = WorkerGroup(3, 2, 0.0, StepTimes())
+    for rank, steps in enumerate(offers):
+        group.hello(rank, 100 + rank, 0.0)
+        group.join(rank, TENSORS, b"f", rank, 0.0, checkpoints=frozenset(of(s) for s in steps))
+    assert group.checkpoint == (None if newest is None else of(newest))
 
 
 def all_ask(group: WorkerGroup, step: int, seq: int, answer: Answer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -277,6 +278,41 @@ def test_no_ramp_at_the_start_of_a_run_or_when_off(node: FakeNode, run_step: int
         seen = rates_seen(optimizer)
         train(net, optimizer)
     assert seen == [1.0]
+
+
+def test_an_optimizer_from_a_checkpoint_needs_no_ramp_until_the_loss_is_not_finite(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.checkpoint_folder = str(tmp_path)
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
+
+    def begin() -> tuple[nn.Linear, torch.optim.Optimizer]:
+        net, _ = model()
+        return net, torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+
+    net, optimizer = begin()
+    node.script = [first(99, run_step=500)]
+    with atoll.join(net, optimizer, ramp_steps=3) as site:
+        for _ in range(2):
+            train(net, optimizer)
+            site.step(tokens=1)
+    assert len(list(tmp_path.iterdir())) == 1
+    net, optimizer = begin()
+    node.script = [first(2, run_step=500), (2, SNAPSHOT)]
+
+    def go_on() -> None:
+        with atoll.join(net, optimizer, ramp_steps=3) as site:
+            (state,) = optimizer.state.values()
+            assert state["momentum_buffer"].tolist() == [[1.5, 1.5]]
+            seen = rates_seen(optimizer)
+            train(net, optimizer)
+            assert seen == [1.0]
+            site.step(tokens=1, loss=math.nan)
+            site.step(tokens=1)
+
+    with pytest.raises(NonFiniteError):
+        go_on()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_ramp_is_gone_when_the_site_ends_within_it(node: FakeNode) -> None:

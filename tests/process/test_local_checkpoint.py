@@ -1,0 +1,91 @@
+"""Workers with torch that are killed go on with the inner optimizer that they had."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol.settings import RunSettings, SyncSettings
+from tests.harness.chaos import command_line, descendants
+from tests.harness.local_run import LocalRun, Status
+
+LIMIT_S = 60.0
+EVERY = 5
+SCRIPT = Path(__file__).parents[1] / "workers" / "torch_worker.py"
+SETTINGS = RunSettings(
+    run_id="run", steps=1_000_000, time_limits="local", checkpoint_every=EVERY, sync=SyncSettings(every=8)
+)
+RESTORED = r" I \[rank 0\] atoll: the inner optimizer is restored from step (\d+) of the run"
+FRESH = r" I \[rank \d\] the optimizer has done \[\] steps"
+COUNTED = r" I \[rank \d\] the optimizer has done \[(\d+)\] steps"
+pytestmark = pytest.mark.timeout(240)
+
+
+def committed(number: int) -> Callable[[Status], bool]:
+    return lambda status: bool(status["last_commit"] >= number)
+
+
+def said(run: LocalRun, pattern: str, times: int = 1) -> Callable[[Status], bool]:
+    """In the node's log, where the output of workers is."""
+    return lambda status: len(found(run, pattern)) >= times
+
+
+def found(run: LocalRun, pattern: str) -> list[str]:
+    log = run.home("a") / "node.log"
+    return re.findall(pattern, log.read_text()) if log.exists() else []
+
+
+def on_disk(run: LocalRun, num_ranks: int) -> Callable[[Status], bool]:
+    """A checkpoint of every rank lies there."""
+    folder = run.home("a") / "optimizer"
+    return lambda status: all(any(folder.glob(f"rank-{rank}.*.safetensors")) for rank in range(num_ranks))
+
+
+def kill_a_worker(run: LocalRun) -> None:
+    below = descendants(run.nodes["a"].popen.pid)
+    workers = [pid for pid in below if any(argument == str(SCRIPT) for argument in command_line(pid)[1:3])]
+    os.kill(workers[-1], signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_killed_worker_goes_on_with_its_optimizer(tmp_path: Path, num_ranks: int) -> None:
+    """Two ranks shard the model (FSDP2)."""
+    options = ["--fsdp2"] if num_ranks > 1 else []
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node(
+            "a",
+            [str(SCRIPT), "--step-delay-s", "0.01", *options],
+            launcher="torchrun",
+            extra=["--ranks", str(num_ranks)],
+        )
+        run.wait(said(run, FRESH, num_ranks), LIMIT_S, "a first start")
+        run.wait(on_disk(run, num_ranks), LIMIT_S, "a checkpoint")
+        before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
+        kill_a_worker(run)
+        run.wait(said(run, COUNTED, num_ranks), LIMIT_S, "a second start")
+        (step,) = found(run, RESTORED)
+        assert int(step) > 0
+        assert int(step) % EVERY == 0
+        assert found(run, COUNTED) == [step] * num_ranks
+        assert len(found(run, FRESH)) == num_ranks
+        run.wait(committed(before + 2), LIMIT_S, "the run goes on")
+        assert len(run.journal("a", "WorkersFailed")) == 1
+
+
+def test_without_checkpoints_the_optimizer_starts_fresh(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, checkpoint_every=0)) as run:
+        run.start_coordinator()
+        run.start_node("a", [str(SCRIPT), "--step-delay-s", "0.01"], launcher="torchrun")
+        before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
+        kill_a_worker(run)
+        run.wait(said(run, FRESH, 2), LIMIT_S, "a second start")
+        run.wait(committed(before + 2), LIMIT_S, "the run goes on")
+        assert not found(run, COUNTED)
+        assert not (run.home("a") / "optimizer").exists()

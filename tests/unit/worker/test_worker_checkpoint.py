@@ -1,0 +1,354 @@
+"""Checkpoints of inner optimizers on disk: the same bits come back, and misfits are refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.node.local_protocol import CheckpointId
+from atoll.node.worker.checkpoint import LocalCheckpoints
+from atoll.node.worker.optimizer_state import OptimizerState
+from atoll.node.worker.tensors import find_tensors
+from atoll.protocol.errors import HostError
+
+Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "groups": lambda p: torch.optim.AdamW(
+        [{"params": p[:1], "weight_decay": 0.5}, {"params": p[1:], "weight_decay": 0.25}], lr=0.01
+    ),
+    "channels last": lambda p: torch.optim.AdamW(p, lr=0.01),
+}
+
+
+def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01)
+
+
+class Rank:
+    """A model, its optimizer and their checkpoints."""
+
+    def __init__(
+        self,
+        folder: Path,
+        make: Make = adamw,
+        *,
+        run_id: str = "run",
+        rank: int = 0,
+        world: int = 1,
+        width: int = 4,
+        order: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        torch.manual_seed(5)
+        self.net = nn.Sequential(nn.Conv2d(3, width, 2), nn.Flatten(), nn.Linear(width * 4, 1))
+        weight = self.net.get_parameter("0.weight")
+        weight.data = weight.data.contiguous(memory_format=order)
+        self.net.register_parameter("small", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
+        self.optimizer = make(list(self.net.parameters()))
+        self.state = OptimizerState(find_tensors([self.net], [self.optimizer]), [self.optimizer])
+        self.checkpoints = LocalCheckpoints(folder, self.state, run_id, rank, world)
+
+    def train(self, num_steps: int) -> None:
+        small = self.net.get_parameter("small")
+        for _ in range(num_steps):
+            self.optimizer.zero_grad()
+            loss: Tensor = self.net(torch.ones(2, 3, 3, 3)).sum() + small.square().sum().float()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+
+    def write(self, *steps: int) -> None:
+        for step in steps:
+            self.checkpoints.write(step, 1000 + step)
+            self.checkpoints.finish()
+
+    def begin(self, generation: int = 1) -> None:
+        self.checkpoints.go_on(None, 1, generation)
+
+    def go_on(self) -> bool:
+        usable = self.checkpoints.usable
+        return self.checkpoints.go_on(max(usable, default=None), 1, 2)
+
+
+def at(step: int, generation: int = 1) -> CheckpointId:
+    return CheckpointId(incarnation=1, generation=generation, step=step)
+
+
+def written(folder: Path, *steps: int) -> Rank:
+    """A rank that trained and left checkpoints."""
+    rank = Rank(folder)
+    rank.begin()
+    for step in steps:
+        rank.train(1)
+        rank.write(step)
+    return rank
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_training_goes_on_with_the_same_bits(tmp_path: Path, kind: str) -> None:
+    order = torch.channels_last if kind == "channels last" else torch.contiguous_format
+    first = Rank(tmp_path, OPTIMIZERS[kind], order=order)
+    first.begin()
+    first.train(3)
+    first.write(3)
+    again = Rank(tmp_path, OPTIMIZERS[kind], order=order)
+    again.net.load_state_dict(first.net.state_dict())  # as the outer state brings them
+    assert again.go_on()
+    for one, other in zip(first.optimizer.state.values(), again.optimizer.state.values(), strict=True):
+        assert one.keys() == other.keys()
+        for key, value in one.items():
+            if isinstance(value, Tensor):
+                assert torch.equal(value, other[key])
+                assert (value.dtype, value.stride()) == (other[key].dtype, other[key].stride())
+            else:
+                assert (value, type(value)) == (other[key], type(other[key]))
+    for rank in (first, again):
+        rank.train(2)
+    for name, value in first.net.named_parameters():
+        assert torch.equal(value, again.net.get_parameter(name)), name
+
+
+def test_a_checkpoint_says_what_it_restores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 7)
+    assert capsys.readouterr().err == ""
+    assert Rank(tmp_path).go_on()
+    assert capsys.readouterr().err == "atoll: the inner optimizer is restored from step 1007 of the run\n"
+
+
+def test_nothing_is_said_where_there_was_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = Rank(tmp_path, lambda p: torch.optim.SGD(p, lr=0.1))
+    assert not rank.go_on()
+    rank.train(1)
+    rank.write(1)
+    assert list(tmp_path.iterdir()) == [], "SGD without momentum keeps nothing"
+    assert capsys.readouterr().err == ""
+
+
+def test_two_are_kept(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2, 3, 4)
+    assert Rank(tmp_path).checkpoints.usable == (at(3), at(4))
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_later_start_counts_as_newer(tmp_path: Path) -> None:
+    written(tmp_path, 200)
+    rank = Rank(tmp_path)
+    rank.begin(generation=2)
+    rank.train(1)
+    rank.write(100)
+    assert Rank(tmp_path).checkpoints.usable == (at(200), at(100, 2))
+
+
+@pytest.mark.parametrize("damage", ["torn", "flipped", "empty", "no header"])
+def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 1, 2)
+    path = tmp_path / "rank-0.1-1-2.safetensors"
+    data = bytearray(path.read_bytes())
+    if damage == "flipped":
+        data[-1] ^= 1
+    elif damage == "no header":
+        data[:8] = b"\xff" * 8
+    else:
+        del data[len(data) - 5 if damage == "torn" else 0 :]
+    path.write_bytes(data)
+    rank = Rank(tmp_path)
+    assert rank.checkpoints.usable == (at(1),)
+    assert "passed over" in (said := capsys.readouterr().err)
+    assert str(path) in said
+    assert rank.go_on()
+
+
+def test_no_flipped_bit_of_the_header_changes_what_is_restored(tmp_path: Path) -> None:
+    first = written(tmp_path, 1)
+    path = tmp_path / "rank-0.1-1-1.safetensors"
+    data = path.read_bytes()
+    header_bytes = 8 + int.from_bytes(data[:8], "little")
+    for place in range(0, header_bytes, header_bytes // 60):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        rank = Rank(tmp_path)
+        if rank.go_on():  # the bit is of no meaning, as in the shapes that safetensors keeps beside ours
+            for one, other in zip(first.optimizer.state.values(), rank.optimizer.state.values(), strict=True):
+                assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    left = tmp_path / "rank-0.1-1-2.new"
+    left.write_bytes(b"small")
+    other = tmp_path / "rank-10.1-1-2.new"
+    other.write_bytes(b"of another rank")
+    assert Rank(tmp_path).checkpoints.usable == (at(1),)
+    assert not left.exists()
+    assert other.exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"run_id": "other"}, 'it is of the run "run", this is "other"'),
+        ({"world": 2}, "rank 0 of 1 wrote it, this is rank 0 of 2"),
+        ({"make": OPTIMIZERS["SGD"]}, "it is of other optimizers: AdamW there, SGD here"),
+        ({"make": OPTIMIZERS["groups"]}, "it is of other groups: "),
+        ({"width": 5}, "it is of other slices: '0.weight': 4 there, 5 here"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    tmp_path: Path, changed: dict[str, str], reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written(tmp_path, 1)
+    rank = Rank(tmp_path, **changed)  # type: ignore[arg-type]
+    assert rank.checkpoints.usable == ()
+    assert not rank.go_on()
+    said = capsys.readouterr().err
+    assert reason in said
+    assert "the inner optimizer starts fresh: no checkpoint is usable on every rank" in said
+    assert not rank.optimizer.state
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = written(tmp_path, 1)
+    next(iter(rank.optimizer.state.values()))["exp_avg"].view(-1)[0] = torch.inf
+    rank.write(2)
+    assert Rank(tmp_path).checkpoints.usable == (at(1),)
+    assert "'0/small/exp_avg' holds values that are not finite" in capsys.readouterr().err
+
+
+def test_hyperparameters_that_moved_go_on_unless_the_script_changed_them(tmp_path: Path) -> None:
+    first = Rank(tmp_path)
+    first.begin()
+    first.train(1)
+    (group,) = first.optimizer.param_groups
+    group.update(lr=7.0, weight_decay=0.25, betas=(0.5, 0.75))
+    first.write(1)
+    again = Rank(tmp_path)
+    again.go_on()
+    (group,) = again.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.25, (0.5, 0.75))
+    assert group["lr"] == 0.01, "the script's schedule"
+    changed = Rank(tmp_path, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.125))
+    changed.go_on()
+    (group,) = changed.optimizer.param_groups
+    assert (group["weight_decay"], group["betas"]) == (0.125, (0.5, 0.75))
+
+
+def test_state_of_lists_is_said_and_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rank = Rank(tmp_path)
+    rank.begin()
+    rank.train(1)
+    next(iter(rank.optimizer.state.values()))["history"] = [1]
+    rank.write(1, 2)
+    assert list(tmp_path.iterdir()) == []
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "AdamW keeps 'history' of 'small' as list" in said
+
+
+def test_a_failed_write_is_said_once_and_the_next_one_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = written(tmp_path, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _no_space)
+        rank.write(2, 3)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "could not be written; training goes on" in said
+    assert "make room" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["rank-0.1-1-1.safetensors"]
+    rank.write(4)
+    assert Rank(tmp_path).checkpoints.usable == (at(1), at(4))
+
+
+def _no_space(descriptor: int) -> None:
+    del descriptor
+    raise OSError(28, "No space left on device")
+
+
+def test_the_node_keeps_room_on_a_disk_that_is_nearly_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 1 << 30, 2000))
+    written(tmp_path, 1)
+    assert "as much must stay free for the node" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_is_due_during_a_write_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank = written(tmp_path, 1)
+    reading, writing = os.pipe()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", lambda descriptor: os.read(reading, 1))
+        rank.checkpoints.write(2, 1002)
+        for step in (3, 4):
+            rank.checkpoints.write(step, 1000 + step)
+        os.close(writing)  # the disk goes on
+        rank.checkpoints.finish()
+    os.close(reading)
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "left out at step 1003" in said
+    rank.write(5)
+    assert Rank(tmp_path).checkpoints.usable == (at(2), at(5))
+
+
+def test_what_another_rank_still_needs_is_kept(tmp_path: Path) -> None:
+    """Rank 1 left out the second one: the first stays until there are two that both have, within a bound."""
+    ranks = [Rank(tmp_path, rank=rank, world=2) for rank in range(2)]
+    for rank in ranks:
+        rank.begin()
+        rank.train(1)
+    ranks[0].write(1, 2)
+    ranks[1].write(1)
+    ranks[0].write(3)
+
+    def common() -> set[CheckpointId]:
+        of = [set(Rank(tmp_path, rank=rank, world=2).checkpoints.usable) for rank in range(2)]
+        return of[0] & of[1]
+
+    assert common() == {at(1)}
+    ranks[1].write(3)
+    ranks[0].write(4)
+    ranks[1].write(4)
+    assert common() == {at(3), at(4)}
+    ranks[0].write(5, 6, 7, 8, 9)
+    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(6), at(7), at(8), at(9))
+
+
+def test_files_of_ranks_that_are_no_more_are_removed(tmp_path: Path) -> None:
+    for index in range(2):
+        rank = Rank(tmp_path, rank=index, world=2)
+        rank.begin()
+        rank.train(1)
+        rank.write(1)
+    alone = Rank(tmp_path)
+    alone.begin(generation=2)
+    alone.train(1)
+    alone.write(1, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.1-2-1.safetensors", "rank-0.1-2-2.safetensors"]
+
+
+def test_a_file_that_changed_since_it_was_offered_is_an_error(tmp_path: Path) -> None:
+    written(tmp_path, 1)
+    rank = Rank(tmp_path)
+    path = tmp_path / "rank-0.1-1-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(HostError, match="rank-0"):
+        rank.go_on()
+
+
+def test_discarding_removes_all(tmp_path: Path) -> None:
+    rank = written(tmp_path, 1, 2)
+    rank.checkpoints.discard()
+    rank.write(3)
+    assert list(tmp_path.iterdir()) == []
