@@ -340,7 +340,7 @@ class SqliteStore:
                 execute("DELETE FROM plans WHERE sync < ?", (record.open.sync,))
             case PlanRecord(plan, ranges):
                 execute(
-                    "INSERT INTO plans (sync, attempt, plan, ranges) VALUES (?, ?, ?, ?)",
+                    "INSERT OR REPLACE INTO plans (sync, attempt, plan, ranges) VALUES (?, ?, ?, ?)",
                     (plan.sync, plan.attempt, wire.encode(plan), json.dumps([_to_json(r) for r in ranges])),
                 )
             case CommitRecord():

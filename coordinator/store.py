@@ -179,6 +179,8 @@ class MemoryStore:
                 kept.opens[record.open.sync] = record
                 kept.plans.clear()
             case PlanRecord():
+                if kept.plans and kept.plans[-1].plan.attempt == record.plan.attempt:
+                    kept.plans.pop()  # the same one, with weights
                 kept.plans.append(record)
             case CommitRecord():
                 kept.commits.append(record)

@@ -173,6 +173,7 @@ class Done:
     state_hash: bytes = digest()
     sent_bytes: int = 0
     received_bytes: int = 0
+    tokens: tuple[int, ...] = bounded(MAX_MEMBERS, ())
 
 
 class Direction(IntEnum):

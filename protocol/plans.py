@@ -8,13 +8,16 @@ from atoll.protocol.messages import Commit, Member, Plan, Tree
 
 
 def plan_digest(plan: Plan) -> bytes:
-    """Over everything in the plan that two sites must agree on before they exchange chunks. Raises InvalidMessage."""
+    """Over everything in the plan that two sites must agree on before they exchange chunks. Raises InvalidMessage.
+
+    Weights are said by each site itself, and a plan that came with the commit before has none.
+    """
     digest = Digest("atoll/plan/v1").uint(plan.sync).uint(plan.attempt).uint(plan.term).uint(plan.fragment)
     digest.uint(plan.base_commit).uint(plan.num_steps)
     for members in (plan.contributors, plan.receivers):
         digest.uint(len(members))
         for member in members:
-            digest.uint(member.site_id).uint(member.incarnation).uint(member.tokens)
+            digest.uint(member.site_id).uint(member.incarnation)
     digest.uint(len(plan.trees))
     for tree in plan.trees:
         digest.uint(tree.first_chunk).uint(tree.num_chunks).uint(len(tree.parents))
@@ -24,6 +27,15 @@ def plan_digest(plan: Plan) -> bytes:
             digest.uint(parent + 1)
         digest.uint(tree.top)
     return digest.finish()
+
+
+def is_weighed(plan: Plan) -> bool:
+    """Whether it says the weights of its contributors. One that came with the commit before does not."""
+    return all(member.tokens > 0 for member in plan.contributors)
+
+
+def weights(plan: Plan | Commit) -> tuple[int, ...]:
+    return tuple(member.tokens for member in plan.contributors)
 
 
 def top_of(tree: Tree) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 
-from atoll.coordinator.core import leases, states
-from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord
+from atoll.coordinator.core import leases, plans, states
+from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt, Sync
@@ -129,12 +129,27 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "
         f"{tokens} tokens{words}{', the last one' if final else ''}",
     )
+    ahead: PlanRecord | None = None
     if following is not None:
         run.persist(following)
         _open(run, following)
+        ahead = _plan_ahead(run, attempt)
     else:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
     _send_commit(run, message, at_base, ids)
+    if ahead is not None:
+        for site in at_base:
+            run.send(site, ahead.plan)
+
+
+def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:
+    """The plan of the sync that was opened just now, in the transaction of the commit."""
+    assert run.sync is not None
+    record = plans.make_ahead(run, run.sync, before)
+    if record is not None:
+        run.persist(record)
+        run.sync.begin(record, run.now)
+    return record
 
 
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core import decisions, leases, payload_lists, reach, rollback, states
-from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
-from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core import decisions, leases, payload_lists, plans, reach, rollback, states
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.stragglers import Patience
 from atoll.coordinator.core.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Attempt, Sync
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.plans import weights
 
 MAX_STEPS_OF_ADVANCE = 1000
 
@@ -125,9 +124,12 @@ def _step(run: Run) -> bool:
         return True
     if run.disputed:
         return False
-    if run.sync.attempt is not None:
-        return _step_planned(run, run.sync, run.sync.attempt)
-    return _step_collecting(run, run.sync)
+    attempt = run.sync.attempt
+    if attempt is None:
+        return _step_collecting(run, run.sync)
+    if attempt.is_weighed:
+        return _step_planned(run, run.sync, attempt)
+    return _step_planned_ahead(run, run.sync, attempt)
 
 
 # --- collecting
@@ -242,44 +244,19 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     if choice.problem:
         return _no_reducer(run, sync, choice.problem)
     contributors, why = choice.contributors, why + choice.left_out
+    ids = {s.site_id for s in contributors}
+    receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:
-        on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
-        trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation, choice.not_reducing)
+        record = plans.make(run, sync, contributors, receivers, choice.not_reducing)
     except ConfigError as error:
         run.paused = str(error)
         return False
-    if trees is None:
+    if record is None:
         decisions.abandon(run, sync, "every assignment of reducers was tried")
         return True
-    ids = {s.site_id for s in contributors}
-    receivers = [s for s in run.members.live() if s.site_id not in ids]
-    link_bytes = most_link_bytes(run.sizes_bytes, trees, len(contributors), len(receivers))
-    longest_s = run.exchange_times.longest([s.site_id for s in contributors])
-    plan = m.Plan(
-        sync=sync.open.sync,
-        attempt=sync.last_attempt + 1,
-        term=run.term,
-        fragment=sync.open.fragment,
-        base_commit=sync.open.base_commit,
-        contributors=tuple(
-            m.Member(
-                site_id=s.site_id,
-                incarnation=s.incarnation,
-                address=s.address,
-                tokens=sync.ready[s.site_id].tokens,
-            )
-            for s in contributors
-        ),
-        receivers=tuple(m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address) for s in receivers),
-        trees=trees,
-        stall_limit_s=run.limits.stall_s,
-        num_steps=sync.open.num_steps,
-        deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
-        slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
-    )
+    plan = record.plan
     run.paused = ""
     run.num_attempts += 1
-    record = PlanRecord(plan, tuple(sync.ready[s.site_id].ranges for s in contributors))
     run.persist(record)
     sync.begin(record, run.now)
     run.report(
@@ -315,6 +292,28 @@ def _collect_again(run: Run, sync: Sync, reason: str) -> None:
 
 
 # --- planned
+
+
+def _step_planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> bool:
+    """The plan came with the commit before. It counts once all its contributors are ready, and is like any other then;
+    until then sites are waited for as without it, and planned without those who do not come."""
+    if reason := plans.gives_way(run, sync, attempt):
+        run.report(logging.INFO, f"sync {sync.open.sync}: attempt {attempt.plan.attempt} is not kept: {reason}")
+        sync.attempt = None
+        return True
+    if not all(i in sync.ready for i in attempt.ids()):
+        return _step_collecting(run, sync)
+    record = plans.weigh(sync, attempt)
+    run.paused = ""
+    run.num_attempts += 1
+    run.persist(record)
+    sync.weigh(record, run.now)
+    run.report(logging.INFO, f"sync {sync.open.sync} attempt {attempt.plan.attempt}: all who were planned are ready")
+    planned = {(c.site_id, c.incarnation) for c in record.plan.contributors}
+    for site in run.members.live():
+        if (site.site_id, site.incarnation) in planned:
+            run.send(site, record.plan)
+    return True
 
 
 def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
@@ -372,6 +371,10 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
         states.judge(run, base, ())
         attempt.spoiled = attempt.spoiled or f"contributors hold different states of commit {base}"
         return True
+    planned = weights(attempt.plan)
+    if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:
+        text = f"site {wrong[0]} averaged with weights {list(attempt.done[wrong[0]].tokens)}, sites are ready with"
+        return _another_attempt(run, sync, attempt, f"{text} {list(planned)}")
     if len({d.payload_digest for d in dones}) > 1:
         if payload_lists.awaited(run, attempt, survivors):
             return False

@@ -105,9 +105,9 @@ class Core:
             if sync.attempt is not None:
                 attempt = sync.attempt
                 later.extend(at for at in (attempt.retry_at, attempt.lists_due) if at is not None)
-                later.extend(
-                    driver.stuck_at(run, attempt, i) for i in attempt.survivors(sync.failed) if i not in attempt.done
-                )
+                if attempt.is_weighed:
+                    awaited = [i for i in attempt.survivors(sync.failed) if i not in attempt.done]
+                    later.extend(driver.stuck_at(run, attempt, i) for i in awaited)
             times.extend(t for t in later if t > run.now)
         return min(times, default=None)
 

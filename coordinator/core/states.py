@@ -62,13 +62,17 @@ def send_pending(run: Run, site: Site) -> None:
     for commit in run.log.after(site.applied):
         run.send(site, commit)
     sync = run.sync
-    if sync is None or sync.open.base_commit != site.applied:
+    if sync is None:
         return
-    run.send(site, sync.open)
-    if sync.attempt is not None:
+    at_base = sync.open.base_commit == site.applied
+    if at_base:
+        run.send(site, sync.open)
+    # A plan that came with a commit is kept until the site has applied that.
+    if sync.attempt is not None and (at_base or not sync.attempt.is_weighed):
         plan = sync.attempt.plan
         me = (site.site_id, site.incarnation)
-        if any((member.site_id, member.incarnation) == me for member in (*plan.contributors, *plan.receivers)):
+        listed = [(member.site_id, member.incarnation) for member in (*plan.contributors, *plan.receivers)]
+        if me in listed and me not in sync.voided:
             run.send(site, plan)
 
 

@@ -93,6 +93,16 @@ class Stragglers:
             return Patience(fallback, late)
         return Patience(min(fallback, max(first_ready_at, opened_at + typical_s) + slack_s), late)
 
+    def late(
+        self, members: Collection[int], *, num_steps: int, opened_at: float, least_slack_s: float
+    ) -> frozenset[int]:
+        """Those of `members` who are slower than most."""
+        typical_s = self.typical_s(members, num_steps)
+        if typical_s is None:
+            return frozenset()
+        limit_s = typical_s + max(SLACK * typical_s, least_slack_s)
+        return frozenset(i for i in members if self._is_late(i, num_steps, opened_at, limit_s))
+
     def _is_late(self, site_id: int, num_steps: int, opened_at: float, limit_s: float) -> bool:
         """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be
         ready for the sync that is open then."""

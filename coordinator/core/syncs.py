@@ -10,6 +10,7 @@ from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange, Done, Open, Plan, Ready, Tree
+from atoll.protocol.plans import is_weighed
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
@@ -36,6 +37,12 @@ class Attempt:
     lists_due: float | None = None
     spoiled: str = ""  # why it may not commit whatever Dones come
 
+    @property
+    def is_weighed(self) -> bool:
+        """Whether the contributors' weights are known. Those of a plan that came with the commit before are not, until
+        all are ready."""
+        return is_weighed(self.plan)
+
     def ids(self) -> tuple[int, ...]:
         return tuple(c.site_id for c in self.plan.contributors)
 
@@ -51,7 +58,8 @@ class Attempt:
 
 
 class Sync:
-    """COLLECTING (no attempt, or too few survivors of the last one) -> PLANNED -> committed or abandoned."""
+    """COLLECTING (no attempt, one without weights yet, or too few survivors of the last one) -> PLANNED -> committed or
+    abandoned."""
 
     def __init__(
         self,
@@ -95,7 +103,7 @@ class Sync:
         for member in plan.contributors:
             if (member.site_id, member.incarnation) in self.voided:
                 attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
-            else:
+            elif attempt.is_weighed:
                 self.ready[member.site_id] = Ready(
                     sync=plan.sync,
                     tokens=member.tokens,
@@ -110,6 +118,12 @@ class Sync:
         self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
         self.last_attempt = plan.attempt
         self._issued.add((self.attempt.ids(), plan.trees))
+
+    def weigh(self, record: PlanRecord, now: float) -> None:
+        """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""
+        attempt = self.attempt
+        assert attempt is not None
+        attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now
 
     def has_planned(self, site_id: int, incarnation: int) -> bool:
         """In any attempt."""

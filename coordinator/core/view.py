@@ -142,7 +142,7 @@ def state_in_words(run: Run) -> str:
     if run.paused:
         return f"paused: {run.paused}"
     ending = " (the last sync)" if run.stop_reason else ""
-    if run.sync.attempt is not None:
+    if run.sync.attempt is not None and run.sync.attempt.is_weighed:
         return f"syncing{ending}"
     if not run.members.live():
         return "paused: no site is here"

@@ -181,6 +181,8 @@ class ExchangeFinished:
     attempt: int
     term: int
     payload_digest: bytes
+    tokens: tuple[int, ...]
+    """The weight of each contributor, as it was averaged."""
     sent_bytes: int
     received_bytes: int
 
@@ -351,6 +353,14 @@ class BeginExchange:
 
 
 @dataclass(frozen=True, slots=True)
+class WeighExchange:
+    """The exchange of this plan began without the others' weights. All contributors are ready now: these are they, and
+    who does not get on from now on has failed."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
 class CancelExchange:
     """Stop moving chunks of this attempt; keep contributions that are held."""
 
@@ -442,6 +452,6 @@ class Exit:
 
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
+    | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
     | VerifyState | ListPayloads | RollBack | ProbePeers | AnswerDraw | Report | Exit
 )  # fmt: skip

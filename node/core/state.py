@@ -126,6 +126,7 @@ class Exchange:
     plan: Plan
     contributes: bool
     payload_digest: bytes | None = None  # set when it is done
+    tokens: tuple[int, ...] = ()  # weights as they were averaged
     broken: bool = False
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -160,6 +161,7 @@ class SiteState:
     workers: Workers = field(default_factory=Workers)
     data: DataQueue = field(default_factory=DataQueue)
     exchange: Exchange | None = None
+    ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     applying: int | None = None
     publishing: tuple[int, MergeMode] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from atoll.node.core import catching_up, endings, events, leases
 from atoll.node.core.context import Context
@@ -14,9 +15,11 @@ from atoll.node.core.events import (
     MergeMode,
     PublishState,
     SaveModel,
+    WeighExchange,
 )
 from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
+from atoll.protocol.plans import is_weighed
 
 
 def opened(ctx: Context, message: m.Open) -> None:
@@ -58,15 +61,19 @@ def ready(ctx: Context) -> None:
             unreachable_site_ids=site.unreachable_site_ids,
         )
     )
+    begin_ahead(ctx)
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
     site, exchange = ctx.site, ctx.site.exchange
-    if exchange is not None and (exchange.plan.sync, exchange.plan.term, exchange.plan.attempt) >= (
-        plan.sync,
-        plan.term,
-        plan.attempt,
-    ):
+    if exchange is not None and _order(exchange.plan) >= _order(plan):
+        if _order(exchange.plan) == _order(plan) and is_weighed(plan) and not is_weighed(exchange.plan):
+            exchange.plan = plan
+            ctx.emit(WeighExchange(plan))
+        return
+    if not is_weighed(plan):
+        site.ahead = plan
+        begin_ahead(ctx)
         return
     me = (site.site_id, ctx.identity.incarnation)
     contributes = me in [(c.site_id, c.incarnation) for c in plan.contributors]
@@ -84,6 +91,37 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     cancel_exchange(ctx)
     site.exchange = Exchange(plan=plan, contributes=contributes)
     ctx.emit(BeginExchange(plan, contributes))
+
+
+def begin_ahead(ctx: Context) -> None:
+    """The exchange of a plan that came with the commit before, once this site is at its boundary. It does not wait for
+    the coordinator, but goes by its plan only while nothing else was heard of that sync."""
+    site, plan, snapshot, outer = ctx.site, ctx.site.ahead, ctx.site.snapshot, ctx.site.outer
+    if plan is None or site.open is None or outer is None:
+        return
+    if site.open.sync != plan.sync or outer.commit != plan.base_commit:
+        return
+    if snapshot.phase is not SnapshotPhase.SEALED or snapshot.base_commit != outer.commit or not snapshot.tokens:
+        return  # without a weight it cannot contribute: the coordinator plans anew
+    if site.exchange is not None and _order(site.exchange.plan) >= _order(plan):
+        return
+    me = (site.site_id, ctx.identity.incarnation)
+    if me not in [(c.site_id, c.incarnation) for c in plan.contributors]:
+        return
+    site.ahead = None
+    cancel_exchange(ctx)
+    plan = replace(
+        plan,
+        contributors=tuple(
+            replace(c, tokens=snapshot.tokens) if c.site_id == site.site_id else c for c in plan.contributors
+        ),
+    )
+    site.exchange = Exchange(plan=plan, contributes=True)
+    ctx.emit(BeginExchange(plan, True))
+
+
+def _order(plan: m.Plan) -> tuple[int, int, int]:
+    return plan.sync, plan.term, plan.attempt
 
 
 def send_failure(ctx: Context, plan: m.Plan, phase: str, text: str) -> None:
@@ -114,6 +152,7 @@ def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
     if exchange is None:
         return
     exchange.payload_digest = event.payload_digest
+    exchange.tokens = event.tokens
     exchange.sent_bytes = event.sent_bytes
     exchange.received_bytes = event.received_bytes
     done(ctx, exchange)
@@ -136,6 +175,7 @@ def done(ctx: Context, exchange: Exchange) -> None:
             state_hash=outer.state_hash,
             sent_bytes=exchange.sent_bytes,
             received_bytes=exchange.received_bytes,
+            tokens=exchange.tokens,
         )
     )
 
@@ -307,6 +347,7 @@ def publish(ctx: Context, version: int, mode: MergeMode) -> None:
 def discard_local(ctx: Context) -> None:
     site = ctx.site
     cancel_exchange(ctx)
+    site.ahead = None
     site.snapshot = Snapshot()
     leases.discarded(ctx)
     site.workers.contributed = False

@@ -233,6 +233,8 @@ class Node:
                     self._fetch.cancel()
             case e.BeginExchange(plan):
                 self._begin_exchange(plan, output.contributes)
+            case e.WeighExchange(plan):
+                self.hub.weigh(plan)
             case e.CancelExchange():
                 if self._exchange is not None:
                     self._exchange.cancel()
@@ -467,6 +469,7 @@ class Node:
                 attempt=plan.attempt,
                 term=plan.term,
                 payload_digest=result.payload_digest,
+                tokens=result.tokens,
                 sent_bytes=result.sent_bytes,
                 received_bytes=result.received_bytes,
             )

@@ -7,7 +7,7 @@ import bisect
 import math
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -21,7 +21,7 @@ from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.uplink import Uplink
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Header, Member, Plan
-from atoll.protocol.plans import plan_digest, reducers
+from atoll.protocol.plans import is_weighed, plan_digest, reducers
 from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
@@ -32,6 +32,8 @@ PATIENCE = 1.25
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeResult:
     payload_digest: bytes
+    tokens: tuple[int, ...]
+    """The weight of each contributor, as it was averaged."""
     sent_bytes: int
     received_bytes: int
 
@@ -77,6 +79,10 @@ class Exchange:
         self._loop = asyncio.get_running_loop()
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
         self.me = self._own_member()
+        self._all_ready = is_weighed(plan)
+        for member in plan.contributors:
+            if member.tokens:  # the plan's word counts, whatever was heard in an attempt before
+                held.weights[member.site_id, member.incarnation] = member.tokens
         self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
 
         tops = reducers(plan, data.layout.num_sync_chunks)
@@ -165,7 +171,8 @@ class Exchange:
                     self._begin_reduce(chunk)
             self._check_complete()
             await self._finished
-            digest = await self.in_pool(self._seal)
+            tokens = self.weights()
+            digest = await self.in_pool(lambda: self._seal(tokens))
         except BaseException:
             self.close(NotYetError(f"{self.where} does not run here now"))
             raise
@@ -173,6 +180,7 @@ class Exchange:
             await self._stop_tasks()
         return ExchangeResult(
             payload_digest=digest,
+            tokens=tokens,
             sent_bytes=self.traffic.sent_bytes,
             received_bytes=self.traffic.received_bytes,
         )
@@ -225,10 +233,41 @@ class Exchange:
                 done.append(Encoded(chunk, payload, data.payload_hash(payload)))
         return writer, done
 
-    def _seal(self) -> bytes:
+    def _seal(self, tokens: tuple[int, ...]) -> bytes:
         assert self._writer is not None
+        contributors = [replace(c, tokens=t) for c, t in zip(self.plan.contributors, tokens, strict=True)]
         self._writer.seal(self._fsync)
-        return self._writer.digest(self.plan)
+        return self._writer.digest(replace(self.plan, contributors=tuple(contributors)))
+
+    # --- weights
+
+    def hear_weight(self, member: Member, tokens: int) -> None:
+        """From the header of a site's contributions. Raises RefusedError if it is not its weight."""
+        if tokens <= 0:
+            raise RefusedError(f"{self.where}: site {member.site_id} contributes with {tokens} tokens")
+        self.held.weigh(member.site_id, member.incarnation, tokens)
+
+    def weigh(self, plan: Plan) -> None:
+        """All contributors are ready, `plan` has their weights: from now on they have to get on."""
+        for member in plan.contributors:
+            try:
+                self.hear_weight(member, member.tokens)
+            except RefusedError as error:
+                self.fail(self.peer_error(member, f"its Ready says otherwise: {error}", sending=False, phase="weights"))
+                return
+        self._all_ready = True
+        self._check_complete()
+
+    def _weight_of(self, member: Member) -> int:
+        return self.held.weights[member.site_id, member.incarnation]
+
+    def _knows_weights(self) -> bool:
+        """Those who reduce hear all weights from the contributors; others wait for the plan that says them."""
+        return all((c.site_id, c.incarnation) in self.held.weights for c in self.plan.contributors)
+
+    def weights(self) -> tuple[int, ...]:
+        """Of the contributors, once all are known."""
+        return tuple(self._weight_of(c) for c in self.plan.contributors)
 
     # --- contributions that arrive
 
@@ -291,7 +330,7 @@ class Exchange:
 
     async def _reduce(self, chunk: int) -> None:
         contributions = [
-            (member.tokens, member, self.held.get(member.site_id, member.incarnation, chunk))
+            (self._weight_of(member), member, self.held.get(member.site_id, member.incarnation, chunk))
             for member in self.plan.contributors
         ]
 
@@ -335,7 +374,8 @@ class Exchange:
 
     def _check_complete(self) -> None:
         if len(self._stored) == len(self.data.chunks) and not self._finished.done():
-            self._finished.set_result(None)
+            if self._knows_weights():
+                self._finished.set_result(None)
             # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
             # to noting it; peers wait for that note.
             for link in self.links:
@@ -400,7 +440,10 @@ class Exchange:
         while True:
             await asyncio.sleep(pause_s)
             now = self._loop.time()
-            if now - looked_at > self.pace.stall_s / 2:
+            if not self._all_ready:
+                self._restart_clocks()  # the coordinator decides how long those who still train are waited for
+                deadline = now + self.plan.deadline_s
+            elif now - looked_at > self.pace.stall_s / 2:
                 self._restart_clocks()  # it was this process that stood still
                 deadline += now - looked_at
             looked_at = now

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from atoll.node.exchange.parts import Encoded
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import InvalidMessage, RefusedError
 
 Key = tuple[int, int, int]  # site id, incarnation, chunk
 
@@ -15,7 +15,14 @@ class HeldContributions:
 
     def __init__(self) -> None:
         self._held: dict[Key, Encoded] = {}
+        self.weights: dict[tuple[int, int], int] = {}  # of each site and incarnation
         self.num_bytes = 0
+
+    def weigh(self, site_id: int, incarnation: int, tokens: int) -> None:
+        """What the header of a site's contributions says. Raises RefusedError if it said something else before."""
+        known = self.weights.setdefault((site_id, incarnation), tokens)
+        if known != tokens:
+            raise RefusedError(f"site {site_id} says {tokens} tokens, it has {known}; a weight never changes")
 
     def add(self, site_id: int, incarnation: int, encoded: Encoded) -> bool:
         """Whether it is new. Raises InvalidMessage if other bytes are held under the same key."""

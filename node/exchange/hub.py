@@ -205,6 +205,12 @@ class Hub:
         self._begun = asyncio.Event()
         return exchange
 
+    def weigh(self, plan: Plan) -> None:
+        """The weights of an exchange that began without them, if it still runs."""
+        exchange = self._exchanges.get(plan.sync)
+        if exchange is not None and _order(exchange.plan) == _order(plan):
+            exchange.weigh(plan)
+
     def drop_sync(self, sync: int) -> None:
         """The sync is over: forget contributions and payloads that are held for it, and turn its peers away."""
         exchange = self._exchanges.pop(sync, None)
@@ -300,8 +306,10 @@ def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
                 f"site {member.site_id} is in {_name(plan)} as incarnation {member.incarnation}, "
                 f"not {header.incarnation}"
             )
-        if member.tokens != message.tokens:
-            raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, {_name(plan)} has {member.tokens}")
+        if member in plan.contributors:
+            exchange.hear_weight(member, message.tokens)
+        elif message.tokens:
+            raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")
         return member
     raise RefusedError(f"site {header.site_id} is not in {_name(plan)}")
 

@@ -73,17 +73,19 @@ class ReducerLink:
         delay_s = RETRY_FIRST_S
         self._peer_moved_at = self._now()
         while self._wanted():
-            before = self._num_useful_bytes
+            before, began_at = self._num_useful_bytes, self._now()
+            held = False
             try:
                 await self._stream()
             except AtollError as error:
                 self._judge(error)
-            if self._num_useful_bytes > before:
+                held = isinstance(error, NotYetError) and self._now() - began_at > RETRY_MOST_S / 2
+            if self._num_useful_bytes > before or held:  # a peer that holds streams takes the next one when it begins
                 delay_s = RETRY_FIRST_S
             if self._wanted():
                 self.phase = "connecting"
                 self.waits_for = ()
-                self._exchange.counters.reconnects += 1
+                self._exchange.counters.reconnects += not held
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MOST_S)
         self._done = True

@@ -181,7 +181,7 @@ class Member(_message.Message):
     address: _builtins.str
     """HOST:PORT where its peer service listens"""
     tokens: _builtins.int
-    """its weight; 0 for receivers"""
+    """its weight; 0 for receivers, and for contributors of a plan that came with the commit before"""
     def __init__(
         self,
         *,

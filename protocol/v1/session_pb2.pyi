@@ -570,6 +570,7 @@ class Done(_message.Message):
     STATE_HASH_FIELD_NUMBER: _builtins.int
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -580,6 +581,10 @@ class Done(_message.Message):
     """after last_commit"""
     sent_bytes: _builtins.int
     received_bytes: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the weight of each contributor, in the plan's order, as it was averaged"""
+
     def __init__(
         self,
         *,
@@ -591,10 +596,11 @@ class Done(_message.Message):
         state_hash: _builtins.bytes = ...,
         sent_bytes: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "payload_digest", b"payload_digest", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "state_hash", b"state_hash", "sync", b"sync", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "payload_digest", b"payload_digest", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "state_hash", b"state_hash", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -100,7 +100,7 @@ class Host:
             case e.BeginExchange(plan):
                 key: dict[str, Any] = {"sync": plan.sync, "attempt": plan.attempt, "term": plan.term}
                 broken = e.ExchangeBroken(**key, peer_site_id=2, sending=True, phase="x" * 100, text="y" * 2000)
-                done = e.ExchangeFinished(**key, payload_digest=bytes(32), sent_bytes=1, received_bytes=1)
+                done = e.ExchangeFinished(**key, payload_digest=bytes(32), tokens=(), sent_bytes=1, received_bytes=1)
                 self.due.append(broken if flip else done)
             case e.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))

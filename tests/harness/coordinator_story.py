@@ -21,7 +21,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.plans import reducers, top_of
+from atoll.protocol.plans import is_weighed, reducers, top_of, weights
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.settings import RunSettings, SyncSettings
 
@@ -307,6 +307,7 @@ class Story:
                 payload_digest=a_hash(payloads),
                 last_commit=plan.base_commit,
                 state_hash=a_hash(state),
+                tokens=weights(plan),
             ),
         )
 
@@ -414,7 +415,7 @@ class Story:
             case m.Open():
                 return f"Open, {_open_in_words(message)}"
             case m.Plan():
-                weights = " ".join(f"{self._name(c.site_id)}:{c.tokens}" for c in message.contributors)
+                weights = " ".join(f"{self._name(c.site_id)}:{c.tokens or '?'}" for c in message.contributors)
                 receivers = " ".join(self._name(r.site_id) for r in message.receivers)
                 work = ", ".join(
                     f"{self._name(message.contributors[top_of(t)].site_id)} reduces "
@@ -502,8 +503,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
 def _record_in_words(record: e.Record) -> str:
     kind, first, second = _identity(record)
     match record:
-        case e.PlanRecord():
-            return f"plan {first}.{second}"
+        case e.PlanRecord(plan):
+            return f"plan {first}.{second}{'' if is_weighed(plan) else ', without weights'}"
         case e.OpenRecord():
             return f"the opening of sync {first}, expecting {' '.join(map(str, record.expected)) or 'nobody'}"
         case e.CommitRecord():

@@ -171,8 +171,8 @@ class SimulatedSite:
         self._say(m.Ready(sync=sync, tokens=TOKENS, num_steps=1))
 
     def _planned(self, plan: Any) -> None:
-        if (plan.sync, plan.attempt) <= self._plan:
-            return
+        if (plan.sync, plan.attempt) <= self._plan or not all(c.tokens for c in plan.contributors):
+            return  # or it came with the commit before, and comes again with weights
         self._plan = plan.sync, plan.attempt
         now = asyncio.get_running_loop().time()
         self.fleet.plans[plan.sync].append(now)
@@ -185,6 +185,7 @@ class SimulatedSite:
                 payload_digest=hash_of(f"payloads {plan.sync}"),
                 last_commit=self._applied,
                 state_hash=hash_of(f"state {self._applied}"),
+                tokens=tuple(c.tokens for c in plan.contributors),
             )
         )
 

@@ -19,6 +19,7 @@ from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
 
@@ -201,7 +202,10 @@ class SiteStory:
             )
             self.happens(broken)
         else:
-            self.happens(e.ExchangeFinished(**key, payload_digest=a_hash("payloads"), sent_bytes=1, received_bytes=1))
+            digest, tokens = a_hash("payloads"), weights(self._exchange)
+            self.happens(
+                e.ExchangeFinished(**key, payload_digest=digest, tokens=tokens, sent_bytes=1, received_bytes=1)
+            )
 
     def published(self) -> None:
         done, self._publishing = self._publishing, None
@@ -240,6 +244,8 @@ class SiteStory:
             case e.BeginExchange(plan, contributes):
                 role = "a contributor" if contributes else "a receiver"
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
+            case e.WeighExchange(plan):
+                return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights(plan))}"
             case e.CancelExchange(sync, attempt):
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
             case e.ApplyCommit(commit):

@@ -15,6 +15,7 @@ DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 REACH = "tests/unit/coordinator/test_reach.py"
 PROBING = "tests/process/test_reach.py"
+PLAN_AHEAD = "tests/unit/coordinator/test_plan_ahead.py"
 STORES = "tests/unit/coordinator/test_store_contract.py"
 SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 SITE = "tests/unit/node_core/test_site.py"
@@ -399,8 +400,8 @@ MUTATIONS = (
         name="older plan replaces a newer one",
         rule="plans are ordered by term and attempt",
         file="node/core/syncs.py",
-        old="    if exchange is not None and (exchange.plan.sync,",
-        new="    if False and (exchange.plan.sync,",
+        old="    if exchange is not None and _order(exchange.plan) >= _order(plan):",
+        new="    if False:",
         tests=(SITE, SITE_STORIES),
     ),
     Mutation(
@@ -497,10 +498,26 @@ MUTATIONS = (
     Mutation(
         name="weights from headers that differ",
         rule="a site's weight is the plan's, the same in all its chunks",
-        file="node/exchange/hub.py",
-        old="if member.tokens != message.tokens:",
+        file="node/exchange/held.py",
+        old="if known != tokens:",
         new="if False:",
         tests=(STREAMS,),
+    ),
+    Mutation(
+        name="weights that Ready does not say",
+        rule="a commit needs equal weights in every Ready and every Done",
+        file="coordinator/core/driver.py",
+        old="if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:",
+        new="if wrong := list[int]():",
+        tests=(PLAN_AHEAD,),
+    ),
+    Mutation(
+        name="committed without every Ready",
+        rule="a plan that came with the commit before counts once every contributor is ready",
+        file="coordinator/core/driver.py",
+        old="    if attempt.is_weighed:\n        return _step_planned(",
+        new="    if attempt.is_weighed or attempt.done:\n        return _step_planned(",
+        tests=(PLAN_AHEAD,),
     ),
     Mutation(
         name="another plan is exchanged",

@@ -159,6 +159,7 @@ def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
                     payload_digest=a_hash("p"),
                     last_commit=0,
                     state_hash=a_hash("s0"),
+                    tokens=(10, 10),
                 )
             )
         for client in (a, b):

@@ -22,6 +22,7 @@ from atoll.protocol.errors import (
     RefusedError,
     StaleError,
 )
+from atoll.protocol.messages import Plan, Tree
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
@@ -645,3 +646,92 @@ def test_a_site_that_has_everything_serves_its_peers_before_its_senders_come_rou
 
     asyncio.run(main())
     assert first
+
+
+def ahead_of(plan: Plan, site: Site) -> Plan:
+    """As it came with the commit before, and this site begins it: without the others' weights."""
+    return replace(
+        plan,
+        contributors=tuple(c if c.site_id == site.site_id else replace(c, tokens=0) for c in plan.contributors),
+    )
+
+
+def test_12_weights_come_in_the_headers_where_the_plan_has_none(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            results = await asyncio.gather(*(site.begin(ahead_of(plan, site)).run() for site in sites))
+            expected = expected_payloads(plan, sites)
+            for site, result in zip(sites, results, strict=True):
+                assert site.payloads(plan) == expected
+                assert result.tokens == tuple(c.tokens for c in plan.contributors)
+            assert len({result.payload_digest for result in results}) == 1
+
+    asyncio.run(main())
+
+
+def test_12_a_site_that_reduces_nothing_has_the_weights_from_the_plan(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            plan = replace(plan, trees=(Tree(first_chunk=0, num_chunks=run.layout.num_sync_chunks, top=0),))
+            reducer, other = (site.begin(ahead_of(plan, site)) for site in sites)
+            first, second = asyncio.create_task(reducer.run()), asyncio.create_task(other.run())
+            done = await first
+            await until(lambda: all(other.is_stored(chunk) for chunk in other.data.chunks))
+            assert not second.done()
+            sites[1].hub.weigh(plan)
+            assert await second == replace(
+                done, sent_bytes=other.traffic.sent_bytes, received_bytes=other.traffic.received_bytes
+            )
+
+    asyncio.run(main())
+
+
+def test_12_a_weight_that_ready_does_not_say_fails_the_exchange(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            exchange = sites[0].begin(ahead_of(plan, sites[0]))
+            tasks = [asyncio.create_task(e.run()) for e in (exchange, sites[1].begin(ahead_of(plan, sites[1])))]
+            await until(lambda: len(exchange.held.weights) == 2)
+            other = replace(plan.contributors[1], tokens=plan.contributors[1].tokens + 1)
+            sites[0].hub.weigh(replace(plan, contributors=(plan.contributors[0], other, plan.contributors[2])))
+            with pytest.raises(PeerError, match=r"site 2.*its Ready says otherwise"):
+                await tasks[0]
+            tasks[1].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_those_who_still_train_are_not_taken_for_hanging(tmp_path: Path) -> None:
+    """The coordinator says when all are ready; only from then on a peer that does not come has failed."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(2)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites, stall_limit_s=0.3)
+            exchange = sites[0].begin(ahead_of(plan, sites[0]))
+            task = asyncio.create_task(exchange.run())
+            tries = sites[1].hub
+            for _ in range(2):  # each is held for longer than the limit
+                await until(lambda: tries._num_early == 1)
+                await until(lambda: tries._num_early == 0)
+            assert not task.done()
+            sites[0].hub.weigh(plan)
+            with pytest.raises(PeerError, match="site 2"):
+                await task
+
+    asyncio.run(main())

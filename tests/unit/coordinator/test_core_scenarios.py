@@ -50,8 +50,8 @@ def test_2_a_commit_has_the_plans_contributors_and_weights() -> None:
     assert commit == story.last("b", m.Commit)
 
 
-@pytest.mark.parametrize(("steps", "follows"), [(0, e.OpenRecord), (10, e.FinishedRecord)])
-def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follows: type[e.Record]) -> None:
+@pytest.mark.parametrize(("steps", "follow"), [(0, [e.OpenRecord, e.PlanRecord]), (10, [e.FinishedRecord])])
+def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follow: list[type[e.Record]]) -> None:
     story = a_story(steps=steps) if steps else a_story()
     transactions: list[tuple[e.Record, ...]] = []
     keep = story.store.persist
@@ -66,7 +66,7 @@ def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follows: t
     story.done("a", "s0")
     story.done("b", "s0")
     (found,) = [t for t in transactions if any(isinstance(r, e.CommitRecord) for r in t)]
-    assert [type(r) for r in found] == [e.CommitRecord, follows]
+    assert [type(r) for r in found] == [e.CommitRecord, *follow]
 
 
 def test_3_a_done_of_a_lower_attempt_counts_no_longer() -> None:

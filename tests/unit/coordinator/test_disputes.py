@@ -32,7 +32,9 @@ def test_in_a_tie_the_run_is_paused_and_both_check_their_bytes() -> None:
     for name in "ab":
         story.ready(name)
     assert story.core.run.sync is not None
-    assert story.core.run.sync.attempt is None, "nothing is planned meanwhile"
+    attempt = story.core.run.sync.attempt
+    assert attempt is not None
+    assert not attempt.is_weighed, "nothing is planned meanwhile"
 
 
 def test_the_one_whose_bytes_are_damaged_is_wrong_whoever_was_first() -> None:

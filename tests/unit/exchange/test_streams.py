@@ -73,6 +73,24 @@ def test_4_other_streams_are_turned_away_with_the_reason(
         found_in_attempt_2(disk, opening(**right | change))
 
 
+AHEAD = replace(plan(), contributors=(MEMBERS[0], replace(MEMBERS[1], tokens=0)))
+
+
+def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_header(disk: Disk) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            exchange = hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            with pytest.raises(RefusedError, match="0 tokens"):
+                await hub.find(opening(tokens=0))
+            await hub.find(opening(tokens=7))
+            await hub.find(opening(tokens=7))
+            with pytest.raises(RefusedError, match="says 8 tokens, it has 7"):
+                await hub.find(opening(tokens=8))
+            assert exchange.weights() == (5, 7)
+
+    asyncio.run(main())
+
+
 def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCode, list[int]]:
     """How a stream with these contributions ends, and the chunks that the reducer then holds."""
     frames = [peer_pb2.ExchangeRequest(open=opening(**first)).SerializeToString(), *pack_frames(items)]

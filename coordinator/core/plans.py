@@ -1,0 +1,116 @@
+"""How a plan is made: after Ready, with weights; or with the commit before, where a run goes on as it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.coordinator.core import reach
+from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
+from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.syncs import Attempt, Sync
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.plans import top_of
+
+
+def make(
+    run: Run, sync: Sync, contributors: list[Site], receivers: list[Site], not_reducing: frozenset[int]
+) -> PlanRecord | None:
+    """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
+    reducers was tried. Raises ConfigError if it fits nowhere."""
+    on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
+    trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    if trees is None:
+        return None
+    link_bytes = most_link_bytes(run.sizes_bytes, trees, len(contributors), len(receivers))
+    longest_s = run.exchange_times.longest([s.site_id for s in contributors])
+    ready = [sync.ready.get(s.site_id) for s in contributors]
+    plan = m.Plan(
+        sync=sync.open.sync,
+        attempt=sync.last_attempt + 1,
+        term=run.term,
+        fragment=sync.open.fragment,
+        base_commit=sync.open.base_commit,
+        contributors=tuple(
+            m.Member(
+                site_id=s.site_id,
+                incarnation=s.incarnation,
+                address=s.address,
+                tokens=r.tokens if r is not None else 0,
+            )
+            for s, r in zip(contributors, ready, strict=True)
+        ),
+        receivers=tuple(m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address) for s in receivers),
+        trees=trees,
+        stall_limit_s=run.limits.stall_s,
+        num_steps=sync.open.num_steps,
+        deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
+        slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
+    )
+    return PlanRecord(plan, tuple(r.ranges if r is not None else () for r in ready))
+
+
+# --- with the commit before
+
+
+def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
+    """The plan of a sync that is being opened, to be sent with the commit of `before`: only if everybody who is here
+    was in that one, and nothing is known that speaks against all of them being in this one too."""
+    sites = run.members.live()
+    ids = tuple(s.site_id for s in sites)
+    same = [(s.site_id, s.incarnation) for s in sites] == [(c.site_id, c.incarnation) for c in before.plan.contributors]
+    if not same or len(ids) < run.settings.quorum or run.disputed or run.stop_reason:
+        return None
+    if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
+        return None
+    number = sync.open.sync
+    if (run.trouble.receive_only.of(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
+        return None
+    if run.stragglers.late(ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=run.limits.lease_s / 2):
+        return None
+    choice = reach.choose(sites, run.settings.quorum)
+    if choice.problem or choice.left_out:
+        return None
+    try:
+        return make(run, sync, sites, [], choice.not_reducing)
+    except ConfigError:
+        return None  # is said when it is planned after Ready
+
+
+def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
+    """Why a plan that came with the commit before no longer holds; empty while it may."""
+    ids = attempt.ids()
+    if attempt.spoiled:
+        return attempt.spoiled
+    if attempt.lost:
+        return "; ".join(attempt.lost[i] for i in sorted(attempt.lost))
+    if gone := [i for i in ids if i in attempt.departed]:
+        return f"site {gone[0]} has left"
+    if failed := [i for i in ids if i in sync.failed]:
+        return "; ".join(sync.failed[i] for i in failed)
+    if empty := [i for i in ids if i in sync.ready and not sync.ready[i].tokens]:
+        return f"site {empty[0]} has trained nothing"
+    known = set(ids)
+    sites = []
+    for site in run.members.live():
+        if site.site_id in known:
+            sites.append(site)
+        elif site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
+            return f"{site.label} has joined"
+    if any(site.unreachable_site_ids for site in sites):
+        reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
+        if undialled := reach.choose(sites, run.settings.quorum).not_reducing & reducing:
+            return f"site {min(undialled)} reduces and cannot be dialled by all"
+    return ""
+
+
+def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:
+    """The plan that came with the commit before, now that all its contributors are ready: with their weights."""
+    ready = [sync.ready[i] for i in attempt.ids()]
+    plan = replace(
+        attempt.plan,
+        contributors=tuple(replace(c, tokens=r.tokens) for c, r in zip(attempt.plan.contributors, ready, strict=True)),
+    )
+    return PlanRecord(plan, tuple(r.ranges for r in ready))

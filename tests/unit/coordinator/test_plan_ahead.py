@@ -1,0 +1,220 @@
+"""Rule 12: the plan that comes with the commit before. It is persisted with it, counts once all its contributors are
+ready, commits only with the weights that they said, and gives way to an ordinary one otherwise."""
+
+from __future__ import annotations
+
+from atoll.protocol import messages as m
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+
+
+def steady(*names: str, **settings: object) -> Story:
+    """These sites made commit 1 together."""
+    story = Story(some_settings(min_sites=len(names), **settings))
+    story.start(*names)
+    for name in names:
+        story.ready(name)
+    for name in names:
+        story.done(name, "s0")
+    for name in names:
+        story.applied(name, 1, "s1")
+    return story
+
+
+def says_done(story: Story, name: str, tokens: tuple[int, ...], sync: int = 2, attempt: int = 1) -> None:
+    story.says(
+        name,
+        m.Done(
+            sync=sync,
+            attempt=attempt,
+            term=1,
+            payload_digest=a_hash("p"),
+            last_commit=sync - 1,
+            state_hash=a_hash(f"s{sync - 1}"),
+            tokens=tokens,
+        ),
+    )
+
+
+def test_5_the_plan_is_persisted_with_the_commit_and_sent_after_it() -> None:
+    story = steady("a", "b")
+    to_a = [message for name, message in story.sent if name == "a"]
+    place = next(i for i, message in enumerate(to_a) if isinstance(message, m.Commit))
+    plan = to_a[place + 1]
+    assert isinstance(plan, m.Plan)
+    assert (plan.sync, plan.attempt, plan.base_commit) == (2, 1, 1)
+    assert [c.tokens for c in plan.contributors] == [0, 0]
+
+
+def test_12_nothing_is_committed_before_everybody_is_ready() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    says_done(story, "a", (3, 4))
+    says_done(story, "b", (3, 4))  # faster than its Ready
+    assert story.num("a", m.Commit) == 1
+    story.ready("b", tokens=4)
+    commit = story.last("a", m.Commit)
+    assert (commit.commit, commit.sync, commit.attempt) == (2, 2, 1)
+    assert [c.tokens for c in commit.contributors] == [3, 4]
+
+
+def test_12_weights_that_are_not_those_of_ready_are_not_committed() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    says_done(story, "a", (3, 5))
+    says_done(story, "b", (3, 5))
+    assert story.num("a", m.Commit) == 1
+    assert story.plan().attempt == 2
+    assert [c.tokens for c in story.plan().contributors] == [3, 4]
+    story.done("a", "s1")
+    story.done("b", "s1")
+    assert story.last("a", m.Commit).attempt == 2
+
+
+def test_a_site_that_was_lost_after_its_ready_is_in_the_commit_if_it_was_weighed() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    says_done(story, "a", (3, 4))
+    story.leave("b")
+    assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2]
+
+
+def test_a_site_that_is_lost_before_its_ready_is_not_in_the_next_attempt() -> None:
+    story = steady("a", "b", quorum=1)
+    story.ready("a", tokens=3)
+    says_done(story, "a", (3, 4))  # it has all contributions, and the weight from their header
+    story.leave("b")
+    assert story.num("a", m.Commit) == 1
+    plan = story.plan()
+    assert (plan.attempt, [c.site_id for c in plan.contributors]) == (2, [1])
+
+
+def test_a_site_that_discarded_its_progress_is_not_planned_again_in_that_sync() -> None:
+    """Reducers may hold what it sent before, under the same key."""
+    story = steady("a", "b", quorum=1)
+    story.drop("b")
+    story.wait(3.5)
+    story.connect("b", state=(1, "s1"))
+    story.offer("b")
+    story.ready("b", tokens=9)
+    story.ready("a", tokens=3)
+    plan = story.plan()
+    assert (plan.attempt, [c.site_id for c in plan.contributors]) == (2, [1])
+
+
+def test_17_without_a_weight_of_everybody_it_gives_way() -> None:
+    story = steady("a", "b", quorum=1)
+    story.ready("a", tokens=0)
+    story.ready("b", tokens=4)
+    plan = story.plan()
+    assert (plan.attempt, [(c.site_id, c.tokens) for c in plan.contributors]) == (2, [(2, 4)])
+
+
+def test_those_who_do_not_come_are_planned_without() -> None:
+    story = steady("a", "b", "c", quorum=2)
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    assert story.core.run.sync is not None
+    story.wait(story.core.run.limits.sync_wait_s + 1)
+    plan = story.plan()
+    assert plan.attempt == 2
+    assert [(c.site_id, c.tokens) for c in plan.contributors] == [(1, 3), (2, 4)]
+    assert [r.site_id for r in plan.receivers] == [3]
+
+
+def test_a_site_that_joins_meanwhile_is_in_an_ordinary_plan() -> None:
+    story = steady("a", "b")
+    story.join("c")
+    story.applied("c", 1, "s1")
+    for name in "cab":
+        story.ready(name, tokens=5)
+    plan = story.plan()
+    assert (plan.attempt, [c.tokens for c in plan.contributors]) == (2, [5, 5, 5])
+
+
+def test_there_is_none_while_somebody_is_away_or_catching_up() -> None:
+    story = Story(some_settings(min_sites=2))
+    story.start("a", "b")
+    for name in "ab":
+        story.ready(name)
+    story.join("c")
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.core.run.sync is not None
+    assert story.core.run.sync.attempt is None
+
+
+def test_5_a_coordinator_that_dies_before_it_sends_sends_both_to_those_who_come_back() -> None:
+    story = Story(some_settings(min_sites=2))
+    story.start("a", "b")
+    for name in "ab":
+        story.ready(name)
+    plan = story.plan()
+    story.done("a", "s0")
+    story.sent.clear()
+    story.done("b", "s0")
+    story.sent.clear()
+    story.restart()
+    for name in "ab":
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+        story.done(name, "s0", plan=plan)
+    for name in "ab":
+        assert story.last(name, m.Commit).commit == 1
+        assert story.last(name, m.Plan).sync == 2
+        story.applied(name, 1, "s1")
+    for name in "ab":
+        story.ready(name, tokens=6)
+    weighed = story.plan()
+    assert (weighed.attempt, [c.tokens for c in weighed.contributors]) == (1, [6, 6])
+    for name in "ab":
+        story.done(name, "s1")
+    assert story.last("a", m.Commit).commit == 2
+
+
+def test_a_restart_keeps_weights_and_ranges_of_a_weighed_plan() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    plan = story.plan()
+    story.restart()
+    assert story.plan() == plan
+    for name in "ab":
+        story.connect(name, state=(1, "s1"))
+        story.offer(name)
+        story.done(name, "s1", plan=plan)
+    assert [c.tokens for c in story.last("a", m.Commit).contributors] == [3, 4]
+
+
+def test_a_failed_link_waits_for_those_who_still_train() -> None:
+    story = steady("a", "b", "c")
+    story.ready("a", tokens=3)
+    story.failed("a", "b")
+    story.wait(2)
+    assert story.plan().attempt == 1
+    story.ready("b", tokens=4)
+    story.ready("c", tokens=5)
+    story.wait(2)
+    assert story.plan().attempt == 2
+    assert [c.tokens for c in story.plan().contributors] == [3, 4, 5]
+
+
+def test_a_done_of_the_plan_that_gave_way_counts_no_longer() -> None:
+    story = steady("a", "b", quorum=1)
+    story.ready("a", tokens=0)
+    story.ready("b", tokens=4)
+    says_done(story, "b", (0, 4))
+    assert story.num("b", m.Commit) == 1
+    story.done("b", "s1")
+    assert story.last("b", m.Commit).attempt == 2
+
+
+def test_16_a_reducer_that_another_site_cannot_dial_reduces_nothing() -> None:
+    story = steady("a", "b")
+    story.ready("b", tokens=4)
+    blind = m.Ready(sync=2, tokens=3, num_steps=10, unreachable_site_ids=(2,))
+    story.says("a", blind)
+    plan = story.plan()
+    assert plan.attempt == 2
+    assert {tree.top for tree in plan.trees} == {0}

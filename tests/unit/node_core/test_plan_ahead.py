@@ -1,0 +1,91 @@
+"""Rule 12 on a site: the plan that came with the commit is exchanged at the boundary, without the coordinator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from atoll.node.core import events as e
+from atoll.protocol import messages as m
+from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, opened, plan, started
+
+AHEAD = replace(plan(2, base=1), contributors=tuple(replace(c, tokens=0) for c in plan(2).contributors))
+
+
+def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
+    """After commit 1, with the plan of sync 2; training towards step 20."""
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive.receive(ahead)
+    assert not [o for o in drive.out if isinstance(o, e.Send)], "it is kept until the commit is applied"
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.out.clear()
+    publish = drive.core.site.publishing
+    assert publish is not None
+    drive(e.Published(version=publish[0], mode=publish[1]))
+    drive.out.clear()
+    drive.merged(1)
+    drive.out.clear()
+    return drive
+
+
+def seal(drive: Driver, tokens: int = 300) -> list[e.Output]:
+    drive.ask(20)
+    drive.out.clear()
+    drive.sealed(20, tokens=tokens)
+    return list(drive.out)
+
+
+def test_the_exchange_begins_at_the_boundary_with_the_weight_of_this_site() -> None:
+    drive = with_a_plan()
+    ready, begin = seal(drive)
+    assert isinstance(ready, e.Send)
+    assert isinstance(ready.message, m.Ready)
+    assert isinstance(begin, e.BeginExchange)
+    assert [c.tokens for c in begin.plan.contributors] == [300, 0]
+
+
+def test_it_begins_while_the_coordinator_is_away() -> None:
+    drive = with_a_plan()
+    drive(e.SessionLost("gone"))
+    (begin,) = seal(drive)
+    assert isinstance(begin, e.BeginExchange)
+
+
+def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.out.clear()
+    weighed = plan(2, base=1)
+    drive.receive(weighed)
+    assert drive.out == [e.WeighExchange(weighed)]
+    drive.out.clear()
+    drive.receive(weighed)
+    assert not drive.out
+
+
+def test_17_without_a_weight_it_is_not_begun() -> None:
+    (ready,) = seal(with_a_plan(), tokens=0)
+    assert isinstance(ready, e.Send)
+
+
+def test_an_ordinary_plan_takes_its_place() -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.out.clear()
+    second = plan(2, attempt=2, base=1)
+    drive.receive(second)
+    assert [type(o) for o in drive.out] == [e.CancelExchange, e.BeginExchange]
+    drive.out.clear()
+    drive.receive(AHEAD)
+    assert not drive.out
+
+
+def test_25_an_evicted_site_does_not_go_by_it() -> None:
+    """What it trained is discarded; another contribution must not come under the same key."""
+    drive = with_a_plan()
+    drive.receive(m.Evicted(reason="test"))
+    drive.receive(opened(2, 1))
+    assert drive.core.site.ahead is None
