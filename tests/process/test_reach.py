@@ -16,8 +16,6 @@ from tests.harness.local_run import LocalRun
 from tests.harness.sites import Run, Site, small_layout
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
 
-QUICK = replace(PRESETS["local"], lease_s=0.1)
-
 pytestmark = pytest.mark.timeout(150)
 
 
@@ -35,13 +33,17 @@ class Found:
         self._changes: asyncio.Queue[tuple[int, ...]] = asyncio.Queue()
         site.hub.site_id = site.site_id
         self.prober = Prober(
-            header=site.hub.identity, credentials=None, limits=lambda: QUICK, found=self._changes.put_nowait
+            header=site.hub.identity,
+            credentials=None,
+            limits=lambda: PRESETS["local"],
+            found=self._changes.put_nowait,
         )
 
     async def next(self) -> tuple[int, ...]:
         return await self._changes.get()
 
 
+@pytest.mark.timeout(40)
 def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_there(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -65,6 +67,7 @@ def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_
     asyncio.run(main())
 
 
+@pytest.mark.timeout(40)
 def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
