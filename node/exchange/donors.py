@@ -32,6 +32,8 @@ REQUESTS_PER_DONOR = 2
 """In flight at once."""
 BATCH_BYTES = 8 << 20
 MAX_BATCH_CHUNKS = 1024
+MAX_DONORS = 8
+"""Asked at once: more would only split the joiner's link further, and each costs a connection."""
 MAX_STRIKES = 3
 """Answers that are not right, before a donor is not asked any more."""
 ASK_AGAIN_S = 0.3
@@ -60,6 +62,7 @@ class Donors:
         self._loop = asyncio.get_running_loop()
         self._clients: dict[DonorKey, DonorClient] = {}
         self._strikes: Counter[DonorKey] = Counter()
+        self._failures: Counter[DonorKey] = Counter()
         self._resting: set[DonorKey] = set()  # failed, until the coordinator has been asked again
         self._moved_at = self._loop.time()
         self._last_error: AtollError | None = None
@@ -77,16 +80,15 @@ class Donors:
         *,
         all_may_lack: str = "",
     ) -> None:
-        """Batches of `chunks` to all donors at once until none is left; what a donor leaves goes back to the others.
+        """Batches of `chunks` to several donors at once until none is left; what one leaves goes back to the others.
 
         With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
         """
         batches = deque(_batches(chunks, size_bytes))
+        lacking: set[DonorKey] = set()
         while batches:
-            clients = [client for client in self.usable() if may(client.donor)]
-            lacking: list[DonorClient] = []
 
-            async def serve(client: DonorClient, lacking: list[DonorClient] = lacking) -> None:
+            async def serve(client: DonorClient) -> None:
                 while batches:
                     batch = batches.popleft()
                     try:
@@ -97,26 +99,33 @@ class Donors:
                         self._check_stall("every donor is busy")
                     except AtollError as error:
                         if isinstance(error, StateError):
-                            lacking.append(client)
+                            lacking.add(donor_key(client.donor))
                         self.failed(client, error)
                         return
                     finally:
                         if batch:
                             batches.append(batch)
 
+            clients = self.usable(may)
             await _all([serve(client) for client in clients for _ in range(REQUESTS_PER_DONOR)])
             if batches:
-                if all_may_lack and clients and set(lacking) == set(clients):
+                left = self.usable(may)
+                if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
                     raise StateError(all_may_lack)
-                await self.ask_again("donors failed")
+                if not left:
+                    await self.ask_again("donors failed")
 
-    def usable(self) -> list[DonorClient]:
-        """Clients of the donors that may be asked now."""
+    def _eligible(self, may: Callable[[Donor], bool]) -> list[Donor]:
+        return [d for d in self.known.donors if self._strikes[donor_key(d)] < MAX_STRIKES and may(d)]
+
+    def usable(self, may: Callable[[Donor], bool] = lambda _: True) -> list[DonorClient]:
+        """Clients of some donors that may be asked now: those that failed least, the newest, the next by site id."""
         usable = []
-        for donor in self.known.donors:
+        awake = [donor for donor in self._eligible(may) if donor_key(donor) not in self._resting]
+        own = self._header.site_id
+        awake.sort(key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < own, d.site_id))
+        for donor in awake[:MAX_DONORS]:
             key = donor_key(donor)
-            if self._strikes[key] >= MAX_STRIKES or key in self._resting:
-                continue
             if key not in self._clients:
                 self._clients[key] = DonorClient(
                     donor,
@@ -124,7 +133,7 @@ class Donors:
                     credentials=self._credentials,
                     counters=self._counters,
                     pace=self._pace,
-                    share=REQUESTS_PER_DONOR * len(self.known.donors),
+                    share=REQUESTS_PER_DONOR * min(len(self.known.donors), MAX_DONORS),
                 )
             self._clients[key].donor = donor  # it advances
             usable.append(self._clients[key])
@@ -143,6 +152,7 @@ class Donors:
             self._strikes[key] += 1
         elif isinstance(error, RefusedError):
             self._strikes[key] = MAX_STRIKES
+        self._failures[key] += 1
         self._resting.add(key)
 
     async def ask_again(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,10 +22,10 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], Path]]:
 
     def fill() -> Path:
         path = folder / "filler"
-        with path.open("wb") as file:
-            while (left := os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize) > 0:
-                file.write(bytes(left))
-                file.flush()
+        with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while file.write(bytes(1 << 16)):  # others write there too: full is when the disk says so
+                pass
+        assert not os.statvfs(folder).f_bavail
         return path
 
     try:

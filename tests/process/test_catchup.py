@@ -278,11 +278,11 @@ def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypa
 def test_wrong_payloads_of_a_donor_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
-            good, bad, away = await run.add(3)
-            await run.sync([good, bad])
+            bad, good, away = await run.add(3)
+            await run.sync([bad, good])
             read = bad.log.read
             bad.log.read = lambda commit, chunk: read(commit, 1 if chunk == 0 else chunk)  # type: ignore[method-assign]
-            got = await fetch(run, away, [bad, good])
+            got = await fetch(run, away, [good, bad])
             assert got.state_hash == good.outer.state_hash()
             assert away.hub.counters.refused["corrupt"] > 0
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from google.protobuf.message import Message
+
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import Record
 from atoll.coordinator.service import CoordinatorServer
@@ -29,7 +31,8 @@ from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import disk
 from atoll.node.exchange.hub import Hub
-from atoll.protocol import transport
+from atoll.protocol import messages as m
+from atoll.protocol import transport, wire
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop
 from tests.simulation.network import Network
@@ -70,11 +73,27 @@ def simulated(loop: SimLoop, network: Network, seed: int, full_disks: set[str]) 
     put(node_module, "LocalServer", SimLocalServer)
     put(node_module, "Launcher", launcher)
     put(plane_module, "SharedBuffer", SimBuffer)
+    put(wire, "from_proto", _read_once(wire.from_proto))
     try:
         yield
     finally:
         for module, name, value in reversed(undo):
             setattr(module, name, value)
+
+
+def _read_once(from_proto: Callable[[type[Any], Message], Any]) -> Callable[[type[Any], Message], Any]:
+    """All sites get the same plans and commits; with a thousand sites, each with a line a site, reading them is all."""
+    known: dict[tuple[type[Any], bytes], Any] = {}
+
+    def read(cls: type[Any], message: Message) -> Any:
+        if cls not in (m.Plan, m.Commit):
+            return from_proto(cls, message)
+        key = cls, message.SerializeToString(deterministic=True)
+        if key not in known:
+            known[key] = from_proto(cls, message)
+        return known[key]
+
+    return read
 
 
 def _on_a_disk_that_may_be_full(write: Callable[..., None], full_disks: set[str]) -> Callable[..., None]:
