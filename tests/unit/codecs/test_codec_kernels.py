@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.codecs import HEADER_BYTES, INT8_BLOCK, EncodedHeader, encoded_bytes, kernels
@@ -114,7 +114,6 @@ def test_a_block_whose_scale_would_be_subnormal_is_zero() -> None:
 
 
 @given(st.sampled_from(CODECS), sizes, seeds, st.sampled_from([1, 3, 19]))
-@settings(deadline=None)
 def test_zstd_changes_the_size_and_nothing_else(codec: str, size: int, seed: int, level: int) -> None:
     values = np.round(sample(seed, size) * 4) / np.float32(4)
     plain, packed = kernels.encode(codec, values), kernels.encode(codec, values, zstd_level=level)

@@ -37,7 +37,7 @@ sizes = st.lists(st.one_of(st.integers(1, 300), st.integers(1, MAX_BYTES)), max_
 
 
 @given(sizes, st.integers(8 << 10, 1 << 16))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_packed_comes_out_again(sizes: list[int], frame_bytes: int) -> None:
     items = [Encoded(i, bytes([i]) * size, HASH) for i, size in enumerate(sizes)]
     frames = list(pack_frames(items, frame_bytes))
@@ -108,7 +108,7 @@ some_parts = st.builds(
 
 
 @given(st.lists(some_parts, max_size=20))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_parts_are_taken_or_refused_within_the_bound(parts: list[peer_pb2.Part]) -> None:
     assembler = PartAssembler(limit)
     try:
@@ -124,7 +124,7 @@ def test_any_parts_are_taken_or_refused_within_the_bound(parts: list[peer_pb2.Pa
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_are_a_message_or_refused(data: bytes) -> None:
     for cls in (peer_pb2.ExchangeRequest, peer_pb2.ExchangeResponse, peer_pb2.FetchStateResponse):
         try:
