@@ -16,11 +16,11 @@ def disk_error(error: OSError, path: Path, need_bytes: int = 0) -> HostError:
     """The HostError that tells a person what an OSError on `path` means."""
     if error.errno in _NO_SPACE:
         try:
-            free = f", {shutil.disk_usage(path.parent).free / 2**20:.0f} MiB are free"
+            free = f", {shutil.disk_usage(path.parent).free / 2**20:.1f} MiB are free"
         except OSError:
             free = ""
-        need = f"{need_bytes / 2**20:.0f} MiB are needed" if need_bytes else "no space is left"
-        return HostError(f"{path}: {need}{free}; make room, or choose another folder with --home")
+        need = f", {need_bytes / 2**20:.1f} MiB are needed" if need_bytes else ""
+        return HostError(f"{path}: no space is left{need}{free}; make room, or choose another folder with --home")
     return HostError(f"{path}: {error.strerror or error}")
 
 
