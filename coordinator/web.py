@@ -201,6 +201,10 @@ class _Collector:
                 if site[key] is not None:
                     gauge.add_metric([site["name"]], site[key])
             yield gauge
+        undialled = GaugeMetricFamily("atoll_site_not_dialled_by", "Sites that cannot dial this one.", labels=["site"])
+        for site in sites:
+            undialled.add_metric([site["name"]], len(site["not_dialled_by"]))
+        yield undialled
         for key, name, text in (
             ("sent_bytes", "atoll_site_sent_bytes", "Sent to peers since the node started."),
             ("received_bytes", "atoll_site_received_bytes", "Received from peers since the node started."),

@@ -26,7 +26,8 @@ class SiteView:
     num_ranks: int
     inner_step: int
     steps_per_s: float
-    loss: float
+    loss: float | None
+    """None before the first step, and of a script that gives none."""
     sent_bytes: int
     received_bytes: int
     train_s: float
@@ -220,7 +221,7 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         num_ranks=heartbeat.num_ranks,
         inner_step=heartbeat.inner_step,
         steps_per_s=heartbeat.steps_per_s,
-        loss=heartbeat.loss,
+        loss=heartbeat.loss or None,  # the wire says 0 where there is none
         sent_bytes=heartbeat.sent_bytes,
         received_bytes=heartbeat.received_bytes,
         train_s=heartbeat.train_s,

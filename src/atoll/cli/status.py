@@ -86,7 +86,7 @@ def rows(status: RunStatus) -> list[tuple[str, ...]]:
             shortened(site.state if site.state != "member" or not site.phase else site.phase),
             str(site.inner_step),
             f"{site.steps_per_s:.1f}",
-            f"{site.loss:.3f}" if site.loss else "-",
+            "-" if site.loss is None else f"{site.loss:.3f}",
             "-" if site.last_commit is None else str(site.last_commit),
             byte_count(site.sent_bytes),
             byte_count(site.received_bytes),

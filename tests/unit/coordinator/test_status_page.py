@@ -23,8 +23,11 @@ from tests.harness.coordinator_story import Story, some_settings
 def a_document() -> dict[str, Any]:
     story = Story(some_settings())
     story.start("a", "b")
-    story.says("a", m.Heartbeat(phase="training", inner_step=7, steps_per_s=2.5, sent_bytes=1000, train_s=9.0))
+    story.says(
+        "a", m.Heartbeat(phase="training", inner_step=7, steps_per_s=2.5, loss=2.25, sent_bytes=1000, train_s=9.0)
+    )
     story.commit_one("a", "b", state="s0", following="s1")
+    story.ready("a", unreachable="b")
     story.drop("b")
     return asdict(story.view) | {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
 
@@ -87,6 +90,9 @@ def test_metrics_are_well_formed() -> None:
     assert families["atoll_site_sent_bytes"].type == "counter"
     sent = {s.labels["site"]: s.value for s in families["atoll_site_sent_bytes"].samples}
     assert sent == {"a": 1000.0, "b": 0.0}
+    assert {s.labels["site"]: s.value for s in families["atoll_site_loss"].samples} == {"a": 2.25}, "b has not said any"
+    undialled = {s.labels["site"]: s.value for s in families["atoll_site_not_dialled_by"].samples}
+    assert undialled == {"a": 0, "b": 1}
     assert {s.labels["state"]: s.value for s in families["atoll_sites"].samples} == {"away": 1.0, "member": 1.0}
     state = {s.labels["state"]: s.value for s in families["atoll_run_state"].samples}
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
