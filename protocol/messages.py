@@ -367,6 +367,14 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    sync: int
+    attempt: int
+    term: int
+    tokens: tuple[int, ...] = bounded(MAX_MEMBERS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
     members: tuple[Member, ...] = bounded(MAX_PROBED, ())
 
@@ -387,6 +395,7 @@ CoordinatorMessage = (
     | Refused
     | Open
     | Plan
+    | Weights
     | Commit
     | Abandoned
     | Sources

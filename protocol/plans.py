@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Commit, Member, Plan, Tree
@@ -32,6 +35,12 @@ def plan_digest(plan: Plan) -> bytes:
 def is_weighed(plan: Plan) -> bool:
     """Whether it says the weights of its contributors. One that came with the commit before does not."""
     return all(member.tokens > 0 for member in plan.contributors)
+
+
+def with_weights(plan: Plan, tokens: Sequence[int]) -> Plan:
+    """The plan with these weights of its contributors, one for each."""
+    contributors = tuple(replace(c, tokens=t) for c, t in zip(plan.contributors, tokens, strict=True))
+    return replace(plan, contributors=contributors)
 
 
 def weights(plan: Plan | Commit) -> tuple[int, ...]:

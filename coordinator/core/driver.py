@@ -309,10 +309,12 @@ def _step_planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> bool:
     run.persist(record)
     sync.weigh(record, run.now)
     run.report(logging.INFO, f"sync {sync.open.sync} attempt {attempt.plan.attempt}: all who were planned are ready")
-    planned = {(c.site_id, c.incarnation) for c in record.plan.contributors}
+    plan = record.plan
+    said = m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights(plan))
+    planned = {(c.site_id, c.incarnation) for c in plan.contributors}
     for site in run.members.live():
         if (site.site_id, site.incarnation) in planned:
-            run.send(site, record.plan)
+            run.send(site, said)  # with the commit, or with Welcome, it was sent the rest
     return True
 
 

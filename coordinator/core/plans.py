@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from atoll.coordinator.core import reach
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
@@ -12,7 +10,7 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt, Sync
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.plans import top_of
+from atoll.protocol.plans import top_of, with_weights
 
 
 def make(
@@ -109,8 +107,4 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
 def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:
     """The plan that came with the commit before, now that all its contributors are ready: with their weights."""
     ready = [sync.ready[i] for i in attempt.ids()]
-    plan = replace(
-        attempt.plan,
-        contributors=tuple(replace(c, tokens=r.tokens) for c, r in zip(attempt.plan.contributors, ready, strict=True)),
-    )
-    return PlanRecord(plan, tuple(r.ranges for r in ready))
+    return PlanRecord(with_weights(attempt.plan, [r.tokens for r in ready]), tuple(r.ranges for r in ready))

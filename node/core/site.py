@@ -212,6 +212,8 @@ class SiteCore:
                 syncs.opened(self.ctx, message)
             case m.Plan():
                 syncs.planned(self.ctx, message)
+            case m.Weights():
+                syncs.weighed(self.ctx, message)
             case m.Commit():
                 syncs.committed(self.ctx, message)
             case m.Abandoned():

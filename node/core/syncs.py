@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from atoll.node.core import catching_up, endings, events, leases
 from atoll.node.core.context import Context
@@ -19,7 +18,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
-from atoll.protocol.plans import is_weighed
+from atoll.protocol.plans import is_weighed, with_weights
 
 
 def opened(ctx: Context, message: m.Open) -> None:
@@ -93,6 +92,17 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     ctx.emit(BeginExchange(plan, contributes))
 
 
+def weighed(ctx: Context, message: m.Weights) -> None:
+    """The rest of the plan was sent on this stream before."""
+    site = ctx.site
+    plans = [site.ahead] if site.exchange is None else [site.exchange.plan, site.ahead]
+    plan = next((p for p in plans if p is not None and _order(p) == _order(message)), None)
+    if plan is not None and len(plan.contributors) == len(message.tokens):
+        planned(ctx, with_weights(plan, message.tokens))
+    elif site.exchange is None or _order(site.exchange.plan) <= _order(message):
+        send_failure(ctx, message, "plan", "weights of a plan that this site does not have")
+
+
 def begin_ahead(ctx: Context) -> None:
     """The exchange of a plan that came with the commit before, once this site is at its boundary. It does not wait for
     the coordinator, but goes by its plan only while nothing else was heard of that sync."""
@@ -110,21 +120,16 @@ def begin_ahead(ctx: Context) -> None:
         return
     site.ahead = None
     cancel_exchange(ctx)
-    plan = replace(
-        plan,
-        contributors=tuple(
-            replace(c, tokens=snapshot.tokens) if c.site_id == site.site_id else c for c in plan.contributors
-        ),
-    )
+    plan = with_weights(plan, [snapshot.tokens if c.site_id == site.site_id else 0 for c in plan.contributors])
     site.exchange = Exchange(plan=plan, contributes=True)
     ctx.emit(BeginExchange(plan, True))
 
 
-def _order(plan: m.Plan) -> tuple[int, int, int]:
+def _order(plan: m.Plan | m.Weights) -> tuple[int, int, int]:
     return plan.sync, plan.term, plan.attempt
 
 
-def send_failure(ctx: Context, plan: m.Plan, phase: str, text: str) -> None:
+def send_failure(ctx: Context, plan: m.Plan | m.Weights, phase: str, text: str) -> None:
     ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
     ctx.send(
         m.ExchangeFailed(

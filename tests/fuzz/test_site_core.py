@@ -38,6 +38,7 @@ MESSAGES = st.one_of(
         OPENS,
         COMMITS,
         instances(m.Plan, sync=SMALL, attempt=SMALL, term=SMALL, base_commit=SMALL, contributors=MEMBERS),
+        instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
         instances(m.Abandoned, sync=SMALL, next=st.none() | OPENS),
         instances(m.Sources, attested=ATTESTED, commits=st.lists(COMMITS, max_size=2).map(tuple)),
         instances(m.Welcome, settings_json=st.just(settings_to_json(SETTINGS))),

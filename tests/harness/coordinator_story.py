@@ -21,7 +21,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.plans import is_weighed, reducers, top_of, weights
+from atoll.protocol.plans import is_weighed, reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.settings import RunSettings, SyncSettings
 
@@ -71,6 +71,7 @@ class Story:
         self.log: list[str] = []
         self.sent: list[tuple[str, m.CoordinatorMessage]] = []
         self.kept: set[tuple[str, int, int]] = set()
+        self.kept_weights: dict[tuple[int, int], tuple[int, ...]] = {}
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
@@ -143,6 +144,8 @@ class Story:
                             self.kept_ranges["lease", r.line, r.site_id, r.incarnation] = r.ranges
                         elif isinstance(r, e.DoneRecord):
                             self.kept_ranges["done", r.line, 0, 0] = r.ranges
+                        elif isinstance(r, e.PlanRecord) and is_weighed(r.plan):
+                            self.kept_weights[r.plan.sync, r.plan.attempt] = weights(r.plan)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
                     self._deliver(stream, message)
@@ -174,6 +177,8 @@ class Story:
             case m.Plan():
                 assert ("plan", message.sync, message.attempt) in self.kept, message
                 reducers(message, len(self.core.run.sizes_bytes))
+            case m.Weights():
+                assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
             case m.Commit():
                 assert ("commit", message.commit, message.sync) in self.kept, message
                 assert message.final == (message.next is None)
@@ -385,8 +390,18 @@ class Story:
         """`1.2`: the plan of attempt 2 at sync 1, as it was sent; empty: the one that runs."""
         if not name:
             return self.plan()
-        plans = (p for _, p in self.sent if isinstance(p, m.Plan))
-        return next(p for p in plans if f"{p.sync}.{p.attempt}" == name)
+        return next(p for (sync, attempt), p in self.plans().items() if f"{sync}.{attempt}" == name)
+
+    def plans(self) -> dict[tuple[int, int], m.Plan]:
+        """By sync and attempt, as they were sent, with the weights that were said of them later."""
+        found: dict[tuple[int, int], m.Plan] = {}
+        for _, message in self.sent:
+            if isinstance(message, m.Plan):
+                found[message.sync, message.attempt] = message
+            elif isinstance(message, m.Weights):
+                key = message.sync, message.attempt
+                found[key] = with_weights(found[key], message.tokens)
+        return found
 
     def last(self, name: str, kind: type[Any]) -> Any:
         """The last message of this kind that the site was sent."""
@@ -415,7 +430,7 @@ class Story:
             case m.Open():
                 return f"Open, {_open_in_words(message)}"
             case m.Plan():
-                weights = " ".join(f"{self._name(c.site_id)}:{c.tokens or '?'}" for c in message.contributors)
+                tokens = " ".join(f"{self._name(c.site_id)}:{c.tokens or '?'}" for c in message.contributors)
                 receivers = " ".join(self._name(r.site_id) for r in message.receivers)
                 work = ", ".join(
                     f"{self._name(message.contributors[top_of(t)].site_id)} reduces "
@@ -423,7 +438,11 @@ class Story:
                     for t in message.trees
                 )
                 to = f", to {receivers}" if receivers else ""
-                return f"Plan {message.sync}.{message.attempt} of term {message.term}: {weights}{to}; {work}"
+                return f"Plan {message.sync}.{message.attempt} of term {message.term}: {tokens}{to}; {work}"
+            case m.Weights():
+                members = self.plans()[message.sync, message.attempt].contributors
+                tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
+                return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
             case m.Commit():
                 following = f"; then {_open_in_words(message.next)}" if message.next else "; the last"
                 done = "".join(f", done {ranges_in_words(line.ranges)}" for line in message.done)

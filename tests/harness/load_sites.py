@@ -147,6 +147,8 @@ class SimulatedSite:
                 self._train(envelope.open.sync)
             case "plan":
                 self._planned(envelope.plan)
+            case "weights":
+                self._weighed(envelope.weights)
             case "commit":
                 self._committed(envelope.commit)
             case "abandoned":
@@ -171,8 +173,16 @@ class SimulatedSite:
         self._say(m.Ready(sync=sync, tokens=TOKENS, num_steps=1))
 
     def _planned(self, plan: Any) -> None:
-        if (plan.sync, plan.attempt) <= self._plan or not all(c.tokens for c in plan.contributors):
-            return  # or it came with the commit before, and comes again with weights
+        tokens = tuple(c.tokens for c in plan.contributors)
+        if all(tokens):  # else it came with the commit before, and its weights come by themselves
+            self._exchanged(plan, tokens)
+
+    def _weighed(self, weights: Any) -> None:
+        self._exchanged(weights, tuple(weights.tokens))
+
+    def _exchanged(self, plan: Any, tokens: tuple[int, ...]) -> None:
+        if (plan.sync, plan.attempt) <= self._plan:
+            return
         self._plan = plan.sync, plan.attempt
         now = asyncio.get_running_loop().time()
         self.fleet.plans[plan.sync].append(now)
@@ -185,7 +195,7 @@ class SimulatedSite:
                 payload_digest=hash_of(f"payloads {plan.sync}"),
                 last_commit=self._applied,
                 state_hash=hash_of(f"state {self._applied}"),
-                tokens=tuple(c.tokens for c in plan.contributors),
+                tokens=tokens,
             )
         )
 

@@ -512,6 +512,14 @@ MUTATIONS = (
         tests=(PLAN_AHEAD,),
     ),
     Mutation(
+        name="weights of another attempt",
+        rule="plans are ordered by (term, attempt); what is said of one is not taken for another",
+        file="node/core/syncs.py",
+        old="_order(p) == _order(message)",
+        new="p.sync == message.sync",
+        tests=("tests/unit/node_core/test_plan_ahead.py",),
+    ),
+    Mutation(
         name="committed without every Ready",
         rule="a plan that came with the commit before counts once every contributor is ready",
         file="coordinator/core/driver.py",

@@ -21,6 +21,7 @@ from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, chunk_hash, state_hash
+from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
@@ -115,6 +116,9 @@ class Checks:
                 there = any(isinstance(r, OpenRecord) and r.open == message for r in kept)
             case m.Plan():
                 there = any(isinstance(r, PlanRecord) and r.plan == message for r in kept)
+            case m.Weights(sync=sync, attempt=attempt, term=term, tokens=tokens):
+                plans = [r.plan for r in kept if isinstance(r, PlanRecord)]
+                there = (sync, attempt, term, tokens) in [(p.sync, p.attempt, p.term, weights(p)) for p in plans]
             case m.Commit():
                 there = any(isinstance(r, CommitRecord) and r.commit == message for r in kept)
             case m.Finished():

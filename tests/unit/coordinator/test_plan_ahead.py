@@ -45,6 +45,22 @@ def test_5_the_plan_is_persisted_with_the_commit_and_sent_after_it() -> None:
     assert [c.tokens for c in plan.contributors] == [0, 0]
 
 
+def test_all_ready_only_the_weights_are_said_and_the_whole_plan_to_who_reconnects() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    story.drop("b")
+    story.connect("b", state=(1, "s1"))
+    assert [c.tokens for c in story.last("b", m.Plan).contributors] == [0, 0]
+    story.ready("b", tokens=4)
+    for name in "ab":
+        assert story.last(name, m.Weights) == m.Weights(sync=2, attempt=1, term=1, tokens=(3, 4))
+    before = {name: story.num(name, m.Weights) for name in "ab"}
+    story.drop("a")
+    story.connect("a", state=(1, "s1"))
+    assert [c.tokens for c in story.last("a", m.Plan).contributors] == [3, 4]
+    assert {name: story.num(name, m.Weights) for name in "ab"} == before
+
+
 def test_12_nothing_is_committed_before_everybody_is_ready() -> None:
     story = steady("a", "b")
     story.ready("a", tokens=3)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from atoll.protocol import messages as m
+from atoll.protocol.plans import with_weights
 from atoll.protocol.ranges import Ranges, union
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -25,6 +26,7 @@ class Player:
         self.open: m.Open | None = None
         self.said_ready = 0  # sync
         self.plan: m.Plan | None = None
+        self.told: m.Plan | None = None
         self.inbox: list[m.CoordinatorMessage] = []
         self.commits: dict[int, m.Commit] = {}
         self.seeding = False
@@ -46,7 +48,7 @@ class Player:
         self.story.connect(self.name, incarnation=incarnation + restart, state=state)
 
     def forget_work(self) -> None:
-        self.said_ready, self.plan, self.open, self.seeding = 0, None, None, False
+        self.said_ready, self.plan, self.told, self.open, self.seeding = 0, None, None, None, False
         self.leased = self.used = ()
         self.commits.clear()
 
@@ -78,7 +80,11 @@ class Player:
             case m.Abandoned():
                 self.open, self.plan = message.next, None
             case m.Plan():
-                self.plan = message
+                self.plan = self.told = message
+            case m.Weights():
+                assert self.told is not None, "it was sent the rest before"
+                assert (self.told.sync, self.told.attempt) == (message.sync, message.attempt)
+                self.plan = with_weights(self.told, message.tokens)
             case m.Leases():
                 self.leased = message.ranges
             case m.Commit():
@@ -242,7 +248,7 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
     assert run.log.run_step == STEPS
     for number, state_hash in run.log.attested.items():
         assert state_hash == a_hash(f"s{number}")
-    plans = {(p.sync, p.attempt): p for _, p in story.sent if isinstance(p, m.Plan)}
+    plans = story.plans()
     for commit in history.values():
         plan = plans[commit.sync, commit.attempt]
         assert commit.contributors == plan.contributors

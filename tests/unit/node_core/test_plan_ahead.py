@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.protocol import messages as m
 from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, opened, plan, started
@@ -63,6 +65,47 @@ def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
     assert drive.out == [e.WeighExchange(weighed)]
     drive.out.clear()
     drive.receive(weighed)
+    assert not drive.out
+
+
+def weights_of(found: m.Plan, *tokens: int) -> m.Weights:
+    return m.Weights(sync=found.sync, attempt=found.attempt, term=found.term, tokens=tokens)
+
+
+def test_weights_that_come_alone_are_those_of_the_plan_that_came_with_the_commit() -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.out.clear()
+    weighed = plan(2, base=1)
+    drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
+    assert drive.out == [e.WeighExchange(weighed)]
+    drive.out.clear()
+    drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
+    assert not drive.out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [weights_of(AHEAD, 300), weights_of(replace(AHEAD, attempt=2), 300, 400)],
+    ids=["of fewer contributors", "of a plan that did not come"],
+)
+def test_weights_that_fit_no_plan_fail_the_attempt(wrong: m.Weights) -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.out.clear()
+    drive.receive(wrong)
+    (failed,) = [o.message for o in drive.out if isinstance(o, e.Send)]
+    assert isinstance(failed, m.ExchangeFailed)
+    assert (failed.sync, failed.attempt, failed.term) == (wrong.sync, wrong.attempt, wrong.term)
+    assert drive.core.site.exchange is not None, "and the one that runs is left alone"
+
+
+def test_weights_of_a_plan_that_gave_way_say_nothing() -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.receive(plan(2, attempt=2, base=1))
+    drive.out.clear()
+    drive.receive(weights_of(AHEAD, 300, 400))
     assert not drive.out
 
 
