@@ -41,6 +41,15 @@ class TimeLimits:
         return self.lease_s * 120
 
     @property
+    def restart_s(self) -> float:
+        """From the second crash of workers in a row to new ones; twice as long after each further crash."""
+        return self.lease_s
+
+    @property
+    def max_restart_s(self) -> float:
+        return self.worker_floor_s
+
+    @property
     def connect_s(self) -> float:
         return self.lease_s
 

@@ -139,6 +139,8 @@ class WorkersFailed:
     text: str
     exit_code: int = WorkerError.exit_code
     """Of the node, if it is fatal."""
+    num_steps: int = 0
+    """That they had done, as far as they had said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from atoll.protocol.ranges import Ranges, union
 
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
-    if event.generation != ctx.site.workers.generation:
+    if not ctx.site.workers.is_current(event.generation):
         return
     data = ctx.site.data
     data.num_samples = event.num_samples
@@ -29,7 +29,7 @@ def announced(ctx: Context, event: events.DataAnnounced) -> None:
 
 def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
     data = ctx.site.data
-    if event.generation != ctx.site.workers.generation:
+    if not ctx.site.workers.is_current(event.generation):
         return
     if event.epoch == data.epoch and event.first < data.first:
         text = f"rank {event.rank} draws samples again that a commit lists"

@@ -57,7 +57,8 @@ class SiteCore:
 
     def next_deadline(self) -> float | None:
         site = self.ctx.site
-        times = [t for t in (site.leave_deadline, site.retry_fetch_at) if t is not None]
+        deadlines = (site.leave_deadline, site.retry_fetch_at, site.workers.restart_at)
+        times = [t for t in deadlines if t is not None]
         if not site.connected and not site.exited:
             away_at = site.disconnected_at + self.ctx.limits.lease_s
             if self.ctx.now < away_at:
@@ -74,8 +75,10 @@ class SiteCore:
             return "finished" if site.final else "leaving"
         if not site.welcomed:
             return "connecting"
+        if workers.restart_at is not None:
+            return "waiting to restart workers"
         if not workers.joined:
-            return "starting workers"
+            return "starting workers" if workers.running else "leaving"
         if site.outer is None:
             return "seeding" if site.seeding else "fetching state"
         if site.fetching:
@@ -256,7 +259,7 @@ class SiteCore:
         self.ctx.limits = time_limits(self.ctx.settings.time_limits)
         site.welcomed = True
         site.last_commit_of_run = message.last_commit
-        if not site.workers.running:
+        if not site.workers.generation:
             workforce.start(self.ctx)
         elif self.ctx.manifest is not None:
             workforce.offer(self.ctx)
@@ -333,6 +336,7 @@ class SiteCore:
         if site.leaving or site.final:
             return
         site.leaving = reason
+        site.workers.restart_at = None
         site.leave_deadline = self.ctx.now + self.ctx.limits.leave_s
         if site.workers.version is not None:
             self.ctx.report(
@@ -348,6 +352,7 @@ class SiteCore:
         if site.retry_fetch_at is not None and now >= site.retry_fetch_at:
             site.retry_fetch_at = None
             catching_up.find_sources(self.ctx)
+        workforce.restart_if_due(self.ctx)
         if not site.connected and now >= site.disconnected_at + self.ctx.limits.give_up_s:
             away_s = now - site.disconnected_at
             endings.exit(

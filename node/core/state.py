@@ -89,7 +89,7 @@ class Ask:
 
 @dataclass(slots=True, kw_only=True)
 class Workers:
-    generation: int = 0
+    generation: int = 0  # the last one that was launched
     running: bool = False
     joined: bool = False
     laid_out: bool = False
@@ -103,12 +103,18 @@ class Workers:
     discard_local: bool = False  # after eviction: the next APPLY replaces, whatever was trained
     contributed: bool = False  # a commit holds the sealed snapshot and the ranks have not merged it yet
     wait_s: float = 0.0
-    crashes_without_step: int = 0
+    crashes_without_step: int = 0  # since one of them did a step
+    crashes_in_a_row: int = 0  # since they came to a boundary
+    restart_at: float | None = None  # they crashed; new ones are launched then
     resumed_at: float = 0.0  # when they were last told to go on, and at which step
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
     overrun_left: int = 0  # steps that may still be trained beyond the boundary with the coordinator away
+
+    def is_current(self, generation: int) -> bool:
+        """Whether what that generation says still counts."""
+        return self.running and generation == self.generation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -159,6 +165,7 @@ class SiteState:
     window_s: float | None = None  # from the opening before to that one
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)
+    num_crashes: int = 0  # of workers
     data: DataQueue = field(default_factory=DataQueue)
     exchange: Exchange | None = None
     ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary

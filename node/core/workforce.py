@@ -22,21 +22,24 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
 
 MAX_CRASHES_WITHOUT_STEP = 3
+MAX_CRASHES_IN_A_ROW = 10
+"""Without coming to a boundary, however many steps they did: nothing of such a site is ever in a commit."""
 
 
 def start(ctx: Context) -> None:
     old = ctx.site.workers
     ctx.site.workers = Workers(
-        generation=old.generation + 1, running=True, crashes_without_step=old.crashes_without_step
+        generation=old.generation + 1,
+        running=True,
+        crashes_without_step=old.crashes_without_step,
+        crashes_in_a_row=old.crashes_in_a_row,
     )
-    if old.generation:
-        leases.restarted(ctx)
     ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
 
 
 def joined(ctx: Context, event: events.WorkersJoined) -> None:
     workers = ctx.site.workers
-    if event.generation != workers.generation:
+    if not workers.is_current(event.generation):
         return
     if ctx.manifest is not None and event.manifest.digest != ctx.manifest.digest:
         endings.give_up(ctx, "the restarted workers built another model than before", ConfigError.exit_code)
@@ -72,10 +75,10 @@ def send_layout(ctx: Context) -> None:
 
 def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
     workers = ctx.site.workers
-    if event.generation != workers.generation:
+    if not workers.is_current(event.generation):
         return
     if event.step > 0:
-        workers.crashes_without_step = 0
+        workers.crashes_without_step = workers.crashes_in_a_row = 0
     if event.step > workers.resumed_step:
         workers.step_s = (ctx.now - workers.resumed_at) / (event.step - workers.resumed_step)
     workers.ask = Ask(event.generation, event.step, event.seq)
@@ -83,7 +86,7 @@ def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
 
 def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     site, snapshot = ctx.site, ctx.site.snapshot
-    if event.generation != site.workers.generation or snapshot.phase is not SnapshotPhase.WRITING:
+    if not site.workers.is_current(event.generation) or snapshot.phase is not SnapshotPhase.WRITING:
         return
     snapshot.phase = SnapshotPhase.SEALED
     snapshot.tokens = event.tokens
@@ -105,7 +108,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
 
 def merged(ctx: Context, event: events.Merged) -> None:
     site, workers = ctx.site, ctx.site.workers
-    if event.generation != workers.generation or event.version != workers.offered_version:
+    if not workers.is_current(event.generation) or event.version != workers.offered_version:
         return
     if workers.contributed and workers.offered_mode is not MergeMode.SHIFT:
         workers.contributed = False
@@ -123,35 +126,62 @@ def merged(ctx: Context, event: events.Merged) -> None:
 
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
     site, workers = ctx.site, ctx.site.workers
-    if event.generation != workers.generation:
+    if not workers.is_current(event.generation):
         return
     if event.kind is FailureKind.FATAL:
         endings.give_up(ctx, event.text, event.exit_code)
         return
-    if site.final or (site.leaving and not answers.in_sync(site)):
+    site.num_crashes += 1
+    if site.final or site.leaving:  # new workers would have nothing to do
         workers.running = False
+        workers.ask = workers.offered_version = None
+        ctx.emit(StopWorkers(workers.generation))
         return
-    workers.crashes_without_step += 1
-    if workers.crashes_without_step >= MAX_CRASHES_WITHOUT_STEP:
-        endings.give_up(
-            ctx,
-            f"the workers crashed {MAX_CRASHES_WITHOUT_STEP} times without a step: {event.text}",
-            WorkerError.exit_code,
-        )
+    without_step = 0 if event.num_steps else workers.crashes_without_step + 1
+    in_a_row = workers.crashes_in_a_row + 1
+    times = ""
+    if without_step >= MAX_CRASHES_WITHOUT_STEP:
+        times = f"{without_step} times without a step"
+    elif in_a_row >= MAX_CRASHES_IN_A_ROW:
+        times = f"{in_a_row} times without coming to a boundary"
+    if times:
+        endings.give_up(ctx, f"the workers crashed {times}: {event.text}", WorkerError.exit_code)
         return
-    state = " from the outer state" if site.outer is not None else ""
-    ctx.report(logging.ERROR, f"workers crashed, restarting them{state}: {event.text}")
-    ctx.emit(StopWorkers(workers.generation))
     if site.snapshot.phase in (SnapshotPhase.WRITING, SnapshotPhase.CONSUMED):
         site.snapshot = Snapshot()
     if site.seeding and site.outer is None:
         site.snapshot = Snapshot()
-    start(ctx)
+    wait_s = _wait_s(ctx, in_a_row)
+    when = f" in {wait_s:g} s, after {in_a_row} crashes in a row" if wait_s else ""
+    state = " from the outer state" if site.outer is not None else ""
+    ctx.report(logging.ERROR, f"workers crashed, restarting them{state}{when}: {event.text}")
+    ctx.emit(StopWorkers(workers.generation))
+    site.workers = Workers(
+        generation=workers.generation,
+        crashes_without_step=without_step,
+        crashes_in_a_row=in_a_row,
+        restart_at=ctx.now + wait_s,
+    )
+    leases.restarted(ctx)
+    restart_if_due(ctx)
+
+
+def _wait_s(ctx: Context, crashes_in_a_row: int) -> float:
+    """Of new workers: none after the first crash, then growing."""
+    if crashes_in_a_row == 1:
+        return 0.0
+    return min(ctx.limits.restart_s * 2.0 ** (crashes_in_a_row - 2), ctx.limits.max_restart_s)
+
+
+def restart_if_due(ctx: Context) -> None:
+    restart_at = ctx.site.workers.restart_at
+    if restart_at is not None and ctx.now >= restart_at:
+        start(ctx)
 
 
 def left(ctx: Context, event: events.WorkersLeft) -> None:
     site, workers = ctx.site, ctx.site.workers
-    if event.generation != workers.generation:
+    if not workers.is_current(event.generation):
         return
     workers.running = False
     workers.ask = None

@@ -179,6 +179,11 @@ class LocalServer:
     def ranks(self) -> tuple[RankStatus, ...]:
         return self._group.ranks if self._group else ()
 
+    @property
+    def num_steps(self) -> int:
+        """See `WorkerGroup.num_steps`."""
+        return self._group.num_steps if self._group else 0
+
     def watch(self, limits: TimeLimits) -> Watch | None:
         """See `WorkerGroup.watch`."""
         return self._group.watch(limits.worker_floor_s, limits.worker_start_s) if self._group else None
@@ -229,6 +234,11 @@ class LocalServer:
         self._greeting = greeting
         for connection in previous:
             _shut(connection)
+
+    def end(self) -> None:
+        """This generation is being stopped: nothing more comes of it."""
+        if self._group is not None:
+            self._group.end()
 
     def send_layout(
         self,

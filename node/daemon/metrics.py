@@ -38,6 +38,8 @@ class NodeFacts:
     limit_s: float
     refused_messages: int
     worker_generation: int
+    num_crashes: int
+    restart_wait_s: float
     num_syncs: int
     num_wrong_states: int
     retained_bytes: int
@@ -69,6 +71,10 @@ class NodeCollector(Collector):
             "atoll_node_steps_per_second": ("Inner steps per second in the last window", facts.steps_per_s),
             "atoll_node_loss": ("Mean training loss of the last window", facts.loss),
             "atoll_node_retained_bytes": ("Contributions held as a reducer", facts.retained_bytes),
+            "atoll_node_restart_wait_seconds": (
+                "Time until workers that crashed again and again are started anew; 0 while there are workers",
+                facts.restart_wait_s,
+            ),
             "atoll_node_last_exchange_seconds": ("Time of the last exchange", facts.last_exchange_s),
             "atoll_node_last_apply_seconds": ("Time of applying and hashing the last commit", facts.last_apply_s),
         }
@@ -85,6 +91,7 @@ class NodeCollector(Collector):
             "atoll_node_train_seconds": ("Time the workers trained", facts.train_s),
             "atoll_node_wait_seconds": ("Time the workers waited for a sync", facts.wait_s),
             "atoll_node_worker_starts": ("Generations of workers launched", facts.worker_generation),
+            "atoll_node_worker_crashes": ("Times that the workers crashed or hung", facts.num_crashes),
             "atoll_node_wrong_states": ("States that were not the run's and were repaired", facts.num_wrong_states),
             "atoll_node_syncs": ("Commits applied by this process", facts.num_syncs),
         }

@@ -217,6 +217,7 @@ class Node:
             case e.StartWorkers(generation, settings_json):
                 self._spawn(self._start_workers(generation, settings_json))
             case e.StopWorkers():
+                self.local_server.end()
                 self._spawn(self._stop_workers())
             case e.SendLayout():
                 self._send_layout(output)
@@ -326,7 +327,8 @@ class Node:
     def _from_workers(self, event: e.Event) -> None:
         """A lost connection is the first sign of a crash; the exit, which follows, says more."""
         if isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
-            self._lost_workers = asyncio.get_running_loop().call_later(EXIT_GRACE_S, self.handle, event)
+            loop = asyncio.get_running_loop()
+            self._lost_workers = loop.call_later(EXIT_GRACE_S, self._workers_crashed, event.generation, event.text)
         else:
             self.handle(event)
 
@@ -334,7 +336,18 @@ class Node:
         if self._lost_workers is not None:
             self._lost_workers.cancel()
         if self.core.site.workers.running:
-            self.handle(e.WorkersFailed(generation=ended.generation, kind=e.FailureKind.CRASHED, text=ended.text))
+            self._crashed(ended.generation, ended.text)
+
+    def _workers_crashed(self, generation: int, text: str) -> None:
+        """They have not ended, or not yet."""
+        assert self._launcher is not None
+        self._crashed(generation, "\n".join((text, *self._launcher.last_lines)))
+
+    def _crashed(self, generation: int, text: str) -> None:
+        """`text` ends with the last lines that they printed."""
+        num_steps = self.local_server.num_steps
+        kind = e.FailureKind.CRASHED
+        self.handle(e.WorkersFailed(generation=generation, kind=kind, text=text, num_steps=num_steps))
 
     async def _watch_workers(self) -> None:
         loop = asyncio.get_running_loop()
@@ -346,8 +359,7 @@ class Node:
                 self.local_server.excuse(late_s)
             watch = self.local_server.watch(limits)
             if watch is not None and time.monotonic() >= watch.deadline:
-                generation = self.local_server.generation
-                self.handle(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text=watch.text))
+                self._workers_crashed(self.local_server.generation, watch.text)
 
     def _send_layout(self, output: e.SendLayout) -> None:
         try:

@@ -69,8 +69,14 @@ class Observer:
     def facts(self) -> NodeFacts:
         site = self._core.site
         outer, workers = site.outer, site.workers
-        ranks = self._local_server.ranks
-        watch = self._local_server.watch(self._core.limits)
+        server, restart_at = self._local_server, workers.restart_at
+        # Between a crash and the start of new workers those that are served are the dead ones.
+        are_served = restart_at is None and server.generation == workers.generation
+        ranks = server.ranks if are_served else ()
+        watch = server.watch(self._core.limits) if are_served else None
+        doing = watch.doing if watch else ""
+        if restart_at is not None:
+            doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return NodeFacts(
@@ -89,12 +95,12 @@ class Observer:
             sent_bytes=self._hub.sent_bytes,
             received_bytes=self._hub.received_bytes,
             moved_bytes=self._hub.counters.moved_bytes,
-            doing=watch.doing if watch else "",
+            doing=doing,
             limit_s=watch.limit_s if watch else 0.0,
-            refused_messages=self._hub.refused_messages
-            + self._local_server.num_malformed
-            + self._session.num_refused_messages,
+            refused_messages=self._hub.refused_messages + server.num_malformed + self._session.num_refused_messages,
             worker_generation=workers.generation,
+            num_crashes=site.num_crashes,
+            restart_wait_s=max(0.0, restart_at - time.monotonic()) if restart_at is not None else 0.0,
             num_syncs=self._num_syncs,
             num_wrong_states=site.num_wrong_states,
             retained_bytes=self._hub.retained_bytes,

@@ -379,6 +379,11 @@ class WorkerGroup:
         return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
 
     @property
+    def num_steps(self) -> int:
+        """Optimizer steps that its ranks have done, as far as they have said."""
+        return max(s.step for s in self.ranks)
+
+    @property
     def checkpoint(self) -> CheckpointId | None:
         """The newest checkpoint of the inner optimizer that every rank can go on from. Known from WorkersJoined on."""
         return max(frozenset.intersection(*self._checkpoints.values()), default=None)
@@ -498,7 +503,15 @@ class WorkerGroup:
         if self.failed:
             return []
         self.failed = True
-        return [WorkersFailed(generation=self.generation, kind=kind, text=text, exit_code=exit_code)]
+        return [
+            WorkersFailed(
+                generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=self.num_steps
+            )
+        ]
+
+    def end(self) -> None:
+        """It is stopped, and nothing that happens to its ranks matters any more."""
+        self.failed = True
 
     def _unequal_end(self, left: list[int], going_on: int) -> Outcome:
         steps = ", ".join(f"rank {r} at step {self.ranks[r].step}" for r in left)

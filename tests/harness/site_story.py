@@ -345,8 +345,8 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
     """Pattern of a command -> what it does with the pattern's groups and the command's key=value words."""
     crash = e.FailureKind.CRASHED
 
-    def crashed(text: str) -> None:
-        story.happens(e.WorkersFailed(generation=story.generation, kind=crash, text=text))
+    def crashed(text: str, num_steps: int = 0) -> None:
+        story.happens(e.WorkersFailed(generation=story.generation, kind=crash, text=text, num_steps=num_steps))
 
     return {
         r"the coordinator is there": lambda: story.happens(e.SessionOpened()),
@@ -377,6 +377,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
             e.Merged(generation=story.generation, version=story._apply_offered, wait_s=0.1)
         ),
         r"workers crash": lambda: crashed("worker 0 was killed (SIGKILL)"),
+        r"workers crash after (\d+) steps": lambda n: crashed("worker 0 was killed (SIGKILL)", int(n)),
         r"workers ended": lambda: story.happens(
             e.WorkersLeft(generation=story.generation, reason="the training loop ended")
         ),

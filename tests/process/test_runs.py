@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
+import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,11 @@ import pytest
 
 from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.links import free_address
 from tests.harness.local_run import LocalRun, Status
 
 WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
+BROKEN = [sys.executable, "-c", "import sys; print('no such folder: /data'); sys.exit(3)"]
 SLOW = [*WORKER, "--step-delay-s", "0.02"]
 SETTINGS = RunSettings(
     run_id="run",
@@ -96,19 +100,38 @@ def test_a_crashed_worker_is_restarted_from_the_outer_state(tmp_path: Path) -> N
         assert not run.journal("a", "WorkersFailed")
 
 
-def test_a_crash_loop_leaves_with_the_last_words_of_the_worker(tmp_path: Path) -> None:
-    script = "import sys; print('no such folder: /data'); sys.exit(3)"
+def test_a_crash_loop_backs_off_and_leaves_with_the_last_words_of_the_worker(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
-        node = run.start_node("a", [sys.executable, "-c", script])
+        node = run.start_node("a", BROKEN)
+        node.wait_for_line(r"workers crashed, restarting them: the workers ended with exit code 3", LIMIT_S)
+        node.wait_for_line(r"workers crashed, restarting them in 3 s, after 2 crashes in a row: the workers", LIMIT_S)
         assert node.wait(LIMIT_S) == WorkerError.exit_code
         assert len(run.journal("a", "WorkersFailed")) == 3
+        assert "waiting to restart workers" in [line["phase"] for line in run.journal("a", "phase")]
         (last,) = run.journal("a", "exit")
         assert last["text"] == (
             "the workers crashed 3 times without a step: the workers ended with exit code 3\n"
             "[rank 0] no such folder: /data"
         )
         assert node.lines[-1].endswith("no such folder: /data")
+        assert "no such folder: /data" in json.dumps(run.status())
+
+
+def test_a_node_that_waits_to_restart_its_workers_says_so_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, time_limits="wan")) as run:
+        run.start_coordinator()
+        metrics = free_address()
+        node = run.start_node("a", BROKEN, extra=["--http-listen", metrics])
+        node.wait_for_line("restarting them in 15 s", LIMIT_S)
+        with urllib.request.urlopen(f"http://{metrics}/metrics", timeout=5) as reply:
+            text = reply.read().decode()
+        assert "atoll_node_worker_crashes_total 2.0" in text
+        (wait_s,) = re.findall(r"^atoll_node_restart_wait_seconds (\S+)$", text, re.MULTILINE)
+        assert 0 < float(wait_s) <= 15
+        node.interrupt()
+        assert node.wait(LIMIT_S) == 0
+        assert len(run.journal("a", "WorkersFailed")) == 2, "not started a third time"
 
 
 def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:

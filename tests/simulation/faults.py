@@ -174,6 +174,7 @@ def crash_workers(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
         world.hands[name].crash_in_steps = generator.randrange(4)
+        world.hands[name].crashes_after = generator.choice((0, 0, 1, 2))
 
 
 def hang_workers(world: World, fault: Fault, generator: random.Random) -> None:

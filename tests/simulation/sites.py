@@ -98,6 +98,8 @@ class Hands:
     bf16: bool
     data: Data | None
     crash_in_steps: int | None = None
+    crashes_after: int = 0
+    """That many more generations crash at their first step."""
     hang_in_steps: int | None = None
     wrong_in_steps: int | None = None
     """A NaN appears."""
@@ -195,6 +197,9 @@ class SimLocalServer(LocalServer):
 
 class SimLauncher:
     """Starts and ends the ranks of one generation."""
+
+    last_lines: tuple[str, ...] = ()
+    """They print nothing."""
 
     def __init__(self, server: SimLocalServer, hands: Hands, on_exit: Callable[[WorkersExit], None], seed: int) -> None:
         self._server = server
@@ -362,6 +367,9 @@ class Worker:
                 setattr(hands, name, left - 1 if left > 0 else None)
                 if left == 0:
                     if name == "crash_in_steps":
+                        if hands.crashes_after > 0:
+                            hands.crashes_after -= 1
+                            hands.crash_in_steps = 0
                         return False
                     if name == "hang_in_steps":
                         await asyncio.get_running_loop().create_future()

@@ -374,22 +374,6 @@ def test_after_eviction_local_progress_is_replaced() -> None:
     assert (answer.kind, answer.mode, answer.next_step) == (AnswerKind.APPLY, MergeMode.REPLACE, 20)
 
 
-def test_workers_that_crash_start_again_from_the_outer_state_and_three_crashes_leave() -> None:
-    drive = started()
-    drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed by signal 9"))
-    assert drive.wants(e.StartWorkers) == e.StartWorkers(2, settings_to_json(SETTINGS))
-    drive.joined()
-    drive.wants(e.SendLayout)
-    drive.ask(0)
-    assert drive.answer().fresh
-    for generation in (2, 3):
-        drive(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text="again"))
-    assert next(s for s in drive.sent() if isinstance(s, m.Leave)).fatal
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
-    assert exit_output.code != 0
-
-
 def test_what_a_restart_would_not_cure_leaves_with_its_exit_code() -> None:
     drive = started()
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.FATAL, text="the loss is not finite", exit_code=6))
