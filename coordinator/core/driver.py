@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from atoll.coordinator.core import decisions, leases, payload_lists, plans, reach, rollback, states
 from atoll.coordinator.core.membership import Site, Standing
@@ -240,7 +241,7 @@ def _why_now(run: Run, sync: Sync, waiting: list[Site], patience: Patience) -> s
 
 def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
-    choice = reach.choose(contributors, run.settings.quorum)
+    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run))
     if choice.problem:
         return _no_reducer(run, sync, choice.problem)
     contributors, why = choice.contributors, why + choice.left_out

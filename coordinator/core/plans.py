@@ -8,6 +8,7 @@ from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt, Sync
+from atoll.coordinator.core.topology import direct
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.plans import top_of, with_weights
@@ -48,6 +49,15 @@ def make(
         slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
     )
     return PlanRecord(plan, tuple(r.ranges if r is not None else () for r in ready))
+
+
+def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
+    """Whether the others may retain what these contribute."""
+    try:
+        direct(run.sizes_bytes, [s.reducer() for s in contributors], avoid=not_reducing)
+    except ConfigError:
+        return False
+    return True
 
 
 # --- with the commit before
@@ -99,8 +109,11 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
             return f"{site.label} has joined"
     if any(site.unreachable_site_ids for site in sites):
         reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
-        if undialled := reach.choose(sites, run.settings.quorum).not_reducing & reducing:
+        choice = reach.choose(sites, run.settings.quorum)
+        if undialled := choice.not_reducing & reducing:
             return f"site {min(undialled)} reduces and cannot be dialled by all"
+        if choice.problem or choice.left_out:
+            return choice.problem or choice.left_out.removeprefix("; ")
     return ""
 
 

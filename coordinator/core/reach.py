@@ -5,7 +5,7 @@ A contributor dials the reducers and nobody dials it, so a site that cannot be d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.core.membership import Site
@@ -26,27 +26,37 @@ class Choice:
     problem: str = ""
 
 
-def choose(contributors: list[Site], quorum: int) -> Choice:
+Fits = Callable[[list[Site], frozenset[int]], bool]
+"""Whether these contributors can reduce a sync of theirs without those who may not."""
+
+
+def choose(contributors: list[Site], quorum: int, fits: Fits = lambda contributors, not_reducing: True) -> Choice:
     """Who reduces nothing because another contributor cannot dial it.
 
-    If nobody is left to reduce, the fewest sites are left out, so that one can be dialled by all the others.
+    If nobody is left to reduce, or too little memory, the fewest sites are left out, so that one can be dialled by all
+    the others. Where that does not help, the first of these is chosen.
     """
     blind = _blind(contributors)
     undialled = frozenset(r for r, sites in blind.items() if sites)
-    if len(undialled) < len(contributors):
-        return Choice(contributors=contributors, not_reducing=undialled)
-    best = min(blind, key=lambda r: (len(blind[r]), r))
-    rest = [s for s in contributors if s.site_id not in blind[best]]
-    if len(rest) < max(2, quorum):
-        return Choice(contributors=contributors, problem=_nobody(contributors, blind))
+    everybody = Choice(contributors=contributors, not_reducing=undialled)
+    some_reduce = len(undialled) < len(contributors)
+    if not undialled or (some_reduce and fits(contributors, undialled)):
+        return everybody
+    choices = [everybody] if some_reduce else []
     names = {s.site_id: s.label for s in contributors}
-    left_out = ", ".join(names[i] for i in sorted(blind[best]))
-    undialled = frozenset(r for r, sites in _blind(rest).items() if sites)
-    return Choice(
-        contributors=rest,
-        not_reducing=undialled,
-        left_out=f"; without {left_out}: no site can be dialled by all, and {names[best]} by all but these",
-    )
+    for best in sorted(undialled, key=lambda r: (len(blind[r]), r)):
+        rest = [s for s in contributors if s.site_id not in blind[best]]
+        if len(rest) < max(2, quorum):
+            break  # as it would be without those who are next
+        choice = Choice(
+            contributors=rest,
+            not_reducing=frozenset(r for r, sites in _blind(rest).items() if sites),
+            left_out=f"; without {', '.join(names[i] for i in sorted(blind[best]))}, who cannot dial {names[best]}",
+        )
+        if fits(rest, choice.not_reducing):
+            return choice
+        choices.append(choice)
+    return choices[0] if choices else Choice(contributors=contributors, problem=_nobody(contributors, blind))
 
 
 def _blind(contributors: Sequence[Site]) -> dict[int, set[int]]:

@@ -117,13 +117,15 @@ class Sync:
         self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
         self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
         self.last_attempt = plan.attempt
-        self._issued.add((self.attempt.ids(), plan.trees))
+        if self.attempt.is_weighed:
+            self._issued.add((self.attempt.ids(), plan.trees))
 
     def weigh(self, record: PlanRecord, now: float) -> None:
         """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""
         attempt = self.attempt
         assert attempt is not None
         attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now
+        self._issued.add((attempt.ids(), attempt.plan.trees))  # one that gave way before has not been tried
 
     def has_planned(self, site_id: int, incarnation: int) -> bool:
         """In any attempt."""

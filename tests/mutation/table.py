@@ -512,6 +512,14 @@ MUTATIONS = (
         tests=(PLAN_AHEAD,),
     ),
     Mutation(
+        name="a plan that gave way counts as tried",
+        rule="identical plans are never issued again; one that gave way was not run",
+        file="coordinator/core/syncs.py",
+        old="        if self.attempt.is_weighed:\n            self._issued.add(",
+        new="        if True:\n            self._issued.add(",
+        tests=(PLAN_AHEAD,),
+    ),
+    Mutation(
         name="weights of another attempt",
         rule="plans are ordered by (term, attempt); what is said of one is not taken for another",
         file="node/core/syncs.py",

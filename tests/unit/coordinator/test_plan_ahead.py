@@ -149,6 +149,53 @@ def test_a_site_that_joins_meanwhile_is_in_an_ordinary_plan() -> None:
     assert (plan.attempt, [c.tokens for c in plan.contributors]) == (2, [5, 5, 5])
 
 
+def test_16_a_plan_that_gave_way_has_not_been_tried() -> None:
+    """A site alone and a joiner: the only assignment of reducers there is comes again, with weights."""
+    story = steady("a", quorum=1)
+    story.join("c")
+    story.applied("c", 1, "s1")
+    story.ready("a", tokens=3)
+    assert (story.plan().sync, story.plan().attempt) == (2, 2)
+    story.done("a", "s1")
+    assert story.last("a", m.Commit).commit == 2
+    assert story.core.run.num_abandoned == 0
+
+
+def test_16_nor_after_a_restart_of_the_coordinator() -> None:
+    story = steady("a", quorum=1)
+    story.join("c")
+    story.applied("c", 1, "s1")
+    story.restart()
+    story.connect("c", state=(1, "s1"))
+    story.connect("a", state=(1, "s1"))
+    story.offer("a")
+    story.offer("c")
+    story.ready("a", tokens=3)
+    assert (story.plan().sync, story.plan().attempt) == (2, 2)
+    assert story.core.run.num_abandoned == 0
+
+
+def test_16_it_gives_way_where_no_site_can_be_dialled_by_all() -> None:
+    story = steady("a", "b", quorum=1)
+    with story.together():
+        story.ready("a", tokens=3, unreachable="b")
+        story.ready("b", tokens=4, unreachable="a")
+    assert "no site can be dialled" in story.view.state
+    assert not story.num("a", m.Weights)
+
+
+def test_16_it_gives_way_where_the_fewest_must_receive() -> None:
+    """a can be dialled by c alone, b by a alone, c by b alone."""
+    story = steady("a", "b", "c", quorum=1)
+    with story.together():
+        story.ready("a", tokens=3, unreachable="c")
+        story.ready("b", tokens=4, unreachable="a")
+        story.ready("c", tokens=4, unreachable="b")
+    assert story.plan().attempt == 2
+    assert len(story.plan().contributors) == 2
+    assert not story.num("a", m.Weights)
+
+
 def test_there_is_none_while_somebody_is_away_or_catching_up() -> None:
     story = Story(some_settings(min_sites=2))
     story.start("a", "b")

@@ -54,6 +54,35 @@ def test_the_fewest_receive_where_no_site_can_be_dialled_by_all() -> None:
     assert choose(sites((2, 3, 4), (1,), (2,), (2,)), quorum=4).problem, "not at the price of the quorum"
 
 
+def test_who_dials_nobody_does_not_make_the_one_that_is_left_reduce_beyond_its_memory() -> None:
+    """c says that it can dial neither a nor b, and may retain little."""
+    story = Story(some_settings(min_sites=3, quorum=1))
+    for name in "abc":
+        story.connect(name)
+        story.offer(name, retain=10 if name == "c" else 1 << 30)
+        story.applied(name, 0, "s0")
+    story.ready("a")
+    story.ready("b")
+    story.ready("c", unreachable="a,b")
+    assert ids_of(story.plan()) == [1, 2]
+    assert "without c (site 3), who cannot dial a (site 1)" in "\n".join(story.log)
+
+
+def ids_of(plan: m.Plan) -> list[int]:
+    return [c.site_id for c in plan.contributors]
+
+
+def test_where_no_choice_has_the_memory_the_run_pauses_and_says_how_much() -> None:
+    story = Story(some_settings(min_sites=2, quorum=1))
+    for name in "ab":
+        story.connect(name)
+        story.offer(name, retain=10 if name == "b" else 1 << 30)
+        story.applied(name, 0, "s0")
+    story.ready("a")
+    story.ready("b", unreachable="a")
+    assert "max_retained_bytes" in story.view.state
+
+
 def test_reducers_can_be_dialled_by_all_others_whatever_the_reports() -> None:
     generator = random.Random(5)
     for _ in range(500):
