@@ -20,6 +20,8 @@ STORES = "tests/unit/coordinator/test_store_contract.py"
 SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 SITE = "tests/unit/node_core/test_site.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
+CRASHES = "tests/unit/node_core/test_crashes.py"
+CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
 SITE_LEASES = "tests/unit/node_core/test_leases.py"
 OUTER = "tests/unit/dataplane/test_outer_state.py"
 PAYLOADS = "tests/unit/dataplane/test_payload_log.py"
@@ -425,9 +427,33 @@ MUTATIONS = (
         name="report of dead workers counts",
         rule="a snapshot is sealed by the workers that write it; a death in WRITING discards it",
         file="node/core/workforce.py",
-        old="    if event.generation != site.workers.generation or snapshot.phase is not SnapshotPhase.WRITING:\n",
+        old="    if not site.workers.is_current(event.generation) or snapshot.phase is not SnapshotPhase.WRITING:\n",
         new="    if snapshot.phase is not SnapshotPhase.WRITING:\n",
         tests=("tests/unit/node_core/test_odd_messages.py",),
+    ),
+    Mutation(
+        name="crash loop does not back off",
+        rule="workers that crash again and again are started after growing waits",
+        file="node/core/workforce.py",
+        old="    if crashes_in_a_row == 1:\n",
+        new="    if True:\n",
+        tests=(CRASHES, SITE_STORIES),
+    ),
+    Mutation(
+        name="damaged checkpoint is loaded",
+        rule="a checkpoint of the inner optimizer that is torn or damaged is passed over",
+        file="node/worker/checkpoint.py",
+        old='if digest.finish().hex() != reader.metadata.get("hash"):',
+        new="if False:",
+        tests=(CHECKPOINTS,),
+    ),
+    Mutation(
+        name="checkpoint is written in place",
+        rule="a checkpoint that could not be written to its end is not there, and the one before it is",
+        file="node/worker/checkpoint.py",
+        old='aside = path.with_suffix(".new")',
+        new="aside = path",
+        tests=(CHECKPOINTS,),
     ),
     Mutation(
         name="contributed snapshot is sent again",

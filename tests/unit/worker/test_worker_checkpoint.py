@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointId
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.optimizer_state import OptimizerState
@@ -178,6 +179,41 @@ def test_no_flipped_bit_of_the_header_changes_what_is_restored(tmp_path: Path) -
         if rank.go_on():  # the bit is of no meaning, as in the shapes that safetensors keeps beside ours
             for one, other in zip(first.optimizer.state.values(), rank.optimizer.state.values(), strict=True):
                 assert all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_process_that_dies_at_any_moment_of_a_write_leaves_one_that_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "optimizer"
+    rank = written(folder, 1)
+    at_death: list[Path] = []
+
+    def dies() -> None:
+        at_death.append(tmp_path / f"moment-{len(at_death)}")
+        shutil.copytree(folder, at_death[-1])
+
+    def pieces_of(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
+        for piece in pieces:
+            dies()
+            yield piece
+
+    write = safetensors_file.write
+    with monkeypatch.context() as patched:
+        patched.setattr(
+            safetensors_file,
+            "write",
+            lambda path, entries, pieces, about: write(path, entries, pieces_of(pieces), about),
+        )
+        patched.setattr(os, "fsync", lambda descriptor: dies())
+        rank.write(2)
+    dies()
+    assert len(at_death) > 10
+    *during, behind_fsync, after = at_death
+    for moment in during:
+        assert Rank(moment).checkpoints.usable == (at(1),)
+    for moment in (behind_fsync, after):
+        assert Rank(moment).checkpoints.usable == (at(1), at(2))
+    assert not list(tmp_path.glob("moment-*/*.new"))
 
 
 def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
