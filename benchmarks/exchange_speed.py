@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
@@ -83,7 +84,13 @@ async def _site(args: argparse.Namespace) -> None:
             step = random.standard_normal(chunk.num_elements, np.float32)
             local[first : first + chunk.num_elements] = values + np.float32(0.01) * step
         log = PayloadLog(Path(folder) / "log", layout, RUN_ID, 1)
-        hub = Hub(run_id=RUN_ID, incarnation=1, credentials=None, num_threads=args.threads)
+        hub = Hub(
+            run_id=RUN_ID,
+            incarnation=1,
+            credentials=None,
+            max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES,
+            num_threads=args.threads,
+        )
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
         hub.attach(server)

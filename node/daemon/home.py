@@ -57,6 +57,10 @@ class Home:
         return self.folder / "manifest.pb"
 
     @property
+    def spill_folder(self) -> Path:
+        return self.folder / "contributions"
+
+    @property
     def snapshot_folder(self) -> Path:
         return self.folder / "snapshots"
 

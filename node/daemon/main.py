@@ -19,6 +19,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.spill import Spill
 from atoll.protocol import transport
 from atoll.protocol.codecs import kernels
 
@@ -51,6 +52,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
         incarnation=home.incarnation,
         credentials=None,
         max_retained_bytes=config.max_retained_bytes,
+        spill=await asyncio.to_thread(Spill, home.spill_folder, config.reduce_buffer_bytes),
         fsync=run.settings.sync.fsync,
         num_threads=num_kernel_threads(config),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from atoll.protocol.errors import HostError
@@ -37,6 +38,16 @@ def allocate(path: Path, size_bytes: int) -> None:
     except OSError as error:
         path.unlink(missing_ok=True)
         raise disk_error(error, path, size_bytes) from error
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """A new file. Raises HostError, and leaves none, if it cannot be written. A crash may leave a part of it."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink()
+        raise disk_error(error, path, len(data)) from error
 
 
 def write_whole(path: Path, data: bytes, *, fsync: bool = False) -> None:

@@ -3,7 +3,7 @@ arrives. Called by the exchange from several threads at once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -80,25 +80,26 @@ class SyncData:
             dtype=self._wire_dtype(spec),
         )
 
-    def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes]]) -> bytes:
+    def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.
 
         `avg = 0 + w_0*v_0 + w_1*v_1 + ...` with `w_i = fp32(tokens_i / sum)`. For BUFFER_LOWEST the first
-        contribution. Raises InvalidMessage for a malformed contribution or tokens of 0, NonFiniteError naming the
-        tensor.
+        contribution. A contribution may be a function that reads it, so that one at a time is in memory. Raises
+        InvalidMessage for a malformed contribution or tokens of 0, NonFiniteError naming the tensor.
         """
         spec = self._sync_chunk(chunk)
         total = sum(tokens for tokens, _ in contributions)
         if not contributions or any(tokens <= 0 for tokens, _ in contributions):
             raise InvalidMessage(f"reduction of chunk {chunk}: every contributor needs tokens above 0")
         if spec.role is Role.BUFFER_LOWEST:
-            self.check(chunk, contributions[0][1])
-            return bytes(contributions[0][1])
+            first = _read(contributions[0][1])
+            self.check(chunk, first)
+            return bytes(first)
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
         codec = codec_of(spec.role, self._codec)
         for tokens, data in contributions:
-            kernels.accumulate(data, codec, np.float32(tokens / total), average)
+            kernels.accumulate(_read(data), codec, np.float32(tokens / total), average)
         return self._encode(spec, average, None, "the average's")
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
@@ -124,3 +125,7 @@ class SyncData:
 
     def _itemsize(self, spec: Chunk) -> int:
         return DTYPE_BYTES[self._wire_dtype(spec)]
+
+
+def _read(contribution: bytes | Callable[[], bytes]) -> bytes:
+    return contribution() if callable(contribution) else contribution

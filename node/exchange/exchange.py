@@ -18,8 +18,17 @@ from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
 from atoll.node.exchange.progress import Pace, Progress
+from atoll.node.exchange.spill import Spill, Spilled
 from atoll.node.exchange.uplink import Uplink
-from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError
+from atoll.protocol.errors import (
+    DigestMismatch,
+    HostError,
+    InvalidMessage,
+    NotYetError,
+    PeerError,
+    RefusedError,
+    StaleError,
+)
 from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import is_weighed, plan_digest, reducers
 from atoll.protocol.v1 import peer_pb2
@@ -55,6 +64,7 @@ class Exchange:
         fsync: bool,
         held: HeldContributions,
         max_retained_bytes: int,
+        spill: Spill | None,
         counters: Counters,
         uplink: Uplink,
         pool: Executor,
@@ -98,7 +108,7 @@ class Exchange:
             for member in (*plan.contributors[turn:], *plan.contributors[:turn])
             if member.site_id in by_reducer
         ]
-        self._fit_retained(max_retained_bytes)
+        self._fit_retained(max_retained_bytes, spill)
 
         # Of each chunk reduced here: the contributors (site ids) whose contribution is not here yet.
         self._lacking = {
@@ -133,18 +143,31 @@ class Exchange:
         role = "contributor" if self.contributes else "receiver"
         raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
 
-    def _fit_retained(self, max_retained_bytes: int) -> None:
+    def _fit_retained(self, max_retained_bytes: int, spill: Spill | None) -> None:
         """Forgets contributions of other attempts if they are in the way. RefusedError if the plan is too big."""
         members = {(m.site_id, m.incarnation) for m in self.others}
         own = set(self.own_chunks)
-        need = (len(self.others) + 1) * sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)
+        payload_bytes = sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)
+        need = (len(self.others) + 1) * payload_bytes
         if need > max_retained_bytes:
             raise RefusedError(
                 f"{self.where}: this site would hold up to {need} bytes as reducer of {len(own)} chunks, its bound is "
                 f"{max_retained_bytes}; raise max_retained_bytes, or let more sites reduce"
             )
+        on_disk = 0 if spill is None else len(self.others) * payload_bytes - spill.memory_limit_bytes
+        if spill is not None and on_disk > 0:
+            # All payloads of this attempt go to the same disk.
+            log_bytes = sum(self.data.max_bytes(chunk) for chunk in self.data.chunks)
+            free = spill.free_bytes() + spill.disk_bytes
+            if on_disk + log_bytes > free:
+                raise RefusedError(
+                    f"{self.where}: this site would hold up to {on_disk} bytes of contributions in {spill.folder}, "
+                    f"beside {spill.memory_limit_bytes} in memory, and {log_bytes} of payloads, and {free} are free "
+                    "there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib so that other sites "
+                    "reduce more"
+                )
         if self.held.num_bytes + need > max_retained_bytes:
-            self.held.keep(lambda key: key[2] in own and (key[0], key[1]) in members)
+            self.held.keep(lambda key: key[2] in own and (key[0], key[1]) in members, self._pool)
 
     # --- running
 
@@ -159,6 +182,7 @@ class Exchange:
 
     async def _run(self) -> ExchangeResult:
         try:
+            await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
             self._started_at = self._loop.time()
@@ -308,6 +332,14 @@ class Exchange:
         self.held.add(member.site_id, member.incarnation, item)
         self._arrived(member, item.chunk)
 
+    async def fit_memory(self) -> None:
+        """What is too much for the memory goes to the disk. Raises HostError, which ends the exchange too."""
+        try:
+            await self.held.fit_memory(self._pool)
+        except HostError as error:
+            self.fail(error)
+            raise
+
     def held_of(self, member: Member) -> list[int]:
         """Chunks whose contribution is here, ascending. A stream of the attempt before may have brought one since
         this attempt began."""
@@ -329,17 +361,10 @@ class Exchange:
         self._spawn(self._reduce(chunk))
 
     async def _reduce(self, chunk: int) -> None:
-        contributions = [
-            (self._weight_of(member), member, self.held.get(member.site_id, member.incarnation, chunk))
-            for member in self.plan.contributors
-        ]
+        contributions = [(self._weight_of(c), self._contribution(c, chunk)) for c in self.plan.contributors]
 
         def work() -> Encoded:
-            parts = [
-                (tokens, encoded.data if encoded is not None else self.data.contribution(chunk))
-                for tokens, _, encoded in contributions
-            ]
-            data = self.data.reduce(chunk, parts)
+            data = self.data.reduce(chunk, contributions)
             encoded = Encoded(chunk, data, self.data.payload_hash(data))
             assert self._writer is not None
             self._writer.put(chunk, data, encoded.hash)
@@ -349,6 +374,15 @@ class Exchange:
         self.payloads.append(encoded)
         self._note_stored([chunk])
         self.notify()
+
+    def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:
+        """Or what reads it in a thread. Raises StaleError if it was dropped."""
+        if member.site_id == self.me.site_id:
+            return lambda: self.data.contribution(chunk)
+        held = self.held.get(member.site_id, member.incarnation, chunk)
+        if held is None:
+            raise StaleError(f"{self.where}: the contribution of site {member.site_id} to chunk {chunk} was dropped")
+        return held.read if isinstance(held, Spilled) else held.data
 
     # --- payloads that arrive
 

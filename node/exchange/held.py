@@ -1,10 +1,14 @@
-"""The contributions that a reducer holds for one sync, over all attempts. Pure."""
+"""The contributions that a reducer holds for one sync, over all attempts; beyond a bound on the disk."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
 
 from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.spill import Spill, Spilled
 from atoll.protocol.errors import InvalidMessage, RefusedError
 
 Key = tuple[int, int, int]  # site id, incarnation, chunk
@@ -13,8 +17,12 @@ Key = tuple[int, int, int]  # site id, incarnation, chunk
 class HeldContributions:
     """A contribution never changes: the first one of a key stays."""
 
-    def __init__(self) -> None:
-        self._held: dict[Key, Encoded] = {}
+    def __init__(self, spill: Spill | None = None) -> None:
+        """Without `spill` all stays in memory."""
+        self._spill = spill
+        self._in_memory: dict[Key, Encoded] = {}
+        self._on_disk: dict[Key, Spilled] = {}
+        self._on_the_way: dict[Key, Encoded] = {}  # of those in memory: they are being written
         self.weights: dict[tuple[int, int], int] = {}  # of each site and incarnation
         self.num_bytes = 0
 
@@ -27,24 +35,77 @@ class HeldContributions:
     def add(self, site_id: int, incarnation: int, encoded: Encoded) -> bool:
         """Whether it is new. Raises InvalidMessage if other bytes are held under the same key."""
         key = (site_id, incarnation, encoded.chunk)
-        found = self._held.get(key)
+        found = self._in_memory.get(key) or self._on_disk.get(key)
         if found is not None:
             if found.hash != encoded.hash:
                 raise InvalidMessage(
                     f"site {site_id} sent chunk {encoded.chunk} again with other bytes; a contribution never changes"
                 )
             return False
-        self._held[key] = encoded
-        self.num_bytes += len(encoded.data)
+        self._in_memory[key] = encoded
+        self._count(len(encoded.data))
         return True
 
-    def get(self, site_id: int, incarnation: int, chunk: int) -> Encoded | None:
-        return self._held.get((site_id, incarnation, chunk))
+    def get(self, site_id: int, incarnation: int, chunk: int) -> Encoded | Spilled | None:
+        key = (site_id, incarnation, chunk)
+        return self._in_memory.get(key) or self._on_disk.get(key)
 
     def chunks_of(self, site_id: int, incarnation: int) -> set[int]:
-        return {chunk for site, start, chunk in self._held if (site, start) == (site_id, incarnation)}
+        keys = [*self._in_memory, *self._on_disk]
+        return {chunk for site, start, chunk in keys if (site, start) == (site_id, incarnation)}
 
-    def keep(self, wanted: Callable[[Key], bool]) -> None:
-        """Forgets what is not wanted."""
-        self._held = {key: encoded for key, encoded in self._held.items() if wanted(key)}
-        self.num_bytes = sum(len(encoded.data) for encoded in self._held.values())
+    async def fit_memory(self, pool: Executor) -> None:
+        """Puts the newest on the disk until what all syncs hold in memory is within the bound. Raises HostError."""
+        loop = asyncio.get_running_loop()
+        while (chosen := self._next_to_spill()) is not None:
+            key, item, spill = chosen
+            self._on_the_way[key] = item
+            spill.memory_bytes -= len(item.data)
+            writing = loop.run_in_executor(pool, spill.write, item, spill.new_path())
+            written: Spilled | None = None
+            try:
+                written = await asyncio.shield(writing)
+            finally:
+                # A stream that ends meanwhile leaves the item in memory; the next one that comes finds it there.
+                del self._on_the_way[key]
+                is_held = self._in_memory.get(key) is item
+                if written is not None and is_held:
+                    del self._in_memory[key]
+                    self._on_disk[key] = written
+                else:
+                    if is_held:
+                        spill.memory_bytes += len(item.data)
+                    writing.add_done_callback(partial(_remove_written, spill))
+
+    def _next_to_spill(self) -> tuple[Key, Encoded, Spill] | None:
+        spill = self._spill
+        if spill is None or spill.memory_bytes <= spill.memory_limit_bytes:
+            return None
+        for key in reversed(self._in_memory):
+            if key not in self._on_the_way:
+                return key, self._in_memory[key], spill
+        return None
+
+    def keep(self, wanted: Callable[[Key], bool], pool: Executor) -> None:
+        """Forgets what is not wanted; who still reads it from the disk gets it, or a StaleError."""
+        for key, encoded in list(self._in_memory.items()):
+            if not wanted(key):
+                del self._in_memory[key]
+                self._count(-len(encoded.data), in_memory=self._on_the_way.get(key) is not encoded)
+        dropped = [key for key in self._on_disk if not wanted(key)]
+        spilled = [self._on_disk.pop(key) for key in dropped]
+        if spilled and self._spill is not None:
+            for item in spilled:
+                item.is_dropped = True
+            self._count(-sum(item.num_bytes for item in spilled), in_memory=False)
+            pool.submit(self._spill.remove, spilled)
+
+    def _count(self, num_bytes: int, *, in_memory: bool = True) -> None:
+        self.num_bytes += num_bytes
+        if in_memory and self._spill is not None:
+            self._spill.memory_bytes += num_bytes
+
+
+def _remove_written(spill: Spill, writing: asyncio.Future[Spilled]) -> None:
+    if not writing.cancelled() and writing.exception() is None:
+        spill.remove([writing.result()])

@@ -22,6 +22,7 @@ from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
 from atoll.node.exchange.ports import SyncData
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.requests import check_header
+from atoll.node.exchange.spill import Spill
 from atoll.node.exchange.uplink import Uplink
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
@@ -30,7 +31,6 @@ from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
 
-DEFAULT_MAX_RETAINED_BYTES = 8 << 30
 DROPPED_REMEMBERED = 256
 MAX_THREADS = 8
 """More than a fast link needs; each has scratch memory of some chunks."""
@@ -43,7 +43,8 @@ MAX_EARLY = 256
 class Hub:
     """Lives in one event loop. `attach` it to a server; `close` it at the end.
 
-    `credentials` are used for every channel to a peer. `max_retained_bytes` bounds what is held as a reducer.
+    `credentials` are used for every channel to a peer. `max_retained_bytes` bounds what is held as a reducer: in
+    memory, and on the disk by `spill`; without one all of it may be in memory.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class Hub:
         run_id: str,
         incarnation: int,
         credentials: grpc.ChannelCredentials | None,
-        max_retained_bytes: int = DEFAULT_MAX_RETAINED_BYTES,
+        max_retained_bytes: int,
+        spill: Spill | None = None,
         fsync: bool = False,
         num_threads: int | None = None,
     ) -> None:
@@ -60,6 +62,7 @@ class Hub:
         self.incarnation = incarnation
         self.credentials = credentials
         self.max_retained_bytes = max_retained_bytes
+        self.spill = spill
         self.counters = Counters()
         self.uplink = Uplink()
         self.donor: Donor | None = None
@@ -127,6 +130,8 @@ class Hub:
         self._channels.clear()
         await asyncio.gather(*self._closing, return_exceptions=True)
         self.pool.shutdown(wait=False, cancel_futures=True)
+        if self.spill is not None:
+            await asyncio.to_thread(self.spill.clear)
 
     def header(self, site_id: int, term: int) -> Header:
         return Header(
@@ -174,10 +179,7 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
-        held = self._held.get(plan.sync) or HeldContributions()
-        others_bytes = self.retained_bytes - held.num_bytes
-        if old is not None:
-            others_bytes -= sum(len(p.data) for p in old.payloads)
+        held = self._held.get(plan.sync) or HeldContributions(self.spill)
         exchange = Exchange(
             plan,
             data,
@@ -186,13 +188,17 @@ class Hub:
             log=self._log,
             fsync=self.fsync,
             held=held,
-            max_retained_bytes=self.max_retained_bytes - others_bytes,
+            max_retained_bytes=self.max_retained_bytes,
+            spill=self.spill,
             counters=self.counters,
             uplink=self.uplink,
             pool=self.pool,
             connect=self.channel,
             disconnect=self.disconnect,
         )
+        # One sync is under way at a time. A site that was evicted may never have heard how an earlier one ended.
+        for sync in [sync for sync in self._held if sync < plan.sync]:
+            self.drop_sync(sync)
         if old is not None:
             old.cancel()
             if _order(old.plan) < _order(plan):
@@ -222,7 +228,7 @@ class Hub:
             exchange.payloads.clear()
         held = self._held.pop(sync, None)
         if held is not None:
-            held.keep(lambda _: False)
+            held.keep(lambda _: False, self.pool)
         if sync not in self._dropped:
             self._dropped.append(sync)
 

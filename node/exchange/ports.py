@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from atoll.protocol.layout import Layout
@@ -28,8 +28,8 @@ class SyncData(Protocol):
     def check(self, chunk: int, data: bytes) -> None:
         """Raises InvalidMessage unless `data` can be an encoded chunk of this place."""
 
-    def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes]]) -> bytes:
-        """The payload of (tokens, contribution) in the order of site ids."""
+    def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
+        """The payload of (tokens, contribution, or what reads it) in the order of site ids."""
 
     def payload_hash(self, data: bytes) -> bytes:
         """The hash that travels with an encoded chunk, contribution or payload."""

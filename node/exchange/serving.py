@@ -107,6 +107,7 @@ class ServedStream:
         await self._exchange.in_pool(lambda: self._exchange.verify(items))
         for item in items:
             self._exchange.take_contribution(self._member, item)
+        await self._exchange.fit_memory()
 
     # --- payloads
 

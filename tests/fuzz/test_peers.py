@@ -172,7 +172,7 @@ def openings(draw: st.DrawFn) -> peer_pb2.ExchangeOpen:
 def held_by(hub: Hub) -> Any:
     return (
         sorted(hub._dropped),
-        {sync: snapshot(held._held) for sync, held in hub._held.items()},
+        {sync: snapshot(held._in_memory) for sync, held in hub._held.items()},
         {sync: (e.plan, e.closed, len(e.payloads), snapshot(e._lacking)) for sync, e in hub._exchanges.items()},
     )
 
@@ -225,7 +225,7 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
                 await PeerService(hub).exchange(None, context)
             assert isinstance(ended.value.args[0], grpc.StatusCode)
             for held in hub._held.values():
-                for (site_id, incarnation, chunk), encoded in held._held.items():
+                for (site_id, incarnation, chunk), encoded in held._in_memory.items():
                     assert (site_id, incarnation) == (2, 1)
                     assert disk.data.payload_hash(encoded.data) == encoded.hash
                     disk.data.check(chunk, encoded.data)

@@ -36,6 +36,8 @@ WORKERS = "tests/unit/local/test_worker_group.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 EXCHANGE = "tests/process/test_exchange.py"
+SPILL = "tests/unit/exchange/test_spill.py"
+SPILLED = "tests/process/test_spilled_exchanges.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -600,6 +602,46 @@ MUTATIONS = (
         old="if need > max_retained_bytes:",
         new="if False:",
         tests=(STREAMS,),
+    ),
+    Mutation(
+        name="nothing is spilled",
+        rule="what a reducer retains beyond its buffer is on the disk",
+        file="node/exchange/held.py",
+        old="if spill is None or spill.memory_bytes <= spill.memory_limit_bytes:",
+        new="if True:",
+        tests=(SPILL,),
+    ),
+    Mutation(
+        name="what was dropped is missed on the disk",
+        rule="the end of a sync whose contributions are being read is no error of the host",
+        file="node/exchange/spill.py",
+        old="            if self.is_dropped:",
+        new="            if False:",
+        tests=(SPILL,),
+    ),
+    Mutation(
+        name="a full disk is found out later",
+        rule="a plan for whose contributions the disk has no room is refused",
+        file="node/exchange/exchange.py",
+        old="if on_disk + log_bytes > free:",
+        new="if False:",
+        tests=(f"{SPILLED}::test_a_plan_that_the_disk_has_no_room_for_is_refused",),
+    ),
+    Mutation(
+        name="a dropped contribution is replaced by the own one",
+        rule="a chunk is averaged over the plan's contributors or not at all",
+        file="node/exchange/exchange.py",
+        old="        if member.site_id == self.me.site_id:\n            return lambda",
+        new="        if self.held.get(member.site_id, member.incarnation, chunk) is None:\n            return lambda",
+        tests=(f"{SPILLED}::test_a_chunk_is_never_averaged_without_a_contribution_that_was_dropped",),
+    ),
+    Mutation(
+        name="held for a sync whose end was missed",
+        rule="what a reducer retains is of the sync under way",
+        file="node/exchange/hub.py",
+        old="for sync in [sync for sync in self._held if sync < plan.sync]:",
+        new="for sync in list[int]():",
+        tests=(f"{SPILLED}::test_what_a_site_holds_of_a_sync_whose_end_it_missed_goes_with_the_next_plan",),
     ),
     Mutation(
         name="re-encode at the reducer",

@@ -14,6 +14,7 @@ import pytest
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.link import ReducerLink, Stream
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
+from atoll.node.exchange.spill import Spill
 from atoll.protocol.errors import (
     InvalidMessage,
     NonFiniteError,
@@ -210,12 +211,15 @@ def test_a_connection_that_hung_is_not_used_again(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Path, on_disk: bool) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second, _ = await run.add(3)
             for site in run.sites:
                 site.train(1)
+                if on_disk:
+                    site.hub.spill = Spill(tmp_path / f"spill-{site.site_id}", memory_limit_bytes=0)
             plan = star_plan(run.layout, run.sites, stall_limit_s=60)
             watched = WatchedData(first)
             exchange, other = first.begin(plan, watched), second.begin(plan)
@@ -229,6 +233,11 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(result, asyncio.CancelledError)
             held = other.held.chunks_of(1, 1)
+            if on_disk:
+                for site, begun_before in ((first, exchange), (second, other)):
+                    await begun_before.fit_memory()  # streams that ended with the attempt left some
+                    assert site.hub.spill is not None
+                    assert site.hub.spill.disk_bytes == begun_before.held.num_bytes > 0
 
             again = next_attempt(plan, run.layout, [first, second])
             watched = WatchedData(first)
@@ -244,6 +253,8 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
             assert first.hub.retained_bytes == 0
             assert begun[0].payloads == [], "exchanges are in reference cycles, and live on until the collector comes"
             assert begun[0].held.num_bytes == 0
+            if on_disk:
+                await until(lambda: not list((tmp_path / "spill-1").iterdir()))
             with pytest.raises(StaleError, match="sync 1"):
                 first.begin(again)
 

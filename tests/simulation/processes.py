@@ -24,13 +24,14 @@ from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import plane as plane_module
-from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES, NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import disk
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -57,7 +58,7 @@ def simulated(loop: SimLoop, network: Network, seed: int, full_disks: set[str]) 
         "open_channel": (None, network.open_channel),
         "create_server": (None, network.create_server),
     }
-    for name in ("allocate", "write_whole"):
+    for name in ("allocate", "write_new", "write_whole"):
         stand_ins[name] = (None, _on_a_disk_that_may_be_full(getattr(disk, name), full_disks))
     undo: list[tuple[Any, str, Any]] = []
 
@@ -170,6 +171,7 @@ class SimNode:
         process: Process,
         *,
         settings: RunSettings,
+        reduce_buffer_bytes: int,
         folder: Path,
         hands: Hands,
         watch: Callable[[SimNode, e.Event], None],
@@ -178,6 +180,7 @@ class SimNode:
     ) -> None:
         self.process = process
         self.settings = settings
+        self.reduce_buffer_bytes = reduce_buffer_bytes
         self.folder = folder
         self.hands = hands
         self.result: tuple[int, str] | None = None
@@ -199,6 +202,8 @@ class SimNode:
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
                 credentials=None,
+                max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES,
+                spill=await asyncio.to_thread(Spill, home.spill_folder, self.reduce_buffer_bytes),
                 fsync=self.settings.sync.fsync,
                 num_threads=1,
             )

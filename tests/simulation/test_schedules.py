@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from atoll.node.exchange.spill import Spilled
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, draw_faults
@@ -27,6 +28,21 @@ def test_whatever_breaks_the_invariants_hold(part: int) -> None:
 def test_every_fault_is_drawn_and_strikes() -> None:
     drawn = {fault.kind for seed in range(NUM_SCHEDULES) for fault in draw_faults(seed)}
     assert drawn == set(FAULTS)
+
+
+def test_contributions_are_on_the_disk_in_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+    read = Spilled.read
+
+    def counted(spilled: Spilled) -> bytes:
+        nonlocal num_read
+        num_read += 1
+        return read(spilled)
+
+    monkeypatch.setattr(Spilled, "read", counted)
+    for seed in range(8):
+        assert not one(seed).problem
+    assert num_read
 
 
 @pytest.mark.parametrize("seed", [3, 17])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.core import events as e
+from atoll.node.daemon.config import DEFAULT_REDUCE_BUFFER_BYTES
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
@@ -45,6 +46,8 @@ class Shape:
     bf16: tuple[bool, ...]
     data: Data | None
     step_s: tuple[float, ...]
+    reduce_buffer_bytes: int
+    """Of each site; a contribution is some tens of bytes."""
 
 
 def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
@@ -86,6 +89,7 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
         data=data,
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
+        reduce_buffer_bytes=generator.choice([0, 100, DEFAULT_REDUCE_BUFFER_BYTES]),
     )
 
 
@@ -180,6 +184,7 @@ class World:
             self.loop,
             Process(name, self.num_starts),
             settings=self.shape.settings,
+            reduce_buffer_bytes=self.shape.reduce_buffer_bytes,
             folder=home,
             hands=self.hands[name],
             watch=self._on_event,

@@ -63,6 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="bound on contributions of others that this node holds while it averages (default: 4096)",
     )
     parser.add_argument(
+        "--reduce-buffer-mib",
+        type=int,
+        metavar="MIB",
+        help="of these, in memory; the rest is on the disk (default: 1024)",
+    )
+    parser.add_argument(
         "--bandwidth-mbit",
         type=float,
         default=0.0,
@@ -89,7 +95,12 @@ def run(args: argparse.Namespace) -> int:
 
 def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
-    from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES, NodeConfig, validate
+    from atoll.node.daemon.config import (
+        DEFAULT_MAX_RETAINED_BYTES,
+        DEFAULT_REDUCE_BUFFER_BYTES,
+        NodeConfig,
+        validate,
+    )
     from atoll.protocol.transport import parse_address
 
     for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
@@ -104,7 +115,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         script = Path(args.command[0])
         if not script.is_file():
             raise ConfigError(f"{script}: no such script; the first word behind -- is the script to run")
-    retained = args.max_retained_mib
+    retained, buffer = args.max_retained_mib, args.reduce_buffer_mib
     config = NodeConfig(
         coordinator=args.coordinator,
         name=args.name,
@@ -118,6 +129,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         command=tuple(args.command),
         launcher=args.launcher,
         max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES if retained is None else retained << 20,
+        reduce_buffer_bytes=DEFAULT_REDUCE_BUFFER_BYTES if buffer is None else buffer << 20,
         bandwidth_bytes_per_s=int(args.bandwidth_mbit * 1e6 / 8),
         http_listen=args.http_listen,
         save_dir=args.save,

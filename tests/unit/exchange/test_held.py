@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from atoll.node.exchange.counters import Counters
@@ -32,7 +34,7 @@ def test_what_is_held_of_whom() -> None:
         held.add(site, 1, encoded(chunk, b"1234"))
     assert held.chunks_of(1, 1) == {0, 3}
     assert held.chunks_of(1, 2) == set()
-    held.keep(lambda key: key[2] == 3)
+    held.keep(lambda key: key[2] == 3, ThreadPoolExecutor(1))
     assert held.chunks_of(1, 1) == {3}
     assert held.num_bytes == 8
 

@@ -101,7 +101,7 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
-            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._held[1]._held)
+            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._held[1]._in_memory)
 
     return asyncio.run(main())
 

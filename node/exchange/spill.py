@@ -1,0 +1,105 @@
+"""Contributions that a reducer holds on its disk, because its memory has a bound.
+
+A file each: what is not wanted any more frees its space at once. Files live no longer than the process; a node that
+starts again is another incarnation, and nobody sends it less for what it held before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import shutil
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from atoll.node.dataplane.disk import disk_error, write_new
+from atoll.node.dataplane.payload_file import payload_hash
+from atoll.node.exchange.parts import Encoded
+from atoll.protocol.errors import HostError, StaleError
+
+log = logging.getLogger(__name__)
+
+
+class Spilled:
+    """A contribution on the disk."""
+
+    def __init__(self, item: Encoded, path: Path) -> None:
+        self.chunk = item.chunk
+        self.hash = item.hash
+        self.num_bytes = len(item.data)
+        self.path = path
+        self.is_dropped = False
+        """Its sync is over, or it is in the way of a newer attempt. Set before its file is removed."""
+
+    def read(self) -> bytes:
+        """In a thread. Raises StaleError if it was dropped meanwhile, HostError for the disk, also for other bytes than
+        were written."""
+        try:
+            with self.path.open("rb") as file:
+                data = file.read(self.num_bytes + 1)
+        except OSError as error:
+            if self.is_dropped:
+                raise StaleError(f"the contribution to chunk {self.chunk} was dropped while it was read") from None
+            raise disk_error(error, self.path) from error
+        if payload_hash(data) != self.hash:
+            raise HostError(f"{self.path}: the bytes of a contribution have changed on this disk; look after it")
+        return data
+
+
+class Spill:
+    """Of one node, for all its syncs."""
+
+    def __init__(self, folder: Path, memory_limit_bytes: int) -> None:
+        """Removes what an earlier start left in `folder`. Raises HostError."""
+        self.folder = folder
+        self.memory_limit_bytes = memory_limit_bytes
+        self.memory_bytes = 0
+        """Of contributions that stay in memory."""
+        self.disk_bytes = 0
+        """Of files that are written and not removed yet."""
+        self._has_told = False
+        self._lock = threading.Lock()  # around these two
+        self._numbers = itertools.count()
+        self.clear()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if left := next(folder.iterdir(), None):
+                raise HostError(f"{left}: an earlier start left it, and it cannot be removed; remove {folder}")
+        except OSError as error:
+            raise disk_error(error, folder) from error
+
+    def clear(self) -> None:
+        """In a thread: all of it goes, as far as possible."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def free_bytes(self) -> int:
+        """Raises HostError."""
+        try:
+            return shutil.disk_usage(self.folder).free
+        except OSError as error:
+            raise disk_error(error, self.folder) from error
+
+    def new_path(self) -> Path:
+        return self.folder / str(next(self._numbers))
+
+    def write(self, item: Encoded, path: Path) -> Spilled:
+        """In a thread. Raises HostError, and leaves no file then."""
+        write_new(path, item.data)
+        with self._lock:
+            self.disk_bytes += len(item.data)
+            is_first, self._has_told = not self._has_told, True
+        if is_first:
+            log.info("contributions beyond %d bytes in memory are in %s", self.memory_limit_bytes, self.folder)
+        return Spilled(item, path)
+
+    def remove(self, items: Iterable[Spilled]) -> None:
+        """In a thread."""
+        for item in items:
+            try:
+                item.path.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("%s: %s; the next start removes it", item.path, error.strerror)
+            else:
+                with self._lock:
+                    self.disk_bytes -= item.num_bytes
