@@ -19,8 +19,7 @@ def plan_digest(plan: Plan) -> bytes:
     digest.uint(plan.base_commit).uint(plan.num_steps)
     for members in (plan.contributors, plan.receivers):
         digest.uint(len(members))
-        for member in members:
-            digest.uint(member.site_id).uint(member.incarnation)
+        digest.uints(value for member in members for value in (member.site_id, member.incarnation))
     digest.uint(len(plan.trees))
     for tree in plan.trees:
         digest.uint(tree.first_chunk).uint(tree.num_chunks).uint(len(tree.parents))
@@ -58,8 +57,7 @@ def payload_digest(run_id: str, plan: Plan | Commit, payload_hashes: list[bytes]
     """Over contributors, weights and the hash of each chunk's payload in chunk order (empty chunks left out)."""
     digest = Digest("atoll/payloads/v1").text(run_id).uint(plan.sync).uint(plan.term).uint(plan.attempt)
     digest.uint(len(plan.contributors))
-    for member in plan.contributors:
-        digest.uint(member.site_id).uint(member.incarnation).uint(member.tokens)
+    digest.uints(value for c in plan.contributors for value in (c.site_id, c.incarnation, c.tokens))
     digest.uint(len(payload_hashes))
     for value in payload_hashes:
         digest.data(value)

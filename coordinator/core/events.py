@@ -268,21 +268,22 @@ Output = Persist | Send | CloseStream | Report
 
 @dataclass(slots=True)
 class Outbox:
-    """Collects outputs in order. Persists with nothing sent between them become one transaction: a decision (a commit
-    and the sync that it opens) is in the store as a whole or not at all."""
+    """Collects outputs in order. All that is persisted becomes one transaction, at the place of its first record: a
+    decision (a commit and the sync that it opens) is in the store as a whole or not at all, and a thousand sites that
+    are admitted together do not wait for a thousand transactions."""
 
     outputs: list[Output] = field(default_factory=list)
+    _records: list[Record] = field(default_factory=list)
+    _place: int = 0
 
     def persist(self, *records: Record) -> None:
-        for place in range(len(self.outputs) - 1, -1, -1):
-            output = self.outputs[place]
-            if isinstance(output, Persist):
-                self.outputs[place] = Persist((*output.records, *records))
-                return
-            if not isinstance(output, Report):
-                break
-        self.outputs.append(Persist(records))
+        if not self._records:
+            self._place = len(self.outputs)
+        self._records += records
 
     def take(self) -> list[Output]:
         taken, self.outputs = self.outputs, []
+        if self._records:
+            taken.insert(self._place, Persist(tuple(self._records)))
+            self._records.clear()
         return taken

@@ -7,7 +7,8 @@ import bisect
 import math
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import grpc.aio
@@ -30,7 +31,7 @@ from atoll.protocol.errors import (
     StaleError,
 )
 from atoll.protocol.messages import Header, Member, Plan
-from atoll.protocol.plans import is_weighed, plan_digest, reducers
+from atoll.protocol.plans import is_weighed, plan_digest, reducers, weights, with_weights
 from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class Exchange:
     ) -> None:
         self.plan = plan
         self.plan_digest = plan_digest(plan)
+        self._weighed = plan  # once `weigh` has brought the weights
         self.data = data
         self.header = header
         self.contributes = contributes
@@ -129,6 +131,14 @@ class Exchange:
         self._changed = asyncio.Event()
         self.closed: RefusedError | NotYetError | None = None
         """Why peers are turned away; None while they are served."""
+
+    @cached_property
+    def members(self) -> dict[int, tuple[Member, bool]]:
+        """Who is in the plan, by site id, and whether it contributes. A thousand sites open their streams at once: each
+        is looked up, not searched."""
+        found = {member.site_id: (member, False) for member in self.plan.receivers}
+        found.update((member.site_id, (member, True)) for member in self.plan.contributors)
+        return found
 
     def _own_member(self) -> Member:
         members = self.plan.contributors if self.contributes else self.plan.receivers
@@ -259,9 +269,11 @@ class Exchange:
 
     def _seal(self, tokens: tuple[int, ...]) -> bytes:
         assert self._writer is not None
-        contributors = [replace(c, tokens=t) for c, t in zip(self.plan.contributors, tokens, strict=True)]
         self._writer.seal(self._fsync)
-        return self._writer.digest(replace(self.plan, contributors=tuple(contributors)))
+        plan = self._weighed
+        if weights(plan) != tokens:  # heard from the contributors, and the plan says nothing yet
+            plan = with_weights(plan, tokens)
+        return self._writer.digest(plan)
 
     # --- weights
 
@@ -279,6 +291,7 @@ class Exchange:
             except RefusedError as error:
                 self.fail(self.peer_error(member, f"its Ready says otherwise: {error}", sending=False, phase="weights"))
                 return
+        self._weighed = plan
         self._all_ready = True
         self._check_complete()
 
@@ -300,6 +313,10 @@ class Exchange:
         if chunk not in self._lacking:
             raise InvalidMessage(f"{self.where}: chunk {chunk} is not reduced by site {self.header.site_id}")
         return self.data.max_bytes(chunk)
+
+    def takes_from(self, site_id: int) -> bool:
+        """Whether that site contributes to what is reduced here."""
+        return site_id in self._num_lacking
 
     def is_lacking(self, site_id: int) -> bool:
         """Whether contributions of that site are missing here."""
@@ -343,7 +360,8 @@ class Exchange:
     def held_of(self, member: Member) -> list[int]:
         """Chunks whose contribution is here, ascending. A stream of the attempt before may have brought one since
         this attempt began."""
-        chunks = sorted(self.held.chunks_of(member.site_id, member.incarnation).intersection(self.own_chunks))
+        site_id, incarnation = member.site_id, member.incarnation
+        chunks = [c for c in self.own_chunks if self.held.get(site_id, incarnation, c) is not None]
         for chunk in chunks:
             self._arrived(member, chunk)
         return chunks

@@ -304,20 +304,19 @@ def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
     if message.reducer_incarnation != me.incarnation:
         raise StaleError(f"meant for incarnation {message.reducer_incarnation}, this is {me.incarnation}")
     header = message.header
-    for member in (*plan.contributors, *plan.receivers):
-        if member.site_id != header.site_id:
-            continue
-        if member.incarnation != header.incarnation:
-            raise StaleError(
-                f"site {member.site_id} is in {_name(plan)} as incarnation {member.incarnation}, "
-                f"not {header.incarnation}"
-            )
-        if member in plan.contributors:
-            exchange.hear_weight(member, message.tokens)
-        elif message.tokens:
-            raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")
-        return member
-    raise RefusedError(f"site {header.site_id} is not in {_name(plan)}")
+    found = exchange.members.get(header.site_id)
+    if found is None:
+        raise RefusedError(f"site {header.site_id} is not in {_name(plan)}")
+    member, contributes = found
+    if member.incarnation != header.incarnation:
+        raise StaleError(
+            f"site {member.site_id} is in {_name(plan)} as incarnation {member.incarnation}, not {header.incarnation}"
+        )
+    if contributes:
+        exchange.hear_weight(member, message.tokens)
+    elif message.tokens:
+        raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")
+    return member
 
 
 def _order(plan: Plan) -> tuple[int, int]:

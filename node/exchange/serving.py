@@ -31,7 +31,7 @@ class ServedStream:
         self._context = context
         self._member = member
         self._has_payloads = has_payloads
-        self._contributes = member in exchange.others
+        self._contributes = exchange.takes_from(member.site_id)
 
     async def run(self) -> None:
         """Raises RefusedError or NotYetError when the exchange ends before; InvalidMessage for what the peer sent."""

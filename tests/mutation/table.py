@@ -57,8 +57,8 @@ MUTATIONS = (
         name="send before persist",
         rule="a decision is kept before it is sent",
         file="coordinator/core/events.py",
-        old="taken, self.outputs = self.outputs, []",
-        new="taken, self.outputs = sorted(self.outputs, key=lambda o: isinstance(o, Persist)), []",
+        old="taken.insert(self._place, Persist(tuple(self._records)))",
+        new="taken.append(Persist(tuple(self._records)))",
         tests=(COORDINATOR_STORIES,),
     ),
     Mutation(
@@ -73,8 +73,8 @@ MUTATIONS = (
         name="commit and next sync in two transactions",
         rule="a commit and the sync that it opens are kept as a whole",
         file="coordinator/core/events.py",
-        old="            if isinstance(output, Persist):\n",
-        new="            if False:\n",
+        old="taken.insert(self._place, Persist(tuple(self._records)))",
+        new="taken[self._place : self._place] = [Persist((r,)) for r in self._records]",
         tests=(SCENARIOS,),
     ),
     Mutation(
@@ -656,9 +656,8 @@ MUTATIONS = (
         name="weights are left out of the digest",
         rule="the digest of Done covers contributors and weights",
         file="protocol/plans.py",
-        old="    for member in plan.contributors:\n"
-        "        digest.uint(member.site_id).uint(member.incarnation).uint(member.tokens)\n",
-        new="",
+        old="for value in (c.site_id, c.incarnation, c.tokens))",
+        new="for value in (c.site_id, c.incarnation))",
         tests=(PLANS,),
     ),
     Mutation(

@@ -34,6 +34,70 @@ class Unsound(AssertionError):
     """Something that must never happen did."""
 
 
+class _Kept:
+    """What the store keeps, by kind. It only grows: what was found in it once stays in it, and is read once."""
+
+    def __init__(self, store: SimStore) -> None:
+        self._store = store
+        self._num_read = 0
+        self._said: dict[type[Any], list[Any]] = {m.Open: [], m.Plan: [], m.Commit: []}
+        self._found: dict[int, Any] = {}  # by identity, with what keeps it alive: sites share what they are sent
+        self._weighed: set[tuple[int, int, int, tuple[int, ...]]] = set()  # sync, attempt, term, weights
+        self._attested: set[tuple[int, bytes]] = set()
+        self._rollbacks: list[RollbackRecord] = []
+        self._finished: FinishedRecord | None = None
+
+    def _read(self) -> None:
+        records = self._store.kept
+        while self._num_read < len(records):
+            record = records[self._num_read]
+            self._num_read += 1
+            match record:
+                case OpenRecord():
+                    self._said[m.Open].append(record.open)
+                case PlanRecord():
+                    plan = record.plan
+                    self._said[m.Plan].append(plan)
+                    self._weighed.add((plan.sync, plan.attempt, plan.term, weights(plan)))
+                case CommitRecord():
+                    self._said[m.Commit].append(record.commit)
+                case AttestationRecord():
+                    self._attested.add((record.commit, record.state_hash))
+                case RollbackRecord():
+                    self._rollbacks.append(record)
+                case FinishedRecord():
+                    self._finished = self._finished or record
+
+    def has(self, message: m.Open | m.Plan | m.Commit) -> bool:
+        if id(message) in self._found:
+            return True
+        self._read()
+        there = any(message == said for said in reversed(self._said[type(message)]))
+        if there:
+            self._found[id(message)] = message
+        return there
+
+    @property
+    def weighed(self) -> set[tuple[int, int, int, tuple[int, ...]]]:
+        self._read()
+        return self._weighed
+
+    @property
+    def attested(self) -> set[tuple[int, bytes]]:
+        self._read()
+        return self._attested
+
+    @property
+    def rollbacks(self) -> list[RollbackRecord]:
+        self._read()
+        return self._rollbacks
+
+    @property
+    def finished(self) -> FinishedRecord | None:
+        self._read()
+        return self._finished
+
+
 class Checks:
     def __init__(
         self,
@@ -44,6 +108,7 @@ class Checks:
     ) -> None:
         self._settings = settings
         self._store = store
+        self._kept = _Kept(store)
         self._tell = tell
         self._layout = Layout(MANIFEST, settings.sync.chunk_elements)
         self._states: dict[int, tuple[str, bytes]] = {}  # commit -> who said it first, state hash
@@ -100,7 +165,7 @@ class Checks:
 
     @property
     def finished(self) -> FinishedRecord | None:
-        return next((r for r in self._store.kept if isinstance(r, FinishedRecord)), None)
+        return self._kept.finished
 
     # --- messages
 
@@ -110,21 +175,15 @@ class Checks:
             return
         envelope = session_pb2.SessionResponse.FromString(item)
         _, message = wire.unpack(envelope)
-        kept = self._store.kept
         match message:
-            case m.Open():
-                there = any(isinstance(r, OpenRecord) and r.open == message for r in kept)
-            case m.Plan():
-                there = any(isinstance(r, PlanRecord) and r.plan == message for r in kept)
+            case m.Open() | m.Plan() | m.Commit():
+                there = self._kept.has(message)
             case m.Weights(sync=sync, attempt=attempt, term=term, tokens=tokens):
-                plans = [r.plan for r in kept if isinstance(r, PlanRecord)]
-                there = (sync, attempt, term, tokens) in [(p.sync, p.attempt, p.term, weights(p)) for p in plans]
-            case m.Commit():
-                there = any(isinstance(r, CommitRecord) and r.commit == message for r in kept)
+                there = (sync, attempt, term, tokens) in self._kept.weighed
             case m.Finished():
                 there = self.finished is not None
             case m.Sources(attested=attested):
-                known = {(r.commit, r.state_hash) for r in kept if isinstance(r, AttestationRecord)}
+                known = self._kept.attested
                 there = all((a.commit, a.state_hash) in known for a in attested if a.commit > 0 or len(attested) > 1)
             case _:
                 return
@@ -140,17 +199,15 @@ class Checks:
             case e.StateFetched(commit=commit, state_hash=value) | e.CommitApplied(commit=commit, state_hash=value):
                 self._holds(node, commit, value)
             case e.Received(message=m.Commit() as commit):
-                kept = [r.commit for r in self._store.kept if isinstance(r, CommitRecord)]
-                self.require(commit in kept, f"2: commit {commit.commit} is another one in the log")
+                self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
 
     def _holds(self, node: SimNode, commit: int, value: bytes) -> None:
         if commit == 0:  # a seeder may be lost before its state is attested; then another makes one
             self._starts.setdefault(value, self._records(node))
             return
-        num_rollbacks = sum(isinstance(r, RollbackRecord) for r in self._store.kept)
-        if num_rollbacks != self._num_rollbacks:
-            self._num_rollbacks = num_rollbacks
-            last = next(r.commit for r in reversed(self._store.kept) if isinstance(r, RollbackRecord))
+        rollbacks = self._kept.rollbacks
+        if len(rollbacks) != self._num_rollbacks:
+            self._num_rollbacks, last = len(rollbacks), rollbacks[-1].commit
             self._states = {n: state for n, state in self._states.items() if n <= last}
         who, first = self._states.setdefault(commit, (str(node.process), value))
         self.require(

@@ -12,7 +12,7 @@ import inspect
 import itertools
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -53,7 +53,7 @@ class Network:
         self.random = random.Random(f"network {seed}")
         self.weather = Weather()
         self.servers: dict[str, SimServer] = {}
-        self.calls: dict[int, Call] = {}
+        self._calls: dict[str, dict[int, Call]] = {}  # of each machine, by number, as they began
         self.num_messages = 0
         self.num_corrupted = 0
         self.on_message: Callable[[str, str, Any], None] = lambda source, target, item: None
@@ -83,7 +83,7 @@ class Network:
 
     def reset(self, a: str, b: str) -> None:
         """Every connection between the two breaks; both sides notice."""
-        for call in [c for c in self.calls.values() if {c.client.machine, c.server.machine} == {a, b}]:
+        for call in [c for c in self.calls_of(a) if {c.client.machine, c.server.machine} == {a, b}]:
             call.broken("connection reset")
 
     def kill(self, process: Process) -> None:
@@ -91,12 +91,29 @@ class Network:
         process.dead = True
         for address in [a for a, s in self.servers.items() if s.process is process]:
             del self.servers[address]
-        for call in [c for c in self.calls.values() if process in (c.client, c.server)]:
-            del self.calls[call.number]
+        for call in [c for c in self.calls_of(process.machine) if process in (c.client, c.server)]:
+            self.forget(call)
             if call.client is process:
                 self.send(process.machine, call.server.machine, call.server_lost)
             else:
                 self.send(process.machine, call.client.machine, partial(call.client_lost, "socket closed"))
+
+    # --- calls under way
+
+    def calls_of(self, machine: str) -> Iterable[Call]:
+        return self._calls.get(machine, {}).values()
+
+    def note(self, call: Call) -> None:
+        for machine in (call.client.machine, call.server.machine):
+            self._calls.setdefault(machine, {})[call.number] = call
+
+    def forget(self, call: Call) -> bool:
+        """Whether it was under way."""
+        was = [
+            self._calls.get(machine, {}).pop(call.number, None)
+            for machine in (call.client.machine, call.server.machine)
+        ]
+        return any(was)
 
     # --- moving
 
@@ -251,7 +268,7 @@ class Call:
         self.server = server.process
         self.up = Pipe(network, self, me.machine, machine)
         self.down = Pipe(network, self, machine, me.machine)
-        network.calls[self.number] = self
+        network.note(self)
         self._handler = server.handle(self, self._method)
         self._started.set_result(None)
 
@@ -310,7 +327,7 @@ class Call:
         if self.over:
             return False
         self._cancelled = True
-        if self.network.calls.pop(self.number, None) is not None and not self.client.dead:
+        if self.network.forget(self) and not self.client.dead:
             self.network.send(self.client.machine, self.server.machine, self.server_lost)
         self._end(grpc.StatusCode.CANCELLED, "Locally cancelled by application!")
         return True
@@ -347,7 +364,7 @@ class Call:
 
     def client_lost(self, why: str) -> None:
         """The client's side of the connection is gone."""
-        self.network.calls.pop(self.number, None)
+        self.network.forget(self)
         self._end(grpc.StatusCode.UNAVAILABLE, why)
 
     def server_lost(self) -> None:
@@ -361,7 +378,7 @@ class Call:
 
     def answered(self, code: grpc.StatusCode, details: str) -> None:
         """The server has ended it; the client hears that after everything that was written."""
-        if self.server.dead or self.over or self.network.calls.pop(self.number, None) is None:
+        if self.server.dead or self.over or not self.network.forget(self):
             return
         assert self.down is not None
         self.network.send(

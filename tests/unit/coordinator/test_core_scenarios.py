@@ -50,23 +50,44 @@ def test_2_a_commit_has_the_plans_contributors_and_weights() -> None:
     assert commit == story.last("b", m.Commit)
 
 
-@pytest.mark.parametrize(("steps", "follow"), [(0, [e.OpenRecord, e.PlanRecord]), (10, [e.FinishedRecord])])
-def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follow: list[type[e.Record]]) -> None:
-    story = a_story(steps=steps) if steps else a_story()
-    transactions: list[tuple[e.Record, ...]] = []
+def transactions_of(story: Story) -> list[tuple[e.Record, ...]]:
+    """From now on."""
+    found: list[tuple[e.Record, ...]] = []
     keep = story.store.persist
 
     def persist(term: int, records: Sequence[e.Record], wall_time_s: float) -> None:
-        transactions.append(tuple(records))
+        found.append(tuple(records))
         keep(term, records, wall_time_s)
 
     story.store.persist = persist  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("steps", "follow"), [(0, [e.OpenRecord, e.PlanRecord]), (10, [e.FinishedRecord])])
+def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follow: list[type[e.Record]]) -> None:
+    story = a_story(steps=steps) if steps else a_story()
+    transactions = transactions_of(story)
     story.start("a", "b")
     planned(story, "a", "b")
     story.done("a", "s0")
     story.done("b", "s0")
     (found,) = [t for t in transactions if any(isinstance(r, e.CommitRecord) for r in t)]
     assert [type(r) for r in found] == [e.CommitRecord, *follow]
+
+
+def test_sites_that_come_together_are_kept_in_one_transaction() -> None:
+    """A transaction each, on a slow disk, takes longer than the lease of the last of a thousand."""
+    story = a_story()
+    names = [f"s{i}" for i in range(30)]
+    for name in names:
+        story.connect(name)
+    transactions = transactions_of(story)
+    with story.together():
+        for name in names:
+            story.offer(name)
+    assert all(story.num(name, m.Admitted) == 1 for name in names)
+    assert len(transactions) == 1
+    assert sum(isinstance(r, e.SiteRecord) for r in transactions[0]) == len(names)
 
 
 def test_3_a_done_of_a_lower_attempt_counts_no_longer() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, plan_digest, reducers
@@ -92,3 +93,9 @@ def test_a_parent_that_is_no_place_in_the_list_is_refused() -> None:
     wrong = replace(PLAN, trees=(Tree(first_chunk=0, num_chunks=4, parents=(-2, 0)),))
     with pytest.raises(InvalidMessage, match="parent -2"):
         plan_digest(wrong)
+
+
+def test_many_numbers_at_once_are_the_same_bytes() -> None:
+    one_by_one = Digest("test").uint(1).uint(0).uint(2**64 - 1).finish()
+    assert Digest("test").uints((1, 0, 2**64 - 1)).finish() == one_by_one
+    assert Digest("test").uints(()).finish() == Digest("test").finish()
