@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 AT_ONCE = 4
 """Probes under way."""
 TRIES = 2
-"""Before a peer counts as one that cannot be dialled."""
+"""Before a peer counts as one that cannot be dialled; a heartbeat apart. (One that was admitted just now may not have
+heard its own id yet.)"""
 LEASES_IF_REACHED = 10.0
 """Until the next look at a peer; at one that cannot be dialled: one lease."""
 
@@ -71,17 +72,19 @@ class Prober:
 
     async def _look(self, member: Member) -> None:
         while True:
-            async with self._turn:
-                problem = await self._try(member)
+            problem = await self._try(member)
             self._note(member, problem)
             lease_s = self._limits().lease_s
             await asyncio.sleep(lease_s if problem else LEASES_IF_REACHED * lease_s)
 
     async def _try(self, member: Member) -> str:
         problem = ""
-        for _ in range(TRIES):
+        for count in range(TRIES):
+            if count:
+                await asyncio.sleep(self._limits().heartbeat_s)
             try:
-                await self._probe(member)
+                async with self._turn:
+                    await self._probe(member)
                 return ""
             except AtollError as error:
                 problem = str(error)

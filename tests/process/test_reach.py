@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.node.exchange.probing import Prober
-from atoll.protocol.messages import Member
+from atoll.protocol.messages import Header, Member
 from atoll.protocol.time_limits import PRESETS
 from tests.harness.local_run import LocalRun
 from tests.harness.sites import Run, Site, small_layout
@@ -42,6 +42,11 @@ class Found:
     async def next(self) -> tuple[int, ...]:
         return await self._changes.get()
 
+    @property
+    def num_changes(self) -> int:
+        """That were not awaited yet."""
+        return self._changes.qsize()
+
 
 @pytest.mark.timeout(40)
 def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_there(tmp_path: Path) -> None:
@@ -63,6 +68,40 @@ def test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_
             run.sites[-1].hub.site_id = 4
             assert await found.next() == ()
             await found.prober.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(40)
+def test_a_peer_that_does_not_know_its_own_id_yet_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was admitted; the others hear of it before it does."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            second.hub.site_id = 2
+            answer = second.hub.identity()
+            loop = asyncio.get_running_loop()
+            asked, admitted, asked_again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+            def identity() -> Header:
+                if not asked.is_set():
+                    loop.call_later(PRESETS["local"].heartbeat_s / 2, admitted.set)
+                asked.set()
+                if not admitted.is_set():
+                    return replace(answer, site_id=0)
+                asked_again.set()
+                return answer
+
+            found = Found(first)
+            monkeypatch.setattr(second.hub, "identity", identity)
+            found.prober.watch((second.member(0), Member(site_id=3, incarnation=1, address=closed_port())))
+            assert await found.next() == (3,)
+            await asked_again.wait()
+            await found.prober.close()
+            assert found.num_changes == 0, "nothing was said of site 2"
 
     asyncio.run(main())
 
