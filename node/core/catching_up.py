@@ -37,7 +37,7 @@ def find_sources(ctx: Context) -> None:
 def sources(ctx: Context, message: m.Sources) -> None:
     site = ctx.site
     site.looking_for_sources = False
-    if site.fetching or site.seeding or site.distrusting or site.rolling_back is not None:
+    if site.fetching or site.seeding or site.seed_asked or site.distrusting or site.rolling_back is not None:
         return
     for commit in message.commits:
         syncs.note_contribution(ctx, commit)

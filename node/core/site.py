@@ -120,7 +120,7 @@ class SiteCore:
             case events.WorkersLeft():
                 workforce.left(self.ctx, event)
             case events.StateSeeded(state_hash=state_hash):
-                self.site.seeding = False
+                self.site.seeding = self.site.seed_asked = False
                 self.site.snapshot = Snapshot()
                 catching_up.hold(
                     self.ctx,

@@ -99,11 +99,13 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
         site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again
         site.workers.sealed_in_vain = True
         return
-    if site.outer is None:
-        ctx.site.seed_asked = True
+    if site.outer is not None:
+        syncs.ready(ctx)
+    elif site.seeding:
+        site.seed_asked = True
         ctx.emit(SeedState())
     else:
-        syncs.ready(ctx)
+        site.snapshot = Snapshot()  # another site makes the starting state now
 
 
 def merged(ctx: Context, event: events.Merged) -> None:
