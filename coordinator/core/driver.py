@@ -367,6 +367,21 @@ def _peer_away(run: Run, attempt: Attempt) -> bool:
     return any(peer is not None and peer.live and peer.stream is None for peer in peers)
 
 
+def _wrong_weights(run: Run, sync: Sync, attempt: Attempt, wrong: list[int], num_survivors: int) -> bool:
+    """Where each site said its own weight, those who averaged with another one were told it. Where the plan said all of
+    them, who has others is wrong itself."""
+    said, planned = list(attempt.done[wrong[0]].tokens), list(weights(attempt.plan))
+    text = f"site {wrong[0]} averaged with weights {said}, sites are ready with {planned}"
+    if attempt.weighed_late or len(wrong) == num_survivors:
+        return _another_attempt(run, sync, attempt, text)
+    for site_id in wrong:
+        site = run.members.by_id(site_id)
+        assert site is not None, "survivors are in the run"
+        run.report(logging.ERROR, f"{site.label} says that it averaged with other weights than the plan's")
+        run.evict(site, f"its weights {list(attempt.done[site_id].tokens)} are not the plan's {planned}")
+    return True
+
+
 def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> bool:
     dones = [attempt.done[i] for i in survivors]
     base = attempt.plan.base_commit
@@ -376,8 +391,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
         return True
     planned = weights(attempt.plan)
     if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:
-        text = f"site {wrong[0]} averaged with weights {list(attempt.done[wrong[0]].tokens)}, sites are ready with"
-        return _another_attempt(run, sync, attempt, f"{text} {list(planned)}")
+        return _wrong_weights(run, sync, attempt, wrong, len(survivors))
     if len({d.payload_digest for d in dones}) > 1:
         if payload_lists.awaited(run, attempt, survivors):
             return False

@@ -36,6 +36,7 @@ class Attempt:
     list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
     lists_due: float | None = None
     spoiled: str = ""  # why it may not commit whatever Dones come
+    weighed_late: bool = False  # it was begun without weights: each site said its own to the others
 
     @property
     def is_weighed(self) -> bool:
@@ -94,6 +95,7 @@ class Sync:
         for planned in plans:
             self.begin(planned, now)
         if self.attempt is not None:
+            self.attempt.weighed_late = self.last_attempt == 1  # perhaps; the store has the weights alone
             self._resume(self.attempt, live, now)
 
     def _resume(self, attempt: Attempt, live: Collection[tuple[int, int]], now: float) -> None:
@@ -125,6 +127,7 @@ class Sync:
         attempt = self.attempt
         assert attempt is not None
         attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now
+        attempt.weighed_late = True
         self._issued.add((attempt.ids(), attempt.plan.trees))  # one that gave way before has not been tried
 
     def has_planned(self, site_id: int, incarnation: int) -> bool:

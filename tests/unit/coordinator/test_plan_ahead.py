@@ -87,6 +87,33 @@ def test_12_weights_that_are_not_those_of_ready_are_not_committed() -> None:
     assert story.last("a", m.Commit).attempt == 2
 
 
+def test_who_says_other_weights_than_the_plan_that_had_them_is_evicted() -> None:
+    """c says none, whatever it is told. Where each site said its own, c may have been told them by a or b."""
+    story = steady("a", "b", "c", quorum=2)
+    for name in "abc":
+        story.ready(name, tokens=3)
+    for tokens, name in ((3, 3, 3), "a"), ((3, 3, 3), "b"), ((), "c"):
+        says_done(story, name, tokens)
+    assert story.plan().attempt == 2
+    assert not story.num("c", m.Evicted)
+    for tokens, name in ((3, 3, 3), "a"), ((3, 3, 3), "b"), ((), "c"):
+        says_done(story, name, tokens, attempt=2)
+    assert "weights [] are not the plan's [3, 3, 3]" in story.last("c", m.Evicted).reason
+    commit = story.last("a", m.Commit)
+    assert (commit.commit, commit.attempt, [c.tokens for c in commit.contributors]) == (2, 2, [3, 3, 3])
+
+
+def test_nobody_is_evicted_where_all_say_other_weights_than_the_plan() -> None:
+    story = Story(some_settings(min_sites=2, quorum=2))
+    story.start("a", "b")
+    for name in "ab":
+        story.ready(name, tokens=3)
+    for name in "ab":
+        says_done(story, name, (1, 2), sync=1)
+    assert story.plan().attempt == 2
+    assert not [1 for _, message in story.sent if isinstance(message, m.Evicted)]
+
+
 def test_a_site_that_was_lost_after_its_ready_is_in_the_commit_if_it_was_weighed() -> None:
     story = steady("a", "b")
     story.ready("a", tokens=3)
