@@ -69,6 +69,26 @@ class CheckpointId:
     """Of this generation."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCounts:
+    """What became of checkpoints that were due."""
+
+    written: int = 0
+    skipped: int = 0
+    """The one before was still being written."""
+    failed: int = 0
+
+    def __add__(self, other: CheckpointCounts) -> CheckpointCounts:
+        return CheckpointCounts(
+            written=self.written + other.written,
+            skipped=self.skipped + other.skipped,
+            failed=self.failed + other.failed,
+        )
+
+
+NO_CHECKPOINTS = CheckpointCounts()
+
+
 def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
     data = message.SerializeToString()
     if len(data) > MAX_FRAME_BYTES:
@@ -107,6 +127,14 @@ def checkpoint_to_proto(checkpoint: CheckpointId) -> local_pb2.CheckpointId:
 
 def checkpoint_from_proto(message: local_pb2.CheckpointId) -> CheckpointId:
     return wire.from_proto(CheckpointId, message)
+
+
+def counts_to_proto(counts: CheckpointCounts) -> local_pb2.CheckpointCounts:
+    return local_pb2.CheckpointCounts(**dataclasses.asdict(counts))
+
+
+def counts_from_proto(message: local_pb2.CheckpointCounts) -> CheckpointCounts:
+    return wire.from_proto(CheckpointCounts, message)
 
 
 def answer_to_proto(step: int, seq: int, answer: Answer) -> local_pb2.Answer:

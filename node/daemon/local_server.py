@@ -32,6 +32,7 @@ from atoll.node.daemon.worker_group import (
     Watch,
     WorkerGroup,
 )
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
@@ -156,6 +157,7 @@ class LocalServer:
         self._of_rank: dict[int, _Connection] = {}
         self._group: WorkerGroup | None = None
         self._step_times = StepTimes()
+        self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._greeting: Greeting | None = None
 
     @property
@@ -183,6 +185,11 @@ class LocalServer:
     def num_steps(self) -> int:
         """See `WorkerGroup.num_steps`."""
         return self._group.num_steps if self._group else 0
+
+    @property
+    def checkpoints(self) -> CheckpointCounts:
+        """Of all ranks and generations."""
+        return sum((rank.checkpoints for rank in self.ranks), self._earlier_checkpoints)
 
     def watch(self, limits: TimeLimits) -> Watch | None:
         """See `WorkerGroup.watch`."""
@@ -228,6 +235,7 @@ class LocalServer:
         """Serve this generation from now on. Connections of the one before are closed, which ends its workers."""
         if generation <= self.generation:
             raise ValueError(f"generation {generation} after {self.generation}")
+        self._earlier_checkpoints = self.checkpoints
         previous = list(self._of_rank.values())
         self._of_rank.clear()
         self._group = WorkerGroup(generation, world_size, self._clock(), self._step_times)
@@ -429,7 +437,8 @@ def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalR
             return group.busy(rank, _short(request.busy.what), request.busy.limit_s, now)
         case "progress":
             progress = request.progress
-            return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now)
+            counts = local_protocol.counts_from_proto(progress.checkpoints)
+            return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now, checkpoints=counts)
         case "data_set":
             data = request.data_set
             announced = DataSet(

@@ -11,6 +11,7 @@ import prometheus_client
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from atoll.node.local_protocol import CheckpointCounts
 from atoll.protocol import transport
 from atoll.protocol.errors import HostError
 
@@ -40,6 +41,7 @@ class NodeFacts:
     worker_generation: int
     num_crashes: int
     restart_wait_s: float
+    checkpoints: CheckpointCounts
     num_syncs: int
     num_wrong_states: int
     retained_bytes: int
@@ -92,6 +94,18 @@ class NodeCollector(Collector):
             "atoll_node_wait_seconds": ("Time the workers waited for a sync", facts.wait_s),
             "atoll_node_worker_starts": ("Generations of workers launched", facts.worker_generation),
             "atoll_node_worker_crashes": ("Times that the workers crashed or hung", facts.num_crashes),
+            "atoll_node_checkpoints_written": (
+                "Checkpoints of inner optimizers that ranks wrote",
+                facts.checkpoints.written,
+            ),
+            "atoll_node_checkpoints_skipped": (
+                "Checkpoints left out because the one before was still being written",
+                facts.checkpoints.skipped,
+            ),
+            "atoll_node_checkpoints_failed": (
+                "Checkpoints that could not be written, as on a full disk",
+                facts.checkpoints.failed,
+            ),
             "atoll_node_wrong_states": ("States that were not the run's and were repaired", facts.num_wrong_states),
             "atoll_node_syncs": ("Commits applied by this process", facts.num_syncs),
         }

@@ -101,6 +101,7 @@ class Observer:
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,
             restart_wait_s=max(0.0, restart_at - time.monotonic()) if restart_at is not None else 0.0,
+            checkpoints=server.checkpoints,
             num_syncs=self._num_syncs,
             num_wrong_states=site.num_wrong_states,
             retained_bytes=self._hub.retained_bytes,

@@ -27,7 +27,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.local_protocol import FATAL_KINDS, CheckpointId
+from atoll.node.local_protocol import FATAL_KINDS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.messages import MAX_TOKENS
@@ -131,6 +131,7 @@ class RankStatus:
     busy_until: float = 0.0
     point: int = 0
     """Index of the point that it comes to next or is at."""
+    checkpoints: CheckpointCounts = NO_CHECKPOINTS
     draws_since: float | None = None
     """It waits for samples that are not leased yet."""
 
@@ -333,7 +334,16 @@ class WorkerGroup:
         status.busy_until = now + limit_s
         return []
 
-    def progress(self, rank: int, step: int, steps_per_s: float, loss: float, now: float) -> Outcome:
+    def progress(
+        self,
+        rank: int,
+        step: int,
+        steps_per_s: float,
+        loss: float,
+        now: float,
+        *,
+        checkpoints: CheckpointCounts = NO_CHECKPOINTS,
+    ) -> Outcome:
         status = self._enter(rank)
         if step >= MAX_STEPS:
             raise InvalidMessage(f"rank {rank} says it has done {step} steps, which is impossible")
@@ -345,6 +355,7 @@ class WorkerGroup:
             status.steps_per_s = steps_per_s
         if math.isfinite(loss):
             status.loss = loss
+        status.checkpoints = checkpoints
         return []
 
     def goodbye(self, rank: int, reason: str, run_over: bool) -> Outcome:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atoll.node.dataplane import safetensors_file
 from atoll.node.dataplane.disk import disk_error, sync_folder
-from atoll.node.local_protocol import CheckpointId
+from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
 from atoll.node.worker.pieces import TORCH_DTYPES
 from atoll.node.worker.tensors import DTYPE_NAMES
@@ -36,6 +36,7 @@ MAX_KEPT = 4
 READ_BYTES = 64 << 20
 KEY = "atoll"
 """Of the description in a file's metadata."""
+_RANK = re.compile(r"rank-(\d{1,9})\.")
 _NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.safetensors")
 
 
@@ -69,12 +70,18 @@ class LocalCheckpoints:
         self._copies: dict[str, Tensor] = {}  # in host memory, of the writer while there is one
         self._start = (0, 0)  # incarnation and generation
         self._is_off = False
-        self._said: set[str] = set()
+        self._num_written = self._num_skipped = self._num_failed = 0
+        self._said_failures: set[str] = set()  # since one was written
         for leftover in folder.glob(f"rank-{rank}.*.new"):
             _remove(leftover)
         self._num_found = 0
         self.usable = tuple(self._check(_listed(folder).get(rank, ())))
         """Whole, of this run and layout; oldest first."""
+
+    @property
+    def counts(self) -> CheckpointCounts:
+        """What became of those that were due."""
+        return CheckpointCounts(written=self._num_written, skipped=self._num_skipped, failed=self._num_failed)
 
     # --- going on from one
 
@@ -149,17 +156,19 @@ class LocalCheckpoints:
         if self._is_off:
             return
         if self._writer is not None and self._writer.is_alive():
-            self._say_once(
-                f"a checkpoint of the inner optimizer is left out at step {run_step}: the last one is still being "
-                "written; a larger run.checkpoint_every or a faster disk avoids that"
-            )
+            self._num_skipped += 1
+            if self._num_skipped == 1:
+                self._say(
+                    f"a checkpoint of the inner optimizer is left out at step {run_step}: the last one is still being "
+                    "written; a larger run.checkpoint_every or a faster disk avoids that"
+                )
             return
         try:
             tensors = self._copy(self._state.tensors())
             values = self._state.values()
         except (ConfigError, HostError) as error:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
-            self._say_once(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
+            self._failed(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
             return
         if not tensors and not values["state"]:
             return  # SGD without momentum: nothing to keep
@@ -233,7 +242,12 @@ class LocalCheckpoints:
                 raise disk_error(error, path) from error
         except AtollError as error:
             _remove(aside)  # its room belongs to the node
-            self._say_once(f"a checkpoint of the inner optimizer could not be written; training goes on: {error}")
+            self._failed(f"a checkpoint of the inner optimizer could not be written; training goes on: {error}")
+        else:
+            self._num_written += 1
+            if self._said_failures:
+                self._say(f"checkpoints of the inner optimizer are written again; {self._num_failed} were not")
+                self._said_failures.clear()
 
     def _prune(self) -> None:
         """Keep what is since the second newest checkpoint that all ranks have; rank 0 removes what ranks left that
@@ -246,26 +260,26 @@ class LocalCheckpoints:
             if item < oldest or index < len(own) - MAX_KEPT:
                 _remove(self._path(item))
         if self._owner.rank == 0:
-            for rank in listed:
-                if rank >= self._owner.world:
-                    for item in listed[rank]:
-                        _remove(self._path(item, rank))
+            for path in [*self._folder.glob("rank-*.safetensors"), *self._folder.glob("rank-*.new")]:
+                match = _RANK.match(path.name)
+                if match is not None and int(match[1]) >= self._owner.world:
+                    _remove(path)
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self._owner.world) if rank != self._owner.rank]
 
-    def _path(self, item: CheckpointId, rank: int | None = None) -> Path:
-        of = self._owner.rank if rank is None else rank
-        return self._folder / f"rank-{of}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
+    def _path(self, item: CheckpointId) -> Path:
+        return self._folder / f"rank-{self._owner.rank}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"atoll: {text}\n")
 
-    def _say_once(self, text: str) -> None:
-        """Once for what is the same but for numbers."""
+    def _failed(self, text: str) -> None:
+        """Said once for what is the same but for numbers, until one is written again."""
+        self._num_failed += 1
         kind = re.sub(r"\d+", "", text)
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._said_failures:
+            self._said_failures.add(kind)
             self._say(text)
 
 

@@ -18,7 +18,7 @@ from typing import Self
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import NUM_BUFFERS, CheckpointId, Piece
+from atoll.node.local_protocol import NO_CHECKPOINTS, NUM_BUFFERS, CheckpointCounts, CheckpointId, Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
@@ -279,9 +279,13 @@ class LocalClient:
         """This rank makes no steps for a good reason, for at most `limit_s`; `what` = "" ends it."""
         self._send(local_pb2.LocalRequest(busy=local_pb2.Busy(what=what, limit_s=limit_s)))
 
-    def progress(self, step: int, steps_per_s: float, loss: float) -> None:
+    def progress(
+        self, step: int, steps_per_s: float, loss: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS
+    ) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
-        self._send(local_pb2.LocalRequest(progress=local_pb2.Progress(step=step, steps_per_s=steps_per_s, loss=loss)))
+        counts = local_protocol.counts_to_proto(checkpoints)
+        body = local_pb2.Progress(step=step, steps_per_s=steps_per_s, loss=loss, checkpoints=counts)
+        self._send(local_pb2.LocalRequest(progress=body))
 
     def goodbye(self, reason: str, run_over: bool) -> None:
         """The loader ended, or (`run_over`) the node said STOP. The node's end still ends this process until close."""

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.local_protocol import NO_CHECKPOINTS
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, connect, disconnect, rank_and_world
 from atoll.node.worker.draws import LeasedBatches
@@ -333,7 +334,8 @@ class _JoinedSite(Site):
 
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
-        self._client.progress(self._steps, rate, self._mean_loss)
+        checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
+        self._client.progress(self._steps, rate, self._mean_loss, checkpoints)
         self._reported_at_s, self._reported_step = now_s, self._steps
 
     # --- at a boundary

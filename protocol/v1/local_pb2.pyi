@@ -680,24 +680,56 @@ class Progress(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STEPS_PER_S_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    CHECKPOINTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     steps_per_s: _builtins.float
     loss: _builtins.float
     """mean over what was reported at the last boundary"""
+    @_builtins.property
+    def checkpoints(self) -> Global___CheckpointCounts: ...
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         steps_per_s: _builtins.float = ...,
         loss: _builtins.float = ...,
+        checkpoints: Global___CheckpointCounts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "loss", b"loss", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
+
+@_typing.final
+class CheckpointCounts(_message.Message):
+    """Of the inner optimizer, since this rank started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    written: _builtins.int
+    skipped: _builtins.int
+    """the one before was still being written"""
+    failed: _builtins.int
+    def __init__(
+        self,
+        *,
+        written: _builtins.int = ...,
+        skipped: _builtins.int = ...,
+        failed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "skipped", b"skipped", "written", b"written"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointCounts: _TypeAlias = CheckpointCounts  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):

@@ -79,6 +79,30 @@ def test_a_killed_worker_goes_on_with_its_optimizer(tmp_path: Path, num_ranks: i
         assert len(run.journal("a", "WorkersFailed")) == 1
 
 
+def test_ctrl_c_in_the_middle_of_a_write_leaves_the_checkpoint_before_it(tmp_path: Path) -> None:
+    stuck = tmp_path / "stuck"
+    worker = [str(SCRIPT), "--step-delay-s", "0.01", "--stuck-disk", str(stuck)]
+    with LocalRun(tmp_path, SETTINGS) as run:
+        folder = run.home("a") / "optimizer"
+        run.start_coordinator()
+        node = run.start_node("a", worker, launcher="torchrun")
+        run.wait(on_disk(run, 1), LIMIT_S, "a checkpoint")
+        stuck.touch()
+        run.wait(said(run, "the disk is stuck"), LIMIT_S, "a write in its middle")
+        before = run.status()["last_commit"]
+        run.wait(committed(before + 2), LIMIT_S, "training does not wait for the disk")
+        node.interrupt()
+        assert node.wait(LIMIT_S) == 0
+        (torn,) = folder.glob("*.new")
+        stuck.unlink()
+        run.start_node("a", worker, launcher="torchrun")
+        run.wait(said(run, RESTORED), LIMIT_S, "a second start")
+        before = run.status()["last_commit"]
+        run.wait(committed(before + 2), LIMIT_S, "the run goes on")
+        assert found(run, COUNTED) == found(run, RESTORED)
+        assert not torn.exists()
+
+
 def test_without_checkpoints_the_optimizer_starts_fresh(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, checkpoint_every=0)) as run:
         run.start_coordinator()

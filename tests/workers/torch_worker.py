@@ -1,13 +1,16 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
-atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2]
+atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2] [--stuck-disk FILE]
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import threading
 import time
+from pathlib import Path
 
 import torch
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +26,10 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over the ranks")
+    parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync comes back once this file is there")
     options = parser.parse_args(argv)
+    if options.stuck_disk is not None:
+        stick(options.stuck_disk)
     if options.fsdp2:
         torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
@@ -44,6 +50,18 @@ def main(argv: list[str]) -> None:
             optimizer.step()
             optimizer.zero_grad()
             site.step(tokens=BATCH_SIZE, loss=loss)
+
+
+def stick(path: Path) -> None:
+    fsync = os.fsync
+
+    def fsync_or_hang(descriptor: int) -> None:
+        if path.exists():
+            sys.stdout.write("the disk is stuck\n")
+            threading.Event().wait()
+        fsync(descriptor)
+
+    os.fsync = fsync_or_hang  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

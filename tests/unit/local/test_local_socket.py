@@ -33,7 +33,7 @@ from atoll.node.core.events import (
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent
-from atoll.node.local_protocol import MAX_FRAME_BYTES, Piece
+from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -263,6 +263,24 @@ def test_a_rank_that_goes_without_a_word() -> None:
             assert isinstance(event, WorkersFailed)
             assert event.kind is FailureKind.CRASHED
             assert f"rank 0 (pid {os.getpid()}, building its model, step 0) closed its connection" in event.text
+
+    in_loop(main)
+
+
+def test_checkpoints_are_counted_over_ranks_and_generations() -> None:
+    async def main() -> None:
+        async with running(2) as site:
+            for rank, counts in enumerate((CheckpointCounts(written=3, skipped=1), CheckpointCounts(failed=2))):
+                client = await site.greeted(rank)
+                for _ in range(2):  # each time all of them since its start
+                    client.progress(0, 0.0, 0.0, counts)
+                client.goodbye("done", run_over=False)
+            assert await site.event() == WorkersLeft(generation=3, reason="done")
+            assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
+            for client in site.clients:
+                await asyncio.to_thread(client.close)
+            site.server.begin(4, 2, GREETING)
+            assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
 
     in_loop(main)
 

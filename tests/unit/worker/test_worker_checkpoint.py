@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.dataplane import safetensors_file
-from atoll.node.local_protocol import CheckpointId
+from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import HostError
+from tests.harness.small_disk import small_disk
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -302,6 +303,12 @@ def test_a_failed_write_is_said_once_and_the_next_one_works(
     assert [p.name for p in tmp_path.iterdir()] == ["rank-0.1-1-1.safetensors"]
     rank.write(4)
     assert Rank(tmp_path).checkpoints.usable == (at(1), at(4))
+    assert capsys.readouterr().err == "atoll: checkpoints of the inner optimizer are written again; 2 were not\n"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", _no_space)
+        rank.write(5)
+    assert "could not be written" in capsys.readouterr().err, "a new failure is said again"
+    assert rank.checkpoints.counts == CheckpointCounts(written=2, failed=3)
 
 
 def _no_space(descriptor: int) -> None:
@@ -316,6 +323,35 @@ def test_the_node_keeps_room_on_a_disk_that_is_nearly_full(
     written(tmp_path, 1)
     assert "as much must stay free for the node" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("is_seen_before", [True, False])
+def test_a_full_disk_costs_checkpoints_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_seen_before: bool
+) -> None:
+    """It is full before the write, or becomes so in the middle of it."""
+    folder = tmp_path / "optimizer"
+    with small_disk(folder, 1 << 20) as fill:
+        rank = written(folder, 1)
+        filler = fill()
+        with monkeypatch.context() as patched:
+            if not is_seen_before:
+                patched.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 30, 0, 1 << 30))
+            for step in (2, 3):
+                rank.train(1)
+                rank.write(step)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "training goes on" in said
+        assert str(folder) in said
+        assert "make room" in said
+        assert sorted(p.name for p in folder.iterdir()) == ["filler", "rank-0.1-1-1.safetensors"]
+        assert Rank(folder).checkpoints.usable == (at(1),)
+        filler.unlink()
+        rank.write(4)
+        assert rank.checkpoints.counts == CheckpointCounts(written=2, failed=2)
+        assert Rank(folder).checkpoints.usable == (at(1), at(4))
 
 
 def test_one_that_is_due_during_a_write_is_left_out(
@@ -336,6 +372,7 @@ def test_one_that_is_due_during_a_write_is_left_out(
     assert "left out at step 1003" in said
     rank.write(5)
     assert Rank(tmp_path).checkpoints.usable == (at(2), at(5))
+    assert rank.checkpoints.counts == CheckpointCounts(written=3, skipped=2)
 
 
 def test_what_another_rank_still_needs_is_kept(tmp_path: Path) -> None:
@@ -367,6 +404,7 @@ def test_files_of_ranks_that_are_no_more_are_removed(tmp_path: Path) -> None:
         rank.begin()
         rank.train(1)
         rank.write(1)
+    (tmp_path / "rank-1.1-1-2.new").write_bytes(b"it was killed in the middle of a write")
     alone = Rank(tmp_path)
     alone.begin(generation=2)
     alone.train(1)

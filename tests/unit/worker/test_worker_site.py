@@ -12,7 +12,9 @@ from torch import nn
 
 import atoll
 from atoll.node.core.events import Answer, MergeMode
+from atoll.node.local_protocol import CheckpointCounts
 from atoll.node.worker import site as site_module
+from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.settings import RunSettings
@@ -125,6 +127,30 @@ def test_progress_is_told_however_short_a_window_is(node: FakeNode) -> None:
         while site.running:
             site.step(tokens=10)
     assert [b["step"] for b in node.said("progress")] == [2, 4]
+
+
+def test_progress_tells_what_became_of_checkpoints(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Prompt(LocalCheckpoints):
+        def write(self, step: int, run_step: int) -> None:
+            super().write(step, run_step)
+            self.finish()
+
+    monkeypatch.setattr(site_module, "LocalCheckpoints", Prompt)
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    node.checkpoint_folder = str(tmp_path / "optimizer")
+    net, _ = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+    node.script = [first(2), (2, SNAPSHOT), (2, go_on(4)), (4, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            train(net, optimizer)
+            site.step(tokens=10)
+    assert [b["checkpoints"] for b in node.said("progress")] == [
+        CheckpointCounts(written=2),
+        CheckpointCounts(written=4),
+    ]
 
 
 def test_the_loss_stays_where_it_is_until_a_boundary(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
