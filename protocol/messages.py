@@ -18,6 +18,7 @@ MAX_LISTED_CHUNKS = 30_000  # of a sync whose payloads differ: their hashes fit 
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
+MAX_DONORS = 8  # that one site asks at once
 MAX_TOKENS = 1 << 48  # of one site in one sync
 
 
@@ -214,6 +215,7 @@ class FindSources:
     has_state: bool
     after_commit: int
     lacks_commit: int = 0
+    undialled_site_ids: tuple[int, ...] = bounded(MAX_DONORS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -380,6 +382,11 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DialBack:
+    member: Member
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pulse:
     pass
 
@@ -405,6 +412,7 @@ CoordinatorMessage = (
     | RolledBack
     | Finished
     | Peers
+    | DialBack
     | Pulse
     | Leases
 )

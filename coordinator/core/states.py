@@ -262,6 +262,17 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
         site.lacks = message.lacks_commit
     site.waits_for_sources = None if sources.donors else message
     run.send(site, sources)
+    _have_it_dialled(run, site, sources, message.undialled_site_ids)
+
+
+def _have_it_dialled(run: Run, site: Site, sources: m.Sources, donor_ids: tuple[int, ...]) -> None:
+    """By those of its donors that it cannot dial."""
+    named = {donor.site_id for donor in sources.donors}
+    call = m.DialBack(member=m.Member(site_id=site.site_id, incarnation=site.incarnation, address=site.address))
+    for donor_id in dict.fromkeys(donor_ids):
+        donor = run.members.by_id(donor_id)
+        if donor is not None and donor_id in named:
+            run.send(donor, call)
 
 
 def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:

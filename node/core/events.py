@@ -422,6 +422,13 @@ class ProbePeers:
 
 
 @dataclass(frozen=True, slots=True)
+class DialBack:
+    """This site lacks state and cannot dial here: dial it and answer what it asks for. Said again while it waits."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyState:
     """Count the chunks that do not have their hash, or come out otherwise from a snapshot and the log."""
 
@@ -455,5 +462,5 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | ListPayloads | RollBack | ProbePeers | AnswerDraw | Report | Exit
+    | VerifyState | ListPayloads | RollBack | ProbePeers | DialBack | AnswerDraw | Report | Exit
 )  # fmt: skip

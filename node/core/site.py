@@ -10,7 +10,16 @@ import logging
 
 from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
-from atoll.node.core.events import DistrustState, Event, ListPayloads, Output, ProbePeers, SeedState, VerifyState
+from atoll.node.core.events import (
+    DialBack,
+    DistrustState,
+    Event,
+    ListPayloads,
+    Output,
+    ProbePeers,
+    SeedState,
+    VerifyState,
+)
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, RefusedError
@@ -240,6 +249,8 @@ class SiteCore:
                 leases.granted(self.ctx, message)
             case m.Peers(members=members):
                 self.ctx.emit(ProbePeers(members))
+            case m.DialBack(member=member):
+                self.ctx.emit(DialBack(member))
             case m.Pulse():
                 pass
 

@@ -256,6 +256,8 @@ class Node:
                 self._list_payloads(output)
             case e.ProbePeers(members):
                 self.prober.watch(members)
+            case e.DialBack(member):
+                self.hub.donations.dial(member)
             case e.VerifyState():
                 self._task(self._verify(output.commit), e.DataPlaneFailed)
             case e.RollBack():
@@ -411,6 +413,7 @@ class Node:
                 site_id=self.core.site.site_id,
                 sources=sources,
                 refresh=self._ask_for_sources,
+                undialable=lambda: self.core.site.unreachable_site_ids,
                 outer=plane.fresh_outer(),
                 log=plane.log,
                 optimizer=plane.optimizer,
@@ -433,14 +436,15 @@ class Node:
         limits = self.core.limits
         return Pace(stall_s=limits.stall_s, slowest_bytes_per_s=limits.slowest_bytes_per_s)
 
-    async def _ask_for_sources(self) -> m.Sources:
-        """What has changed at the coordinator while a fetch is under way."""
+    async def _ask_for_sources(self, undialled: tuple[int, ...]) -> m.Sources:
+        """What has changed at the coordinator while a fetch is under way; these donors are to dial this site."""
         assert self.plane is not None
         if not self.core.site.welcomed:
             raise PeerError("there is no coordinator to ask who has the state")
         commit = self.plane.outer.commit if self.plane.outer is not None else None
         self._sources = asyncio.get_running_loop().create_future()
-        self.session.send(m.FindSources(has_state=commit is not None, after_commit=commit or 0))
+        asked = m.FindSources(has_state=commit is not None, after_commit=commit or 0, undialled_site_ids=undialled)
+        self.session.send(asked)
         try:
             async with asyncio.timeout(self.core.limits.lease_s):
                 return await self._sources

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,7 +52,8 @@ async def fetch_state(
     *,
     site_id: int,
     sources: Sources,
-    refresh: Callable[[], Awaitable[Sources]],
+    refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
+    undialable: Callable[[], Collection[int]],
     outer: OuterState,
     log: PayloadLog,
     optimizer: OuterOptimizer,
@@ -60,10 +61,11 @@ async def fetch_state(
 ) -> Fetched:
     """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name and somebody has.
 
-    `refresh` asks the coordinator again. The payloads of replayed commits end in `log`. Raises PeerError if nothing
-    moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
+    `refresh` asks the coordinator again, and to have donors of these site ids dial this site; `undialable` are those
+    that it cannot dial, as far as is known now. The payloads of replayed commits end in `log`. Raises PeerError if
+    nothing moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
     """
-    fetch = _Fetch(hub, site_id, refresh, outer, log, optimizer, pace)
+    fetch = _Fetch(hub, site_id, refresh, undialable, outer, log, optimizer, pace)
     fetch.known.learn(sources)
     try:
         return await fetch.run()
@@ -76,7 +78,8 @@ class _Fetch:
         self,
         hub: Hub,
         site_id: int,
-        refresh: Callable[[], Awaitable[Sources]],
+        refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
+        undialable: Callable[[], Collection[int]],
         outer: OuterState,
         payload_log: PayloadLog,
         optimizer: OuterOptimizer,
@@ -95,6 +98,8 @@ class _Fetch:
             credentials=hub.credentials,
             counters=hub.counters,
             refresh=refresh,
+            undialable=undialable,
+            expected=hub.expected_donors,
             pace=pace,
         )
         self._list_lock = asyncio.Lock()

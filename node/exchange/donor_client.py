@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 from google.protobuf.message import Message
 
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donor_link import Link
 from atoll.node.exchange.parts import MIN_PART_BYTES, Encoded, PartAssembler, parse
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
@@ -19,8 +19,10 @@ from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Donor, Header
 from atoll.protocol.status import from_rpc_error, was_cancelled
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
+
+FIRST_ANSWER_STALLS = 0.75
+"""Within which a donor answers, or cannot be reached this way; what is left of the stall limit is for another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +41,24 @@ class DonorClient:
         self,
         donor: Donor,
         *,
+        link: Link,
         header: Header,
-        credentials: grpc.ChannelCredentials | None,
         counters: Counters,
         pace: Pace,
         share: int = 1,
     ) -> None:
         """`share`: how many requests, to all donors, share this site's link."""
         self.donor = donor
+        self.has_answered = False
         self.where = f"donor site {donor.site_id} at {donor.address} (run {header.run_id}, catching up)"
+        self._link = link
         self._header = header
         self._counters = counters
         self._pace = pace
         self._share = share
-        self._channel = open_channel(donor.address, credentials=credentials, max_message_bytes=MAX_FRAME_BYTES)
 
     async def close(self) -> None:
-        await self._channel.close()
+        await self._link.close()
 
     async def hash_lists(self, commits: list[int], num_chunks: int) -> dict[int, list[bytes]]:
         """The chunk hashes at those of `commits` that the donor still knows, `num_chunks` each."""
@@ -136,20 +139,18 @@ class DonorClient:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
     async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
-        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
-            method, request_serializer=None, response_deserializer=None
-        )
-        call = stub(request.SerializeToString())
+        answer = self._link.ask(method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
         progress = Progress(self._pace, waited_s, self._share)
         try:
             while True:
                 began = loop.time()
-                async with asyncio.timeout(self._pace.stall_s):
-                    data = await call.read()
+                async with asyncio.timeout(self._limit_s):
+                    data = await answer.read()
                 if not isinstance(data, bytes):
                     return
+                self.has_answered = True
                 waited_s += loop.time() - began
                 progress.moved(len(data), waited_s)
                 problem = progress.problem(waited_s)
@@ -158,7 +159,7 @@ class DonorClient:
                 self._counters.received_bytes += len(data)
                 yield data
         except TimeoutError:
-            raise PeerError(f"{self.where}: no byte for {self._pace.stall_s:.1f} s", self.donor.site_id) from None
+            raise PeerError(f"{self.where}: no byte for {self._limit_s:.1f} s", self.donor.site_id) from None
         except asyncio.CancelledError:
             if was_cancelled():
                 raise
@@ -166,4 +167,9 @@ class DonorClient:
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.where) from None
         finally:
-            call.cancel()
+            answer.cancel()
+
+    @property
+    def _limit_s(self) -> float:
+        """Of the wait for some byte."""
+        return self._pace.stall_s * (1 if self.has_answered else FIRST_ANSWER_STALLS)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 import grpc
 
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.donor_link import DialledLink
+from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
 from atoll.protocol.errors import (
@@ -23,7 +25,7 @@ from atoll.protocol.errors import (
     RefusedError,
     StateError,
 )
-from atoll.protocol.messages import Donor, Header, Sources
+from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
 
 DonorKey = tuple[int, int, str]  # site id, incarnation, address
 log = logging.getLogger(__name__)
@@ -32,8 +34,6 @@ REQUESTS_PER_DONOR = 2
 """In flight at once."""
 BATCH_BYTES = 8 << 20
 MAX_BATCH_CHUNKS = 1024
-MAX_DONORS = 8
-"""Asked at once: more would only split the joiner's link further, and each costs a connection."""
 MAX_STRIKES = 3
 """Answers that are not right, before a donor is not asked any more."""
 ASK_AGAIN_S = 0.3
@@ -41,7 +41,8 @@ BUSY_S = 0.1
 
 
 class Donors:
-    """`refresh` asks the coordinator again; what it says ends in `known`."""
+    """`refresh` asks the coordinator again, and to have donors of these site ids dial this site; what it says ends in
+    `known`. `undialable`: the sites that cannot be dialled, as far as is known now."""
 
     def __init__(
         self,
@@ -50,7 +51,9 @@ class Donors:
         header: Header,
         credentials: grpc.ChannelCredentials | None,
         counters: Counters,
-        refresh: Callable[[], Awaitable[Sources]],
+        refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
+        undialable: Callable[[], Collection[int]],
+        expected: ExpectedDonors,
         pace: Pace,
     ) -> None:
         self.known = known
@@ -60,7 +63,11 @@ class Donors:
         self._refresh = refresh
         self._pace = pace
         self._loop = asyncio.get_running_loop()
-        self._clients: dict[DonorKey, DonorClient] = {}
+        self._undialable = undialable
+        self._expected = expected
+        self._dialled: dict[DonorKey, DonorClient] = {}
+        self._here: dict[DonorKey, DonorClient] = {}  # those that dialled this site
+        self._unanswered: set[DonorKey] = set()  # dialled, and failed before the first answer
         self._strikes: Counter[DonorKey] = Counter()
         self._failures: Counter[DonorKey] = Counter()
         self._resting: set[DonorKey] = set()  # failed, until the coordinator has been asked again
@@ -68,7 +75,8 @@ class Donors:
         self._last_error: AtollError | None = None
 
     async def close(self) -> None:
-        for client in self._clients.values():
+        self._expected.dismiss()
+        for client in [*self._dialled.values(), *self._here.values()]:
             await client.close()
 
     async def share_out(
@@ -120,24 +128,47 @@ class Donors:
 
     def usable(self, may: Callable[[Donor], bool] = lambda _: True) -> list[DonorClient]:
         """Clients of some donors that may be asked now: those that failed least, the newest, the next by site id."""
-        usable = []
-        awake = [donor for donor in self._eligible(may) if donor_key(donor) not in self._resting]
+        undialable = self._undialable()
+        awake = [
+            donor
+            for donor in self._in_order(self._eligible(may))
+            if donor_key(donor) not in self._resting
+            and (self._expected.is_here(donor) or donor.site_id not in undialable)
+        ]
+        return [self._client(donor) for donor in awake[:MAX_DONORS]]
+
+    def _in_order(self, donors: list[Donor]) -> list[Donor]:
         own = self._header.site_id
-        awake.sort(key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < own, d.site_id))
-        for donor in awake[:MAX_DONORS]:
-            key = donor_key(donor)
-            if key not in self._clients:
-                self._clients[key] = DonorClient(
-                    donor,
-                    header=self._header,
-                    credentials=self._credentials,
-                    counters=self._counters,
-                    pace=self._pace,
-                    share=REQUESTS_PER_DONOR * min(len(self.known.donors), MAX_DONORS),
-                )
-            self._clients[key].donor = donor  # it advances
-            usable.append(self._clients[key])
-        return usable
+        return sorted(donors, key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < own, d.site_id))
+
+    def _client(self, donor: Donor) -> DonorClient:
+        key, here = donor_key(donor), self._expected.is_here(donor)
+        clients = self._here if here else self._dialled
+        if key not in clients:
+            clients[key] = DonorClient(
+                donor,
+                link=ExpectedLink(self._expected, donor) if here else DialledLink(donor.address, self._credentials),
+                header=self._header,
+                counters=self._counters,
+                pace=self._pace,
+                share=REQUESTS_PER_DONOR * min(len(self.known.donors), MAX_DONORS),
+            )
+        clients[key].donor = donor  # it advances
+        return clients[key]
+
+    def _is_silent(self, donor: Donor) -> bool:
+        """Dialled in vain so far."""
+        key = donor_key(donor)
+        return key in self._unanswered and not self._dialled[key].has_answered
+
+    def _to_be_asked_to_dial(self) -> list[Donor]:
+        undialable = self._undialable()
+        absent = [
+            donor
+            for donor in self._in_order(self._eligible(lambda _: True))
+            if (donor.site_id in undialable or self._is_silent(donor)) and not self._expected.is_here(donor)
+        ]
+        return absent[: max(0, MAX_DONORS - self._expected.num_here)]
 
     def failed(self, client: DonorClient, error: AtollError) -> None:
         """Raises an error of this host; else notes that the donor failed."""
@@ -147,6 +178,8 @@ class Donors:
             self._last_error = error  # wrong bytes say more than what follows from them
         key = donor_key(client.donor)
         log.info("%s", error)
+        if isinstance(error, PeerError) and client is self._dialled.get(key) and not client.has_answered:
+            self._unanswered.add(key)
         if isinstance(error, InvalidMessage):
             self._counters.refuse(error)
             self._strikes[key] += 1
@@ -159,13 +192,23 @@ class Donors:
         """The coordinator's word as it is now. Raises PeerError if nothing has moved for too long."""
         self._check_stall(why)
         await asyncio.sleep(ASK_AGAIN_S)
-        self.known.learn(await self._refresh())
+        absent = self._to_be_asked_to_dial()
+        self._expected.expect([(donor.site_id, donor.incarnation) for donor in absent])
+        self.known.learn(await self._refresh(tuple(donor.site_id for donor in absent)))
+        if absent:
+            await asyncio.sleep(ASK_AGAIN_S)  # they are on their way
         self._resting.clear()
 
     def _check_stall(self, why: str) -> None:
         if self._loop.time() - self._moved_at > self._pace.stall_s:
             because = f"; the last error: {self._last_error}" if self._last_error else ""
             donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
+            apart = ", ".join(f"site {d.site_id}" for d in self._to_be_asked_to_dial())
+            if apart:
+                because += (
+                    f"; cannot dial {apart}, and asked to dial this site, none of them does: open this site or one of "
+                    "them to the other, with --listen and --advertise HOST:PORT"
+                )
             raise PeerError(
                 f"catching up: nothing moved for {self._pace.stall_s:.1f} s, {why}; donors: {donors}{because}"
             )

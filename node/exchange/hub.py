@@ -14,8 +14,10 @@ import grpc.aio
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donations import Donations
 from atoll.node.exchange.donor import Donor
 from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.expected_donors import ExpectedDonors
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.peer_service import add_peer_service
 from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
@@ -66,6 +68,8 @@ class Hub:
         self.counters = Counters()
         self.uplink = Uplink()
         self.donor: Donor | None = None
+        self.expected_donors = ExpectedDonors()
+        self.donations = Donations(identity=self.identity, credentials=credentials, donor=self.served_donor)
         self.site_id = 0
         """Given by the coordinator; 0 until then."""
         self.pool = ThreadPoolExecutor(
@@ -125,6 +129,8 @@ class Hub:
     async def close(self) -> None:
         for exchange in self._exchanges.values():
             exchange.cancel()
+        self.expected_donors.dismiss()
+        await self.donations.close()
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()

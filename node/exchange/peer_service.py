@@ -67,12 +67,7 @@ class PeerService:
                 del self._streams[key]
 
     async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
-        try:
-            async with asyncio.timeout(OPEN_WAIT_S):
-                data = await context.read()
-        except TimeoutError:
-            raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
-        request = parse(peer_pb2.ExchangeRequest, data) if isinstance(data, bytes) else peer_pb2.ExchangeRequest()
+        request = parse(peer_pb2.ExchangeRequest, await _first_message(context))
         if request.WhichOneof("body") != "open":
             raise InvalidMessage("the first message of a stream must open it")
         if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
@@ -93,6 +88,22 @@ class PeerService:
             await self._give(self._hub.served_donor().payloads(request), request.header, context)
         except AtollError as error:
             await self._refuse(context, error)
+
+    async def donate(self, _requests: Any, context: Context) -> None:
+        """A donor has dialled this site. Its stream is used by whoever expects it."""
+        expected = self._hub.expected_donors
+        try:
+            request = parse(peer_pb2.DonateRequest, await _first_message(context))
+            if request.WhichOneof("body") != "open":
+                raise InvalidMessage("the first message of a stream must open it")
+            check_header(request.open.header, self._hub.run_id)
+            stream = expected.accept(request.open, self._hub.identity(), context)
+        except AtollError as error:
+            await self._refuse(context, error)
+        try:
+            await stream.over
+        finally:
+            expected.gone(stream)
 
     async def probe(self, data: bytes, context: Context) -> bytes:
         try:
@@ -118,12 +129,23 @@ class PeerService:
         await abort(context, error)
 
 
+async def _first_message(context: Context) -> bytes:
+    """Empty if there is none."""
+    try:
+        async with asyncio.timeout(OPEN_WAIT_S):
+            data = await context.read()
+    except TimeoutError:
+        raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
+    return data if isinstance(data, bytes) else b""
+
+
 def add_peer_service(hub: Hub, server: grpc.aio.Server) -> None:
     service = PeerService(hub)
     handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         "Exchange": grpc.stream_stream_rpc_method_handler(service.exchange),
         "FetchState": grpc.unary_stream_rpc_method_handler(service.fetch_state),
         "FetchPayloads": grpc.unary_stream_rpc_method_handler(service.fetch_payloads),
+        "Donate": grpc.stream_stream_rpc_method_handler(service.donate),
         "Probe": grpc.unary_unary_rpc_method_handler(service.probe),
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))

@@ -402,6 +402,118 @@ class FetchPayloadsResponse(_message.Message):
 Global___FetchPayloadsResponse: _TypeAlias = FetchPayloadsResponse  # noqa: Y015
 
 @_typing.final
+class DonateOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    TO_SITE_ID_FIELD_NUMBER: _builtins.int
+    TO_INCARNATION_FIELD_NUMBER: _builtins.int
+    to_site_id: _builtins.int
+    """who is meant; another node at that address refuses"""
+    to_incarnation: _builtins.int
+    @_builtins.property
+    def header(self) -> _common_pb2.Header:
+        """of the donor"""
+
+    def __init__(
+        self,
+        *,
+        header: _common_pb2.Header | None = ...,
+        to_site_id: _builtins.int = ...,
+        to_incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "to_incarnation", b"to_incarnation", "to_site_id", b"to_site_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DonateOpen: _TypeAlias = DonateOpen  # noqa: Y015
+
+@_typing.final
+class DonateEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    DETAILS_FIELD_NUMBER: _builtins.int
+    code: _builtins.int
+    """what the status of FetchState or FetchPayloads would be; 0: that was all"""
+    details: _builtins.str
+    def __init__(
+        self,
+        *,
+        code: _builtins.int = ...,
+        details: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "details", b"details"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DonateEnd: _TypeAlias = DonateEnd  # noqa: Y015
+
+@_typing.final
+class DonateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    FRAME_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    frame: _builtins.bytes
+    """a FetchStateResponse or FetchPayloadsResponse"""
+    @_builtins.property
+    def open(self) -> Global___DonateOpen:
+        """first"""
+
+    @_builtins.property
+    def end(self) -> Global___DonateEnd:
+        """last"""
+
+    def __init__(
+        self,
+        *,
+        open: Global___DonateOpen | None = ...,
+        frame: _builtins.bytes = ...,
+        end: Global___DonateEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "end", b"end", "frame", b"frame", "open", b"open"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "end", b"end", "frame", b"frame", "open", b"open"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["open", "frame", "end"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___DonateRequest: _TypeAlias = DonateRequest  # noqa: Y015
+
+@_typing.final
+class DonateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    PAYLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> Global___FetchStateRequest: ...
+    @_builtins.property
+    def payloads(self) -> Global___FetchPayloadsRequest: ...
+    def __init__(
+        self,
+        *,
+        state: Global___FetchStateRequest | None = ...,
+        payloads: Global___FetchPayloadsRequest | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "payloads", b"payloads", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "payloads", b"payloads", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["state", "payloads"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___DonateResponse: _TypeAlias = DonateResponse  # noqa: Y015
+
+@_typing.final
 class ProbeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

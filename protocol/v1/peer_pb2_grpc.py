@@ -49,6 +49,11 @@ class PeerServiceStub:
                 request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.SerializeToString,
                 response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.FromString,
                 _registered_method=True)
+        self.Donate = channel.stream_stream(
+                '/atoll.protocol.v1.PeerService/Donate',
+                request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateRequest.SerializeToString,
+                response_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateResponse.FromString,
+                _registered_method=True)
         self.Probe = channel.unary_unary(
                 '/atoll.protocol.v1.PeerService/Probe',
                 request_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.ProbeRequest.SerializeToString,
@@ -80,6 +85,14 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Donate(self, request_iterator, context):
+        """Dialled by a donor whom the callee cannot dial, when it was asked to (DialBack). The callee sends one request; the
+        donor's frames go up, then how it ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Probe(self, request, context):
         """Who is at this address.
         """
@@ -104,6 +117,11 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.FetchPayloads,
                     request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.FromString,
                     response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.SerializeToString,
+            ),
+            'Donate': grpc.stream_stream_rpc_method_handler(
+                    servicer.Donate,
+                    request_deserializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateRequest.FromString,
+                    response_serializer=atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateResponse.SerializeToString,
             ),
             'Probe': grpc.unary_unary_rpc_method_handler(
                     servicer.Probe,
@@ -192,6 +210,33 @@ class PeerService:
             '/atoll.protocol.v1.PeerService/FetchPayloads',
             atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsRequest.SerializeToString,
             atoll_dot_protocol_dot_v1_dot_peer__pb2.FetchPayloadsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Donate(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/atoll.protocol.v1.PeerService/Donate',
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateRequest.SerializeToString,
+            atoll_dot_protocol_dot_v1_dot_peer__pb2.DonateResponse.FromString,
             options,
             channel_credentials,
             insecure,

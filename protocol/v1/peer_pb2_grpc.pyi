@@ -37,6 +37,10 @@ class PeerServiceStub:
     """Chunks of the outer state, with their hash lists."""
     FetchPayloads: _grpc.UnaryStreamMultiCallable[_peer_pb2.FetchPayloadsRequest, _peer_pb2.FetchPayloadsResponse]
     """Payloads of commits from the donor's log."""
+    Donate: _grpc.StreamStreamMultiCallable[_peer_pb2.DonateRequest, _peer_pb2.DonateResponse]
+    """Dialled by a donor whom the callee cannot dial, when it was asked to (DialBack). The callee sends one request; the
+    donor's frames go up, then how it ended.
+    """
     Probe: _grpc.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]
     """Who is at this address."""
 
@@ -49,6 +53,10 @@ class PeerServiceAsyncStub(PeerServiceStub):
     """Chunks of the outer state, with their hash lists."""
     FetchPayloads: _aio.UnaryStreamMultiCallable[_peer_pb2.FetchPayloadsRequest, _peer_pb2.FetchPayloadsResponse]  # type: ignore[assignment]
     """Payloads of commits from the donor's log."""
+    Donate: _aio.StreamStreamMultiCallable[_peer_pb2.DonateRequest, _peer_pb2.DonateResponse]  # type: ignore[assignment]
+    """Dialled by a donor whom the callee cannot dial, when it was asked to (DialBack). The callee sends one request; the
+    donor's frames go up, then how it ended.
+    """
     Probe: _aio.UnaryUnaryMultiCallable[_peer_pb2.ProbeRequest, _peer_pb2.ProbeResponse]  # type: ignore[assignment]
     """Who is at this address."""
 
@@ -76,6 +84,16 @@ class PeerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_peer_pb2.FetchPayloadsResponse], _abc.AsyncIterator[_peer_pb2.FetchPayloadsResponse]]:
         """Payloads of commits from the donor's log."""
+
+    @_abc_1.abstractmethod
+    def Donate(
+        self,
+        request_iterator: _MaybeAsyncIterator[_peer_pb2.DonateRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_peer_pb2.DonateResponse], _abc.AsyncIterator[_peer_pb2.DonateResponse]]:
+        """Dialled by a donor whom the callee cannot dial, when it was asked to (DialBack). The callee sends one request; the
+        donor's frames go up, then how it ended.
+        """
 
     @_abc_1.abstractmethod
     def Probe(

@@ -236,6 +236,7 @@ class SessionResponse(_message.Message):
     LIST_PAYLOADS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    DIAL_BACK_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
     @_builtins.property
@@ -274,6 +275,8 @@ class SessionResponse(_message.Message):
     def peers(self) -> Global___Peers: ...
     @_builtins.property
     def weights(self) -> Global___Weights: ...
+    @_builtins.property
+    def dial_back(self) -> Global___DialBack: ...
     def __init__(
         self,
         *,
@@ -297,12 +300,13 @@ class SessionResponse(_message.Message):
         list_payloads: Global___ListPayloads | None = ...,
         peers: Global___Peers | None = ...,
         weights: Global___Weights | None = ...,
+        dial_back: Global___DialBack | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -714,20 +718,26 @@ class FindSources(_message.Message):
     HAS_STATE_FIELD_NUMBER: _builtins.int
     AFTER_COMMIT_FIELD_NUMBER: _builtins.int
     LACKS_COMMIT_FIELD_NUMBER: _builtins.int
+    UNDIALLED_SITE_IDS_FIELD_NUMBER: _builtins.int
     has_state: _builtins.bool
     after_commit: _builtins.int
     lacks_commit: _builtins.int
     """this commit, the one after after_commit, cannot be applied from the site's own log; 0: not tried"""
+    @_builtins.property
+    def undialled_site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """donors that this site cannot dial: they are asked to dial it; at most 8"""
+
     def __init__(
         self,
         *,
         has_state: _builtins.bool = ...,
         after_commit: _builtins.int = ...,
         lacks_commit: _builtins.int = ...,
+        undialled_site_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_commit", b"after_commit", "has_state", b"has_state", "lacks_commit", b"lacks_commit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_commit", b"after_commit", "has_state", b"has_state", "lacks_commit", b"lacks_commit", "undialled_site_ids", b"undialled_site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1151,6 +1161,30 @@ class Peers(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Peers: _TypeAlias = Peers  # noqa: Y015
+
+@_typing.final
+class DialBack(_message.Message):
+    """A site that lacks state cannot dial this one, which has it: dial that site and answer it (PeerService.Donate). Said
+    again while that site waits.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def member(self) -> _common_pb2.Member: ...
+    def __init__(
+        self,
+        *,
+        member: _common_pb2.Member | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DialBack: _TypeAlias = DialBack  # noqa: Y015
 
 @_typing.final
 class Pulse(_message.Message):

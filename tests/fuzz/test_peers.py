@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 import grpc
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 from atoll.node.dataplane.outer_state import record_bytes
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.donor_link import DialledLink
+from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.hub import MAX_EARLY, Hub
 from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
@@ -38,6 +41,7 @@ from tests.harness.peer_streams import (
     plan,
     serving,
 )
+from tests.harness.sites import until
 
 NUM_CHUNKS = len(LAYOUT.chunks)
 MAX_CHUNK_BYTES = 20 << 10
@@ -303,8 +307,8 @@ class LyingDonor(DonorClient):
 async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     client = LyingDonor(
         m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1),
+        link=DialledLink("127.0.0.1:1", None),
         header=HEADER,
-        credentials=None,
         counters=Counters(),
         pace=PACE,
     )
@@ -359,6 +363,124 @@ def test_a_donors_answer_is_what_was_asked_for_or_an_error(disk: Disk, kind: str
                     assert sorted(i.chunk for i in items) == wanted
             except (InvalidMessage, PeerError):
                 pass
+
+    asyncio.run(main())
+
+
+# --- a donor that dials
+
+
+@st.composite
+def donate_openings(draw: st.DrawFn) -> bytes:
+    """Any first message; mostly one that is nearly right."""
+    message = draw(protos(peer_pb2.DonateRequest))
+    if draw(st.integers(0, 3)):
+        who = replace(HEADER, site_id=draw(st.sampled_from([2, 2, 3])), incarnation=draw(st.sampled_from([1, 1, 2])))
+        header = wire.to_proto(who)
+        to = {"to_site_id": draw(st.sampled_from([1, 1, 2])), "to_incarnation": draw(st.sampled_from([1, 1, 2]))}
+        message = peer_pb2.DonateRequest(open=peer_pb2.DonateOpen(header=header, **to))
+    data: bytes = message.SerializeToString()
+    return draw(damaged(data)) if draw(st.booleans()) else data
+
+
+@fuzz(200)
+@given(first=donate_openings(), expects=st.booleans())
+def test_only_an_expected_donor_gets_a_stream(disk: Disk, first: bytes, expects: bool) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            hub.site_id = 1
+            if expects:
+                hub.expected_donors.expect([(2, 1)])
+            context: Any = FakeContext([first])
+            call = asyncio.ensure_future(PeerService(hub).donate(None, context))
+            await until(lambda: call.done() or hub.expected_donors.num_here > 0)
+            if hub.expected_donors.num_here:
+                opened = peer_pb2.DonateRequest.FromString(first).open
+                assert expects
+                assert (opened.header.run_id, opened.header.site_id, opened.header.incarnation) == (HEADER.run_id, 2, 1)
+                assert (opened.to_site_id, opened.to_incarnation) == (1, 1)
+                hub.expected_donors.dismiss()
+                await call
+            else:
+                assert isinstance(call.exception(), Aborted)
+            assert hub.expected_donors.num_here == 0
+
+    asyncio.run(main())
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_what_a_donor_that_dialled_sends_is_what_was_asked_for_or_an_error(disk: Disk, data: st.DataObject) -> None:
+    wanted = [0, 1, 2]
+    true = [
+        peer_pb2.DonateRequest(frame=frame).SerializeToString()
+        for frame in asyncio.run(true_answers(disk, wanted))["chunks"]
+    ]
+    sent = [*true, peer_pb2.DonateRequest(end=peer_pb2.DonateEnd()).SerializeToString()]
+    match data.draw(st.sampled_from(["damaged", "any", "both", "true"])):
+        case "damaged":
+            sent = [data.draw(damaged(frame)) for frame in sent]
+        case "any":
+            sent = [f.SerializeToString() for f in data.draw(st.lists(protos(peer_pb2.DonateRequest), max_size=3))]
+        case "both":
+            sent.insert(
+                data.draw(st.integers(0, len(true))), data.draw(protos(peer_pb2.DonateRequest)).SerializeToString()
+            )
+
+    async def main() -> None:
+        expected = ExpectedDonors()
+        expected.expect([(2, 1)])
+        context: Any = FakeContext(list(sent))
+        opened = peer_pb2.DonateOpen(header=wire.to_proto(replace(HEADER, site_id=2)), to_site_id=1, to_incarnation=1)
+        stream = expected.accept(opened, HEADER, context)
+        donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1)
+        client = DonorClient(donor, link=ExpectedLink(expected, donor), header=HEADER, counters=Counters(), pace=PACE)
+        got = []
+        with suppress(InvalidMessage, *REFUSALS, PeerError):
+            async for received in client.chunks(wanted, lambda c: record_bytes(LAYOUT, ("momentum",), c)):
+                got.append(received)
+            assert [r.chunk for r in got] == wanted
+        assert [r.chunk for r in got] == wanted[: len(got)]
+        assert all(len(r.data) == record_bytes(LAYOUT, ("momentum",), r.chunk) for r in got)
+        await stream.over  # it is ended, whatever it brought
+
+    asyncio.run(main())
+
+
+class FakeCall:
+    """To a site that was dialled: takes everything."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    async def write(self, frame: bytes) -> None:
+        self.sent.append(frame)
+
+
+@fuzz(100)
+@given(data=st.data())
+def test_a_donor_that_dialled_answers_any_request_and_says_how_it_ended(disk: Disk, data: st.DataObject) -> None:
+    message = peer_pb2.DonateResponse()
+    match data.draw(st.sampled_from(["state", "payloads", "any"])):
+        case "state":
+            message.state.CopyFrom(data.draw(requests(peer_pb2.FetchStateRequest)))
+        case "payloads":
+            message.payloads.CopyFrom(data.draw(requests(peer_pb2.FetchPayloadsRequest)))
+        case _:
+            message = data.draw(protos(peer_pb2.DonateResponse))
+    request = message.SerializeToString()
+    if data.draw(st.booleans()):
+        request = data.draw(damaged(request))
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            call: Any = FakeCall()
+            await hub.donations._answer(call, request, "site 2")
+            assert all(len(frame) <= transport.MAX_FRAME_BYTES for frame in call.sent)
+            *frames, last = [peer_pb2.DonateRequest.FromString(frame).WhichOneof("body") for frame in call.sent]
+            assert (set(frames) <= {"frame"}, last) == (True, "end")
+            assert hub.donor is not None
+            assert not hub.donor._requests_of, "its place is free again"
 
     asyncio.run(main())
 

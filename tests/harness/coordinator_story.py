@@ -337,8 +337,15 @@ class Story:
             ),
         )
 
-    def sources(self, name: str, after: int | None = None, lacks: int = 0) -> None:
-        self.says(name, m.FindSources(has_state=after is not None, after_commit=after or 0, lacks_commit=lacks))
+    def sources(self, name: str, after: int | None = None, lacks: int = 0, undialled: str = "") -> None:
+        """`undialled`: names, by commas."""
+        message = m.FindSources(
+            has_state=after is not None,
+            after_commit=after or 0,
+            lacks_commit=lacks,
+            undialled_site_ids=tuple(self.sites[who].site_id for who in undialled.split(",") if who),
+        )
+        self.says(name, message)
 
     def leave(self, name: str, reason: str = "asked to") -> None:
         self.says(name, m.Leave(reason=reason))
@@ -469,6 +476,8 @@ class Story:
                 return "Pulse"
             case m.Peers():
                 return f"Peers: {' '.join(self._name(p.site_id) for p in message.members)}"
+            case m.DialBack(member=member):
+                return f"DialBack {self._name(member.site_id)} at {member.address}"
             case m.Leases():
                 return f"Leases {ranges_in_words(message.ranges)}"
 

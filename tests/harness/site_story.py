@@ -263,6 +263,8 @@ class SiteStory:
                 return f"lists the hashes of the payloads of {sync}.{attempt}"
             case e.ProbePeers(members):
                 return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
+            case e.DialBack(member):
+                return f"dials {NAMES[member.site_id - 1]}, and serves it"
             case e.VerifyState(commit):
                 return f"looks for damage in its state of commit {commit}"
             case e.RollBack(commit, branch):
@@ -397,6 +399,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"the state of commit (\d+) is fetched": lambda n: story.fetched(int(n)),
         r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
         r"the model of commit (\d+) is saved": lambda n: story.happens(e.ModelSaved(commit=int(n))),
+        r"is to dial (.)": lambda name: story.hears(m.DialBack(member=_member(name))),
         r"peers (.+)": lambda names: story.hears(m.Peers(members=tuple(_member(n) for n in names.split()))),
         r"it can dial everybody": lambda: story.happens(e.PeersProbed(())),
         r"it cannot dial (.+)": lambda names: story.happens(e.PeersProbed(tuple(_id(n) for n in names.split()))),

@@ -35,6 +35,7 @@ KERNELS = "tests/unit/codecs/test_codec_kernels.py"
 WORKERS = "tests/unit/local/test_worker_group.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
+EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 EXCHANGE = "tests/process/test_exchange.py"
 SPILL = "tests/unit/exchange/test_spill.py"
 SPILLED = "tests/process/test_spilled_exchanges.py"
@@ -830,6 +831,30 @@ MUTATIONS = (
         old="                syncs.ready(self.ctx)  # again, if it was said before\n",
         new="",
         tests=(SITE_STORIES,),
+    ),
+    Mutation(
+        name="whoever dials is a donor",
+        rule="nobody gives state over a connection of its own unless it was asked to",
+        file="node/exchange/expected_donors.py",
+        old="streams = self._streams.get(site)\n        if streams is None:\n            raise",
+        new="streams = self._streams.setdefault(site, _Streams())\n        if streams is None:\n            raise",
+        tests=(EXPECTED,),
+    ),
+    Mutation(
+        name="a stream that ends is an answer",
+        rule="an answer over a donor's own connection is whole only if the donor says so",
+        file="node/exchange/expected_donors.py",
+        old='            raise PeerError(f"{where}: its stream broke", self.site[0])',
+        new="            return None",
+        tests=(EXPECTED,),
+    ),
+    Mutation(
+        name="anybody is told to dial",
+        rule="a joiner has only those dial it that it was given as donors",
+        file="coordinator/core/states.py",
+        old="if donor is not None and donor_id in named:",
+        new="if donor is not None:",
+        tests=(COORDINATOR_STORIES,),
     ),
     Mutation(
         name="any answer is the peer",

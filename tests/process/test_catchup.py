@@ -14,6 +14,7 @@ from atoll.node.exchange import catchup, donor
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.catchup import Fetched, fetch_state
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.progress import Pace
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -43,7 +44,8 @@ async def fetch(
         site.hub,
         site_id=site.site_id,
         sources=sources or run.sources(donors),
-        refresh=refresh or again,
+        refresh=lambda _: (refresh or again)(),
+        undialable=tuple,
         outer=site.outer,
         log=site.log,
         optimizer=OPTIMIZER,
@@ -356,8 +358,8 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 header = to.hub.header(7, 0)
                 return DonorClient(
                     site.donor() if to is site else empty.donor(),
+                    link=DialledLink(to.address, None),
                     header=replace(header, run_id=run_id),
-                    credentials=None,
                     counters=empty.hub.counters,
                     pace=PACE,
                 )

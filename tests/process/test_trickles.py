@@ -16,6 +16,7 @@ import pytest
 from atoll.node.exchange import donor
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.donor_client import DonorClient
+from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.parts import Encoded, pack_frames
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.service_name import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
@@ -350,7 +351,11 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             assert served is not None
             assert served._requests_of == {7: donor.MAX_REQUESTS_OF_SITE}
             client = DonorClient(
-                site.donor(), header=site.hub.header(7, 0), credentials=None, counters=site.hub.counters, pace=PACE
+                site.donor(),
+                link=DialledLink(site.address, None),
+                header=site.hub.header(7, 0),
+                counters=site.hub.counters,
+                pace=PACE,
             )
             with pytest.raises(NotYetError, match="3 of them of site 7"):
                 await client.hash_lists([0], len(site.layout.chunks))

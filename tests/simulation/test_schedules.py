@@ -11,7 +11,8 @@ import pytest
 from atoll.node.exchange.spill import Spilled
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
-from tests.simulation.faults import FAULTS, draw_faults
+from tests.simulation.faults import FAULTS, draw_faults, strike
+from tests.simulation.world import Outcome, World, draw_shape_of, play
 
 NUM_SCHEDULES = 500
 PARTS = 10
@@ -21,6 +22,24 @@ PARTS = 10
 def test_whatever_breaks_the_invariants_hold(part: int) -> None:
     for seed in range(part, NUM_SCHEDULES, PARTS):
         outcome = one(seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+
+
+def behind_nat(seed: int) -> Outcome:
+    """The schedule of that seed, with sites of which only the first can be dialled, ever."""
+    chosen = [fault for fault in draw_faults(seed) if fault.kind != "undialable"]
+
+    async def faults(world: World) -> None:
+        world.network.undialable.update(f"site{i}" for i in range(2, 10))
+        await strike(world, chosen)
+
+    return play(seed, faults, draw_shape_of(seed, num_sites=2 + seed % 3))
+
+
+def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> None:
+    for seed in range(40):
+        outcome = behind_nat(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
 

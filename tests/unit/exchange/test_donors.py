@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
+import pytest
+
+from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.donors import MAX_DONORS, Donors
+from atoll.node.exchange.donors import Donors
+from atoll.node.exchange.expected_donors import ExpectedDonors
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
-from atoll.protocol.errors import PeerError
+from atoll.protocol.errors import PeerError, StateError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Donor, Header, Sources
+from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
+from atoll.protocol.v1 import common_pb2, peer_pb2
 
 
-def donors_of(own: int, offered: Sequence[Donor]) -> Donors:
-    async def refresh() -> Sources:
-        return Sources()
+class Asked:
+    """What the coordinator hears."""
+
+    def __init__(self, offered: Sequence[Donor]) -> None:
+        self.offered = tuple(offered)
+        self.undialled: list[tuple[int, ...]] = []
+
+    async def refresh(self, undialled: tuple[int, ...]) -> Sources:
+        self.undialled.append(undialled)
+        return Sources(donors=self.offered)
+
+
+def donors_of(
+    own: int,
+    offered: Sequence[Donor],
+    *,
+    undialable: Callable[[], Collection[int]] = tuple,
+    expected: ExpectedDonors | None = None,
+    asked: Asked | None = None,
+) -> Donors:
 
     known = Known(Manifest(tensors=()), ())
     known.donors = tuple(offered)
@@ -26,7 +49,9 @@ def donors_of(own: int, offered: Sequence[Donor]) -> Donors:
         header=header,
         credentials=None,
         counters=Counters(),
-        refresh=refresh,
+        refresh=(asked or Asked(offered)).refresh,
+        undialable=undialable,
+        expected=expected or ExpectedDonors(),
         pace=Pace(stall_s=5, slowest_bytes_per_s=1),
     )
 
@@ -69,6 +94,80 @@ def test_who_failed_gives_way_to_others_after_the_coordinator_was_asked_too() ->
         assert second == {d.site_id for d in offered} - {client.donor.site_id for client in first}
         donors._resting.clear()  # as once the coordinator has answered
         assert {client.donor.site_id for client in donors.usable()} == second
+        await donors.close()
+
+    asyncio.run(main())
+
+
+def dials(expected: ExpectedDonors, site_id: int) -> None:
+    """A donor opens a stream to site 1."""
+    message = peer_pb2.DonateOpen(
+        header=common_pb2.Header(site_id=site_id, incarnation=1), to_site_id=1, to_incarnation=1
+    )
+    nowhere: Any = None
+    expected.accept(message, Header(protocol_version=1, run_id="run", site_id=1, incarnation=1), nowhere)
+
+
+def test_those_that_cannot_be_dialled_are_asked_to_dial_and_are_donors_when_they_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(donor_pool, "ASK_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        offered = [donor(2), donor(3), donor(4)]
+        expected, asked = ExpectedDonors(), Asked(offered)
+        donors = donors_of(1, offered, undialable=lambda: (2, 4), expected=expected, asked=asked)
+        assert [c.donor.site_id for c in donors.usable()] == [3]
+        await donors.ask_again("a test")
+        assert asked.undialled == [(2, 4)]
+        dials(expected, 2)
+        assert [c.donor.site_id for c in donors.usable()] == [2, 3]
+        await donors.ask_again("a test")
+        assert asked.undialled[1:] == [(4,)]
+        await donors.close()
+        assert expected.num_here == 0
+
+    asyncio.run(main())
+
+
+def test_who_never_answered_is_asked_to_dial_and_is_dialled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_pool, "ASK_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        offered = [donor(2), donor(3), donor(4)]
+        expected, asked = ExpectedDonors(), Asked(offered)
+        donors = donors_of(1, offered, expected=expected, asked=asked)
+        silent, broken, wrong = donors.usable()
+        broken.has_answered = True
+        donors.failed(silent, PeerError("no answer"))
+        donors.failed(broken, PeerError("reset"))
+        donors.failed(wrong, StateError("not here"))
+        assert donors.usable() == []
+        await donors.ask_again("a test")
+        assert asked.undialled == [(2,)], "the others have answered"
+        assert set(donors.usable()) == {silent, broken, wrong}
+        dials(expected, 2)
+        again = next(c for c in donors.usable() if c.donor.site_id == 2)
+        assert again is not silent
+        donors.failed(again, PeerError("reset"))
+        assert [c.donor.site_id for c in donors.usable()] == [3, 4]
+        await donors.close()
+
+    asyncio.run(main())
+
+
+def test_no_more_donors_are_asked_to_dial_than_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_pool, "ASK_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        offered = [donor(i) for i in range(2, 40)]
+        expected, asked = ExpectedDonors(), Asked(offered)
+        donors = donors_of(1, offered, undialable=lambda: range(40), expected=expected, asked=asked)
+        for _ in range(3):
+            await donors.ask_again("a test")
+            dials(expected, asked.undialled[-1][0])
+        assert [len(site_ids) for site_ids in asked.undialled] == [MAX_DONORS, MAX_DONORS - 1, MAX_DONORS - 2]
+        assert len(donors.usable()) == 3
         await donors.close()
 
     asyncio.run(main())

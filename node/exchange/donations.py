@@ -1,0 +1,160 @@
+"""The donor's side of a transfer that the donor dials: it calls a site that cannot dial it, and answers its requests.
+
+See docs/decisions/0012-donors-that-dial.md. What is asked is answered by the same `Donor` as a dialled request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+
+from atoll.node.exchange.donor import MAX_REQUESTS, Donor, give
+from atoll.node.exchange.expected_donors import STREAMS_PER_DONOR
+from atoll.node.exchange.parts import parse
+from atoll.node.exchange.service_name import DONATE_METHOD
+from atoll.node.exchange.writing import NotRead, write_within
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, InvalidMessage, StaleError
+from atoll.protocol.messages import Header, Member
+from atoll.protocol.status import code_of, details_of, from_rpc_error, was_cancelled
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.v1 import peer_pb2
+
+log = logging.getLogger(__name__)
+
+MAX_SITES = MAX_REQUESTS
+"""Dialled at once; as many as can be served. Others ask again."""
+IDLE_S = 30.0
+"""A site that asks for nothing for so long, or does not take the end of an answer, is left."""
+
+Call = grpc.aio.StreamStreamCall[bytes, bytes]
+
+
+class Donations:
+    """Lives in one event loop. `donor` raises NotYetError while there is nothing to give."""
+
+    def __init__(
+        self,
+        *,
+        identity: Callable[[], Header],
+        credentials: grpc.ChannelCredentials | None,
+        donor: Callable[[], Donor],
+    ) -> None:
+        self._identity = identity
+        self._credentials = credentials
+        self._donor = donor
+        self._dialled: dict[Member, asyncio.Task[None]] = {}
+
+    def dial(self, member: Member) -> None:
+        """Once, however often it is asked for."""
+        if member in self._dialled:
+            return
+        if len(self._dialled) >= MAX_SITES:
+            log.info("site %d is not dialled: %d others are", member.site_id, len(self._dialled))
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(member))
+        self._dialled[member] = task
+        task.add_done_callback(lambda _: self._dialled.pop(member, None))
+
+    async def close(self) -> None:
+        tasks = list(self._dialled.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, member: Member) -> None:
+        """Until that site wants nothing more, or cannot be reached."""
+        where = f"site {member.site_id} at {member.address}, which asked to be dialled"
+        try:
+            channel = open_channel(member.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+        except AtollError as error:
+            log.info("%s: %s", where, error)
+            return
+        streams = [asyncio.create_task(self._streams(channel, member, where)) for _ in range(STREAMS_PER_DONOR)]
+        try:
+            await asyncio.gather(*streams)
+        finally:
+            for stream in streams:
+                stream.cancel()
+            await asyncio.gather(*streams, return_exceptions=True)
+            await channel.close()
+
+    async def _streams(self, channel: grpc.aio.Channel, member: Member, where: str) -> None:
+        """One after the other."""
+        try:
+            while await self._one(channel, member, where):
+                pass
+        except StaleError as error:
+            log.debug("%s", error)  # it has all that it wanted
+        except NotRead as error:
+            log.warning("%s", error)
+        except AtollError as error:
+            log.info("%s", error)
+
+    async def _one(self, channel: grpc.aio.Channel, member: Member, where: str) -> bool:
+        """One request. False if there is none any more. Raises one of atoll's errors if the site is not to be had."""
+        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+            DONATE_METHOD, request_serializer=None, response_deserializer=None
+        )
+        call: Call = method()
+        asked = False
+        try:
+            me = wire.to_proto(self._identity())
+            opened = peer_pb2.DonateOpen(header=me, to_site_id=member.site_id, to_incarnation=member.incarnation)
+            async with asyncio.timeout(IDLE_S):
+                await call.write(peer_pb2.DonateRequest(open=opened).SerializeToString())
+                data = await call.read()
+            if not isinstance(data, bytes):
+                return False
+            asked = True
+            await self._answer(call, data, where)
+            async with asyncio.timeout(IDLE_S):
+                await call.done_writing()
+                await call.read()  # all is taken when the other side ends the stream
+        except TimeoutError:
+            return False
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            if asked or not isinstance(error, grpc.RpcError):
+                return asked  # it does not want the rest, and may have another request
+            raise from_rpc_error(error, where) from None
+        except asyncio.CancelledError:
+            if was_cancelled():
+                raise
+            return False
+        finally:
+            call.cancel()
+        return True
+
+    async def _answer(self, call: Call, data: bytes, where: str) -> None:
+        """Raises NotRead; what is wrong with the request is the answer."""
+
+        async def write(frame: bytes) -> None:
+            await call.write(peer_pb2.DonateRequest(frame=frame).SerializeToString())
+
+        end = peer_pb2.DonateEnd()
+        try:
+            await self._give(data, write, where)
+        except NotRead:
+            raise
+        except AtollError as error:
+            end = peer_pb2.DonateEnd(code=code_of(error).value[0], details=details_of(error))
+        await write_within(IDLE_S, call.write, peer_pb2.DonateRequest(end=end).SerializeToString(), where)
+
+    async def _give(self, data: bytes, write: Callable[[bytes], Awaitable[None]], where: str) -> None:
+        request = parse(peer_pb2.DonateResponse, data)
+        donor = self._donor()
+        match request.WhichOneof("body"):
+            case "state":
+                frames = donor.state(request.state)
+            case "payloads":
+                frames = donor.payloads(request.payloads)
+            case _:
+                raise InvalidMessage("a request for nothing")
+        try:
+            await give(frames, write, donor.pace, where)
+        finally:
+            await frames.aclose()  # its place is free again
