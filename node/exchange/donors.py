@@ -203,7 +203,7 @@ class Donors:
         if self._loop.time() - self._moved_at > self._pace.stall_s:
             because = f"; the last error: {self._last_error}" if self._last_error else ""
             donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
-            apart = ", ".join(f"site {d.site_id}" for d in self._to_be_asked_to_dial())
+            apart = ", ".join(f"site {d.site_id}" for d in self.known.donors if self._expected.awaits(d))
             if apart:
                 because += (
                     f"; cannot dial {apart}, and asked to dial this site, none of them does: open this site or one of "

@@ -112,6 +112,10 @@ class ExpectedDonors:
     def is_here(self, donor: Donor) -> bool:
         return bool(self._streams.get((donor.site_id, donor.incarnation)))
 
+    def awaits(self, donor: Donor) -> bool:
+        """Asked, and not here."""
+        return (donor.site_id, donor.incarnation) in self._streams and not self.is_here(donor)
+
     @property
     def num_here(self) -> int:
         return sum(bool(streams) for streams in self._streams.values())
