@@ -6,6 +6,7 @@ AtollError
 |  '- SelfTestFailed      this host computes other bits than the protocol asks for
 |- RefusedError           the other side will never accept this (wrong run, model, data, version ...)
 |  |- StaleError          from an older term, attempt, incarnation or generation
+|  |- NoRoomError         a plan asks a reducer to hold more than it has memory and disk for
 |  '- InvalidMessage      malformed, truncated or over a bound
 |     '- DigestMismatch   the bytes are not the ones their digest names
 |- NotYetError            early by one sync or attempt: send again
@@ -39,6 +40,10 @@ class RefusedError(AtollError):
 
 
 class StaleError(RefusedError):
+    pass
+
+
+class NoRoomError(RefusedError):
     pass
 
 

@@ -121,7 +121,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     ids = attempt.ids()
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
-    run.trouble.reduce_nothing.note(sync.suspects, plan.sync)
+    run.trouble.reduce_nothing.note(sync.suspects | sync.no_room.keys(), plan.sync)
     run.trouble.receive_only.note(sync.demoted, plan.sync)
     words = f", loss {record.mean_loss:.4f}" if record.mean_loss is not None else ""
     run.report(

@@ -89,10 +89,13 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
     run.report(
         logging.WARNING,
         f"sync {message.sync} attempt {message.attempt}: {site.label} could not exchange"
-        f"{' with ' + peer.label if peer else ''} ({message.phase}): {message.text}",
+        f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
     if not message.peer_site_id:
         run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
+        return
+    if peer is site:
+        run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
         return
     attempt.failing.add((site.site_id, message.peer_site_id))
     if attempt.retry_at is None:
@@ -253,7 +256,7 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
         run.paused = str(error)
         return False
     if record is None:
-        decisions.abandon(run, sync, "every assignment of reducers was tried")
+        decisions.abandon(run, sync, "; ".join(["every assignment of reducers was tried", *sync.no_room.values()]))
         return True
     plan = record.plan
     run.paused = ""
@@ -330,6 +333,8 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
     failed = [i for i in attempt.ids() if i in sync.failed]
     if failed:
         return _another_attempt(run, sync, attempt, "; ".join(sync.failed[i] for i in failed))
+    if full := plans.no_room(sync, attempt):
+        return _another_attempt(run, sync, attempt, full)
     if not survivors:
         return _another_attempt(run, sync, attempt, "every contributor has left")
     if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):

@@ -98,6 +98,8 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         return f"site {gone[0]} has left"
     if failed := [i for i in ids if i in sync.failed]:
         return "; ".join(sync.failed[i] for i in failed)
+    if full := no_room(sync, attempt):
+        return full
     if empty := [i for i in ids if i in sync.ready and not sync.ready[i].tokens]:
         return f"site {empty[0]} has trained nothing"
     known = set(ids)
@@ -115,6 +117,13 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         if choice.problem or choice.left_out:
             return choice.problem or choice.left_out.removeprefix("; ")
     return ""
+
+
+def no_room(sync: Sync, attempt: Attempt) -> str:
+    """Which reducers cannot hold what they are to reduce, and why; empty if all can, as far as is known."""
+    ids = attempt.ids()
+    reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
+    return "; ".join(text for site_id, text in sync.no_room.items() if site_id in reducing)
 
 
 def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:

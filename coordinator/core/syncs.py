@@ -83,6 +83,7 @@ class Sync:
         self.attempt: Attempt | None = None
         self.last_attempt = 0
         self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
+        self.no_room: dict[int, str] = {}  # sites that cannot hold what they were to reduce, and why
         self.blame: Counter[int] = Counter()  # failing pairs that a site is in
         self.named: Counter[int] = Counter()  # those of them that its peer reported
         self.num_exchange_failures = 0
@@ -139,6 +140,7 @@ class Sync:
         if (site_id, incarnation) in self._planned:
             self.voided.add((site_id, incarnation))
         self.failed.pop(site_id, None)
+        self.no_room.pop(site_id, None)
         self.ready.pop(site_id, None)
         self.losses.pop(site_id, None)
         self.expected.discard(site_id)
@@ -155,13 +157,14 @@ class Sync:
         not_reducing: frozenset[int] = frozenset(),
     ) -> tuple[Tree, ...] | None:
         """Trees that were not tried with these contributors yet, away from pairs that could not exchange, and at first
-        from those `on_probation`; never with those `not_reducing`, of whom some are left.
+        from those `on_probation`; never with those `not_reducing`, of whom some are left, or those without room.
 
         None if everything was tried. Raises ConfigError if the contributions fit nowhere.
         """
         ids = tuple(r.site_id for r in reducers)
         problem: ConfigError | None = None
         fits = False
+        not_reducing |= self.no_room.keys()
         suspects = self._suspects(ids)
         for avoid, rotation in self._choices(ids, suspects, on_probation):
             if avoid | not_reducing >= set(ids):

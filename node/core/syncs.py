@@ -190,10 +190,8 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
     if exchange is None:
         return
     exchange.broken = True
-    ctx.report(
-        logging.WARNING,
-        f"sync {event.sync} attempt {event.attempt}: {event.phase} with site {event.peer_site_id}: {event.text}",
-    )
+    peer = f" with site {event.peer_site_id}" if event.peer_site_id not in (0, ctx.site.site_id) else ""
+    ctx.report(logging.WARNING, f"sync {event.sync} attempt {event.attempt}: {event.phase}{peer}: {event.text}")
     if exchange.contributes:
         direction = m.Direction.SENDING if event.sending else m.Direction.RECEIVING
         ctx.send(

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,15 @@ from atoll.node.exchange.probing import Prober
 from atoll.node.exchange.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
-from atoll.protocol.errors import AtollError, HostError, InvalidMessage, NonFiniteError, PeerError, StateError
+from atoll.protocol.errors import (
+    AtollError,
+    HostError,
+    InvalidMessage,
+    NonFiniteError,
+    NoRoomError,
+    PeerError,
+    StateError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -460,6 +469,8 @@ class Node:
             self._exchange = self.hub.begin(plan, self.plane.sync_data(), site_id=site_id, contributes=contributes)
         except AtollError as error:
             broken = _broken(plan, error)
+            if isinstance(error, NoRoomError):
+                broken = replace(broken, peer_site_id=site_id, phase="holding contributions")
             asyncio.get_running_loop().call_soon(self.handle, broken)
             return
         self._spawn(self._run_exchange(self._exchange))

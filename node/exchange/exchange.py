@@ -25,6 +25,7 @@ from atoll.protocol.errors import (
     DigestMismatch,
     HostError,
     InvalidMessage,
+    NoRoomError,
     NotYetError,
     PeerError,
     RefusedError,
@@ -154,13 +155,13 @@ class Exchange:
         raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
 
     def _fit_retained(self, max_retained_bytes: int, spill: Spill | None) -> None:
-        """Forgets contributions of other attempts if they are in the way. RefusedError if the plan is too big."""
+        """Forgets contributions of other attempts if they are in the way. NoRoomError if the plan is too big."""
         members = {(m.site_id, m.incarnation) for m in self.others}
         own = set(self.own_chunks)
         payload_bytes = sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)
         need = (len(self.others) + 1) * payload_bytes
         if need > max_retained_bytes:
-            raise RefusedError(
+            raise NoRoomError(
                 f"{self.where}: this site would hold up to {need} bytes as reducer of {len(own)} chunks, its bound is "
                 f"{max_retained_bytes}; raise max_retained_bytes, or let more sites reduce"
             )
@@ -170,7 +171,7 @@ class Exchange:
             log_bytes = sum(self.data.max_bytes(chunk) for chunk in self.data.chunks)
             free = spill.free_bytes() + spill.disk_bytes
             if on_disk + log_bytes > free:
-                raise RefusedError(
+                raise NoRoomError(
                     f"{self.where}: this site would hold up to {on_disk} bytes of contributions in {spill.folder}, "
                     f"beside {spill.memory_limit_bytes} in memory, and {log_bytes} of payloads, and {free} are free "
                     "there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib so that other sites "

@@ -176,8 +176,9 @@ class Hub:
     def begin(self, plan: Plan, data: SyncData, *, site_id: int, contributes: bool) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled.
 
-        Raises StaleError for an old plan, RefusedError if the plan does not list this site in that role or asks it to
-        hold more than `max_retained_bytes`, InvalidMessage if its trees are not right.
+        Raises StaleError for an old plan, RefusedError if the plan does not list this site in that role, NoRoomError if
+        it asks it to hold more than `max_retained_bytes` or the disk has room for, InvalidMessage if its trees are not
+        right.
         """
         assert self._log is not None, "serve() comes before begin()"
         if plan.sync in self._dropped:

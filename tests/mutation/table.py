@@ -637,6 +637,14 @@ MUTATIONS = (
         tests=(f"{SPILLED}::test_a_chunk_is_never_averaged_without_a_contribution_that_was_dropped",),
     ),
     Mutation(
+        name="who has no room reduces again",
+        rule="a site without room for what it is to reduce contributes, and others reduce",
+        file="coordinator/core/syncs.py",
+        old="        not_reducing |= self.no_room.keys()\n",
+        new="",
+        tests=(COORDINATOR_STORIES,),
+    ),
+    Mutation(
         name="held for a sync whose end was missed",
         rule="what a reducer retains is of the sync under way",
         file="node/exchange/hub.py",

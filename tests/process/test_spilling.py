@@ -1,16 +1,20 @@
-"""A whole run whose reducers keep nothing in memory."""
+"""Whole runs whose reducers keep nothing in memory."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from atoll.protocol.settings import RunSettings, SyncSettings
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
+from tests.harness.data_account import LEASED
 from tests.harness.local_run import LocalRun
+from tests.harness.small_disk import small_disk
 
-WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=300x40,b=10"]
+WORKER = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10"]
 SETTINGS = RunSettings(
     run_id="spill",
     steps=40,
@@ -38,3 +42,28 @@ def test_a_run_with_every_contribution_on_the_disk(tmp_path: Path) -> None:
         for node in run.nodes.values():
             assert any("contributions beyond 0 bytes in memory are in" in line for line in node.lines), node.lines
         assert not [name for name in run.nodes if (run.home(name) / "contributions").exists()]
+
+
+@pytest.mark.root
+@pytest.mark.timeout(180)
+def test_a_site_whose_disk_has_no_room_contributes_and_reduces_once_there_is(tmp_path: Path) -> None:
+    # The outer state takes 1 MB, the payloads of a sync half of that. As the reducer of nearly everything c would hold
+    # 1 MB of contributions beside them; as a contributor it needs room for the payloads of two syncs.
+    worker = [sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x400,b=10", "--step-delay-s", "0.02", *LEASED]
+    sync = SyncSettings(every=10, chunk_elements=1000, codec="fp32", log_commits=1, snapshots=0)
+    chosen = replace(settings(outer=OuterSettings(momentum=0.0)), sync=sync)
+    with ChaosRun(tmp_path, chosen) as run, small_disk(run.home("c"), 16 << 20):
+        filler = run.home("c") / "filler"
+        filler.write_bytes(bytes((16 << 20) - (2270 << 10)))
+        coordinator = run.start_coordinator()
+        for name, mbit in (("a", "1"), ("b", "1"), ("c", "1000")):
+            run.start_node(name, worker, extra=["--reduce-buffer-mib", "0", "--bandwidth-mbit", mbit])
+        node = run.nodes["c"]
+        node.wait_for_line(r"holding contributions: .* in \S+/c/contributions.* are free there; make room", LIMIT_S)
+        coordinator.wait_for_line(r"contribute \(c \(site \d\) has no room to reduce: ", LIMIT_S)
+        run.wait_for_contributors("abc")
+        assert not any("contributions beyond 0 bytes" in line for line in node.lines)
+        filler.unlink()
+        node.wait_for_line("contributions beyond 0 bytes in memory are in", LIMIT_S)
+        run.wait_for_contributors("abc")
+        run.end_well()

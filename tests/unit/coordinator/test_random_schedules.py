@@ -131,7 +131,7 @@ class Player:
                         sync=self.plan.sync,
                         attempt=self.plan.attempt,
                         term=self.plan.term,
-                        peer_site_id=generator.choice([0, *others]),
+                        peer_site_id=generator.choice([0, site.site_id, *others]),
                         direction=m.Direction.SENDING,
                         phase="upload",
                         text="cut",

@@ -628,6 +628,19 @@ def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_agai
     assert published.mode is not MergeMode.SHIFT
 
 
+def test_30_a_site_without_room_to_reduce_names_itself() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(plan(1))
+    site_id = drive.core.site.site_id
+    broken = e.ExchangeBroken(
+        sync=1, attempt=1, term=1, peer_site_id=site_id, sending=False, phase="holding contributions", text="make room"
+    )
+    drive(broken)
+    failed = [message for message in drive.sent() if isinstance(message, m.ExchangeFailed)]
+    assert [message.peer_site_id for message in failed] == [site_id]
+
+
 def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     drive = started()
     at_boundary(drive)
