@@ -219,6 +219,15 @@ def full_disk(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, mend)
 
 
+def short_disks(world: World, fault: Fault, generator: random.Random) -> None:
+    """Some sites or all have no room for contributions."""
+    names = sorted(world.nodes)
+    chosen = generator.sample(names, generator.randint(0, len(names)))
+    world.story.tell("world", f"there is no room on the disks of {chosen}")
+    world.short_disks.update(chosen)
+    world.later(fault.lasts_s, lambda: world.short_disks.difference_update(chosen))
+
+
 def power_cut(world: World, fault: Fault, generator: random.Random) -> None:
     """Of some sites or all. What a site wrote since some moments before may be on its disk or not, block by block."""
     world.remember_disks()
@@ -290,6 +299,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),
     "full_disk": (full_disk, 1),
+    "short_disks": (short_disks, 2),
     "power_cut": (power_cut, 3),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),

@@ -35,7 +35,7 @@ from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
 from atoll.protocol.settings import RunSettings, settings_to_json
-from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop
+from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop, here
 from tests.simulation.network import Network
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
 
@@ -44,9 +44,11 @@ ADDRESS = f"{COORDINATOR}:7700"
 
 
 @contextlib.contextmanager
-def simulated(loop: SimLoop, network: Network, seed: int, full_disks: set[str]) -> Iterator[None]:
-    """atoll's modules see this loop's clock, network and threads instead of the machine's. `full_disks` names
-    machines."""
+def simulated(
+    loop: SimLoop, network: Network, seed: int, full_disks: set[str], short_disks: set[str]
+) -> Iterator[None]:
+    """atoll's modules see this loop's clock, network and threads instead of the machine's. `full_disks`, and
+    `short_disks`, which have no room that one could plan with, name machines."""
     clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
     generator = random.Random(f"modules {seed}")
     keys = SimpleNamespace(token_bytes=generator.randbytes, token_hex=lambda n: generator.randbytes(n).hex())
@@ -74,6 +76,7 @@ def simulated(loop: SimLoop, network: Network, seed: int, full_disks: set[str]) 
     put(node_module, "LocalServer", SimLocalServer)
     put(node_module, "Launcher", launcher)
     put(plane_module, "SharedBuffer", SimBuffer)
+    put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
     put(wire, "from_proto", _read_once(wire.from_proto))
     try:
         yield

@@ -136,6 +136,7 @@ class World:
         self.num_starts = 0
         self.num_faults: Counter[str] = Counter()
         self.full_disks: set[str] = set()
+        self.short_disks: set[str] = set()
         self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
 
@@ -370,7 +371,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
     loggers.propagate, propagate = False, loggers.propagate
     problem = ""
     try:
-        with simulated(loop, world.network, seed, world.full_disks):
+        with simulated(loop, world.network, seed, world.full_disks, world.short_disks):
             asyncio.set_event_loop(loop)
             loop.set_exception_handler(lambda _, context: world.checks.loop_error(context))
             schedule = loop.create_task(_play(world, faults))
