@@ -629,7 +629,7 @@ class ExchangeFailed(_message.Message):
     attempt: _builtins.int
     term: _builtins.int
     peer_site_id: _builtins.int
-    """0: the failure is local"""
+    """0: the failure is local; the sender: it has no room for what it is to reduce"""
     direction: Global___Direction.ValueType
     phase: _builtins.str
     text: _builtins.str
