@@ -2,7 +2,8 @@
 
 While an exchange is in flight, one frame at a time goes to those that catch up. While it sends, that frame also waits
 until the exchange has sent `EXCHANGE_BYTES_PER_DONOR_BYTE` times as much as the frames before it. No frame waits for
-longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one.
+longer than its limit: whoever catches up takes a donor that gives nothing for a stalled one. A frame that takes long to
+write waits for its receiver and no longer has this site's link: others may go.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ EXCHANGE_BYTES_PER_DONOR_BYTE = 8
 MAX_CREDIT_BYTES = 1 << 20
 """What those that catch up did not use is not theirs for ever; it does not make a burst of many frames."""
 
+SLOW_IF_LIMITS = 1 / 8
+"""A frame is slow when it is being written for this part of its limit."""
+
 
 class Uplink:
     """Lives in one event loop."""
 
     def __init__(self) -> None:
         self.num_given = 0
-        """Frames to those that catch up that are being written now."""
+        """Frames to those that catch up that are being written now, and are not slow."""
         self._num_exchanges = 0
         self._num_sending = 0
         self._credit_bytes = 0  # negative: the exchange has to send first
@@ -62,10 +66,19 @@ class Uplink:
     async def give(self, num_bytes: int, limit_s: float) -> AsyncGenerator[None]:
         """Around the writing of one frame to somebody who catches up."""
         await self._turn(num_bytes, limit_s)
+        has_link = [True]
+
+        def end() -> None:
+            if has_link:
+                has_link.clear()
+                self._end()
+
+        slow = asyncio.get_running_loop().call_later(SLOW_IF_LIMITS * limit_s, end)
         try:
             yield
         finally:
-            self._end()
+            slow.cancel()
+            end()
 
     async def _turn(self, num_bytes: int, limit_s: float) -> None:
         if not self._waiting and self._may_give():

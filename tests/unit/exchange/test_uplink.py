@@ -126,6 +126,23 @@ def test_no_frame_waits_for_longer_than_its_limit() -> None:
     asyncio.run(main())
 
 
+def test_a_slow_receiver_does_not_keep_the_others_waiting() -> None:
+    async def main() -> None:
+        uplink = Uplink()
+        with uplink.exchange():
+            slow = Joiner(uplink, limit_s=0.01)
+            await slow.begun.wait()
+            others = [Joiner(uplink) for _ in range(2)]
+            await others[0].begun.wait()
+            assert not slow.task.done()
+            assert await begun(others) == [True, False], "one at a time, beside the slow one"
+            for joiner in (slow, *others):
+                await joiner.finish()
+            assert (uplink.num_given, uplink.num_waiting) == (0, 0)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("granted", [False, True])
 def test_a_request_that_ends_gives_its_turn_to_the_next(granted: bool) -> None:
     async def main() -> None:
