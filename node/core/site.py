@@ -317,6 +317,8 @@ class SiteCore:
         exchange = site.exchange
         if exchange is not None and exchange.payload_digest is not None:
             syncs.done(self.ctx, exchange)
+        if exchange is not None and exchange.failure is not None:
+            self.ctx.send(exchange.failure)
 
     # --- eviction, leaving, the end
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import DrawAsked, MergeMode, RollBack
-from atoll.protocol.messages import Commit, DataRange, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, ExchangeFailed, Open, Plan
 from atoll.protocol.ranges import Ranges
 
 
@@ -134,6 +134,7 @@ class Exchange:
     payload_digest: bytes | None = None  # set when it is done
     tokens: tuple[int, ...] = ()  # weights as they were averaged
     broken: bool = False
+    failure: ExchangeFailed | None = None  # as it was said, of a contributor
     sent_bytes: int = 0
     received_bytes: int = 0
 

@@ -194,17 +194,16 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
     ctx.report(logging.WARNING, f"sync {event.sync} attempt {event.attempt}: {event.phase}{peer}: {event.text}")
     if exchange.contributes:
         direction = m.Direction.SENDING if event.sending else m.Direction.RECEIVING
-        ctx.send(
-            m.ExchangeFailed(
-                sync=event.sync,
-                attempt=event.attempt,
-                term=event.term,
-                peer_site_id=event.peer_site_id,
-                direction=direction,
-                phase=event.phase[:64],
-                text=event.text[:1024],
-            )
+        exchange.failure = m.ExchangeFailed(
+            sync=event.sync,
+            attempt=event.attempt,
+            term=event.term,
+            peer_site_id=event.peer_site_id,
+            direction=direction,
+            phase=event.phase[:64],
+            text=event.text[:1024],
         )
+        ctx.send(exchange.failure)
 
 
 def cancel_exchange(ctx: Context) -> None:

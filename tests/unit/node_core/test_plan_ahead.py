@@ -8,7 +8,8 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.protocol import messages as m
-from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, opened, plan, started
+from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, at_boundary, commit, exchanged, opened, plan, started
 
 AHEAD = replace(plan(2, base=1), contributors=tuple(replace(c, tokens=0) for c in plan(2).contributors))
 
@@ -54,6 +55,20 @@ def test_it_begins_while_the_coordinator_is_away() -> None:
     drive(e.SessionLost("gone"))
     (begin,) = seal(drive)
     assert isinstance(begin, e.BeginExchange)
+
+
+def test_what_failed_while_the_coordinator_was_away_is_said_when_it_is_back() -> None:
+    """It would take the other site for the one that hangs."""
+    drive = with_a_plan()
+    drive(e.SessionLost("gone"))
+    seal(drive)
+    drive(e.ExchangeBroken(sync=2, attempt=1, term=1, peer_site_id=2, sending=True, phase="payloads", text="refused"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+    drive.out.clear()
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    (failed,) = [x for x in drive.sent() if isinstance(x, m.ExchangeFailed)]
+    assert (failed.sync, failed.attempt, failed.peer_site_id, failed.text) == (2, 1, 2, "refused")
 
 
 def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
