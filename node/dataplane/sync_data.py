@@ -11,7 +11,7 @@ import numpy.typing as npt
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import payload_hash
-from atoll.protocol.codecs import codec_of, kernels, max_encoded_bytes, parse_header, scratch
+from atoll.protocol.codecs import codec_of, kernels, max_encoded_bytes, scratch
 from atoll.protocol.errors import InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.settings import SyncSettings
@@ -71,14 +71,14 @@ class SyncData:
         return max_encoded_bytes(codec_of(spec.role, self._codec), spec.num_elements, self._itemsize(spec))
 
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """Raises InvalidMessage unless header and size are those of an encoded chunk of this place in the layout."""
+        """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
+        must not fail later, in the average of all or after the commit."""
         spec = self._sync_chunk(chunk)
-        parse_header(
-            data,
-            codec=codec_of(spec.role, self._codec),
-            num_elements=spec.num_elements,
-            dtype=self._wire_dtype(spec),
-        )
+        codec = codec_of(spec.role, self._codec)
+        try:
+            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec))
+        except InvalidMessage as error:
+            raise InvalidMessage(f"chunk {chunk} of {self.layout.name_of(chunk)!r}: {error}") from None
 
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.

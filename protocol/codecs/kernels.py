@@ -34,11 +34,14 @@ Data = bytes | bytearray | memoryview
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)  # from here on, rounding to bf16 gives infinity
+_BF16_MAGNITUDE = np.uint16(0x7FFF)
+_BF16_INFINITE = np.uint16(0x7F80)
 _HALF_BELOW = np.uint32(0x7FFF)
 _ONE = np.uint32(1)
 _SIXTEEN = np.uint32(16)
 _QUANTUM = np.float32(127.0)
 _SMALLEST_NORMAL = np.float32(2.0**-126)
+_SCALE_OVERFLOW = np.float32(2.0**121)  # below it, any quant of 8 bits times the scale is finite
 _ZERO = np.float32(0.0)
 
 # --- kernels. The largest magnitude is found on the bits: integers order like magnitudes, NaN above infinity, and
@@ -56,13 +59,15 @@ def _top_bits(values: Any, first: Any, count: Any) -> Any:
 
 @njit(nogil=True, error_model="numpy", inline="always")
 def _quantize(values: Any, first: Any, count: Any, quants: Any, first_out: Any) -> Any:
-    """One block: writes its quants and returns its scale, or -1 if a value is not finite."""
+    """One block: writes its quants and returns its scale; -1 if a value is not finite, or may not be when decoded."""
     top = _top_bits(values, first, count)
     if top >= _INFINITE:
         return np.float32(-1.0)
     word = np.empty(1, np.uint32)
     word[0] = top
     scale = np.float32(word.view(np.float32)[0] / _QUANTUM)
+    if scale >= _SCALE_OVERFLOW:
+        return np.float32(-1.0)
     if scale < _SMALLEST_NORMAL:
         for i in range(count):
             quants[first_out + i] = np.int8(0)
@@ -283,6 +288,21 @@ def _body(data: Data, header: EncodedHeader) -> Bytes:
 def _scales_and_quants(body: Bytes, num_elements: int) -> tuple[Floats, npt.NDArray[np.int8]]:
     split = body.size - num_elements
     return body[:split].view(np.float32), body[split:].view(np.int8)
+
+
+def check(data: Data, codec: str, num_elements: int, dtype: str = "F32") -> None:
+    """Raises InvalidMessage unless `data` is such an encoded chunk and all that it decodes to is finite."""
+    header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
+    body = _body(data, header)
+    if codec == "int8":
+        scales, _ = _scales_and_quants(body, num_elements)
+        if not np.all((scales == _ZERO) | ((scales >= _SMALLEST_NORMAL) & (scales < _SCALE_OVERFLOW))):
+            raise InvalidMessage("encoded chunk: a scale that is not finite, negative, too small or too large")
+    elif codec == "bf16":
+        if num_elements and np.max(body.view(np.uint16) & _BF16_MAGNITUDE) >= _BF16_INFINITE:
+            raise InvalidMessage("encoded chunk: a value that is not finite")
+    elif codec == "fp32" and not _finite(body.view(np.float32)):
+        raise InvalidMessage("encoded chunk: a value that is not finite")
 
 
 def decode(data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dtype: str = "F32") -> None:

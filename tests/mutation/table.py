@@ -549,6 +549,14 @@ MUTATIONS = (
         tests=(PLAN_AHEAD,),
     ),
     Mutation(
+        name="values of peers are believed to be finite",
+        rule="non-finite values are refused where they arrive: at the reducer and before Done",
+        file="node/dataplane/sync_data.py",
+        old="            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec))",
+        new="            kernels.parse_header(data, codec=codec, num_elements=spec.num_elements, dtype='F32')",
+        tests=(STREAMS,),
+    ),
+    Mutation(
         name="weights of another attempt",
         rule="plans are ordered by (term, attempt); what is said of one is not taken for another",
         file="node/core/syncs.py",

@@ -186,6 +186,63 @@ def test_decoders_survive_random_bodies(codec: str, zstd: bool, body: bytes) -> 
     assert (out == 7).all()
 
 
+@given(st.sampled_from(CODECS), st.integers(0, 2**32 - 1), st.integers(0, 140), st.booleans())
+def test_what_is_encoded_passes_the_check(codec: str, seed: int, exponent: int, zstd: bool) -> None:
+    generator = np.random.default_rng(seed)
+    values = (generator.standard_normal(600) * 2.0 ** (exponent - 140)).astype(np.float32)
+    kernels.check(kernels.encode(codec, values, zstd_level=3 if zstd else 0), codec, 600)
+
+
+@given(st.sampled_from(CODECS), st.integers(0, 2**32 - 1), st.integers(0, 255))
+def test_what_passes_the_check_is_finite_whatever_its_bytes(codec: str, seed: int, top: int) -> None:
+    """Random bodies whose exponents are all near the same one, infinity included."""
+    generator = np.random.default_rng(seed)
+    size = encoded_bytes(codec, 600) - HEADER_BYTES
+    body = generator.integers(0, 256, size, np.uint8)
+    words = body[: size // 4 * 4].view(np.uint32)
+    words[:] = (words & np.uint32(0x807FFFFF)) | np.uint32(top << 23)
+    data = chunk_of(codec, zstd=False) + body.tobytes()
+    out = np.zeros(600, np.float32)
+    kernels.decode(data, codec, 600, out)
+    try:
+        kernels.check(data, codec, 600)
+    except InvalidMessage:
+        return
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_the_check_refuses_values_that_are_not_finite(codec: str, bad: float) -> None:
+    good = kernels.encode(codec, np.ones(600, np.float32))
+    value = np.array([bad], np.float32).tobytes()
+    body = value[2:] if codec == "bf16" else value
+    with pytest.raises(InvalidMessage):
+        kernels.check(good[:HEADER_BYTES] + body + good[HEADER_BYTES + len(body) :], codec, 600)
+
+
+@pytest.mark.parametrize("scale", [-1.0, 2.0**-127, 2.0**121, 3.4e38])
+def test_the_check_refuses_scales_that_no_encoder_makes(scale: float) -> None:
+    good = kernels.encode("int8", np.ones(600, np.float32))
+    with pytest.raises(InvalidMessage, match="scale"):
+        kernels.check(good[:HEADER_BYTES] + np.float32(scale).tobytes() + good[HEADER_BYTES + 4 :], "int8", 600)
+
+
+def test_int8_refuses_what_would_not_be_finite_when_decoded() -> None:
+    out = np.zeros(8, np.float32)
+    largest = np.full(8, 3.37e38, np.float32)
+    kernels.decode(kernels.encode("int8", largest), "int8", 8, out)
+    assert np.isfinite(out).all()
+    with pytest.raises(NonFiniteError):
+        kernels.encode("int8", np.full(8, 3.4e38, np.float32))
+
+
+def test_the_check_refuses_a_frame_that_does_not_unpack() -> None:
+    for codec in CODECS:
+        with pytest.raises(InvalidMessage, match="zstd"):
+            kernels.check(chunk_of(codec, zstd=True) + b"garbage!", codec, 600)
+
+
 @given(st.binary(min_size=1, max_size=8), st.integers(0, 10_000))
 def test_a_damaged_zstd_frame_is_refused_or_has_the_right_size(damage: bytes, place: int) -> None:
     data = bytearray(kernels.encode("int8", np.zeros(600, np.float32), zstd_level=3))

@@ -139,7 +139,8 @@ def test_an_average_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> Non
     data = sync_data(seeded(tmp_path, used), filled(used, 1))
     chunk = data.contribution(0)
     poisoned = chunk[:16] + np.array([np.inf], np.float32).tobytes() + chunk[20:]
-    data.check(0, poisoned)
+    with pytest.raises(InvalidMessage, match="chunk 0 of '"):
+        data.check(0, poisoned)
     with pytest.raises(NonFiniteError, match="the average's"):
         data.reduce(0, [(1, chunk), (1, poisoned)])
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from atoll.node.exchange.hub import MAX_EARLY
 from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, Encoded, pack_frames
 from atoll.node.exchange.peer_service import PeerService
 from atoll.protocol import wire
+from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import AtollError, NotYetError, RefusedError, StaleError
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
@@ -116,6 +118,22 @@ def test_a_contribution_without_its_hash_is_not_held(disk: Disk) -> None:
     spoiled = Encoded(first.chunk, first.data[:-1] + bytes([first.data[-1] ^ 1]), first.hash)
     code, held = sent(disk, [spoiled, *rest])
     assert code is grpc.StatusCode.DATA_LOSS
+    assert first.chunk not in held
+
+
+@pytest.mark.parametrize("kind", ["infinite", "no zstd frame"])
+def test_33_a_contribution_that_cannot_be_averaged_is_not_held(disk: Disk, kind: str) -> None:
+    """It has its hash. In the average it would end the reducer instead of its own stream."""
+    first, *others = disk.contributions
+    body = {"infinite": np.float32(np.inf).tobytes() + first.data[HEADER_BYTES + 4 :], "no zstd frame": b"garbage"}[
+        kind
+    ]
+    head = bytearray(first.data[:HEADER_BYTES])
+    head[2] = kind == "no zstd frame"
+    data = bytes(head) + body
+    bad = Encoded(first.chunk, data, disk.data.payload_hash(data))
+    code, held = sent(disk, [bad, *others])
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
     assert first.chunk not in held
 
 
