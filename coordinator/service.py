@@ -49,6 +49,8 @@ MAX_QUEUED_SENDS = 4096
 MAX_BATCH = 256
 """Events that are handled together."""
 MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
+BODIES_KEPT = 8
+"""Of messages sent last."""
 STOP_GRACE_S = 2.0
 
 
@@ -74,6 +76,21 @@ class _Stream:
             self.cut_off.set_result(reason)
 
 
+class _Bodies:
+    """Messages as bytes. What goes to many sites is encoded once, though each is told other things in between: after a
+    restart of the coordinator a thousand sites get their own Welcome, then the same commit and the same plan."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[messages.CoordinatorMessage, bytes]] = {}  # by identity, the last used at the end
+
+    def of(self, message: messages.CoordinatorMessage) -> bytes:
+        known = self._known.pop(id(message), None) or (message, wire.response_body(message))
+        self._known[id(message)] = known
+        if len(self._known) > BODIES_KEPT:
+            del self._known[next(iter(self._known))]
+        return known[1]
+
+
 class CoordinatorServer:
     """One run served over gRPC. `start`, then `run` until `stop` or an error; the store stays the caller's."""
 
@@ -88,6 +105,7 @@ class CoordinatorServer:
         self._commit_times = store.commit_times()
         self._core = Core(settings, persisted, time.monotonic())
         self._streams: dict[int, _Stream] = {}
+        self._bodies = _Bodies()
         self._num_streams = 0
         self._stopping = False
         self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
@@ -186,8 +204,6 @@ class CoordinatorServer:
     # --- outputs
 
     async def _execute(self, outputs: list[Output]) -> None:
-        last: messages.CoordinatorMessage | None = None
-        body = b""
         for output in outputs:
             match output:
                 case Persist(records):
@@ -198,10 +214,8 @@ class CoordinatorServer:
                         if isinstance(commit, messages.Commit):
                             self._commit_times[commit.commit] = now
                 case Send(number, message):
-                    if message is not last:  # a plan goes to all sites: it is encoded once
-                        last, body = message, wire.response_body(message)
                     if number in self._streams:
-                        self._streams[number].put(body)
+                        self._streams[number].put(self._bodies.of(message))
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)

@@ -38,7 +38,8 @@ def is_weighed(plan: Plan) -> bool:
 
 def with_weights(plan: Plan, tokens: Sequence[int]) -> Plan:
     """The plan with these weights of its contributors, one for each."""
-    contributors = tuple(replace(c, tokens=t) for c, t in zip(plan.contributors, tokens, strict=True))
+    pairs = zip(plan.contributors, tokens, strict=True)
+    contributors = tuple(c if c.tokens == t else replace(c, tokens=t) for c, t in pairs)
     return replace(plan, contributors=contributors)
 
 

@@ -329,6 +329,10 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
     if attempt.spoiled:
         return _another_attempt(run, sync, attempt, attempt.spoiled)
     if attempt.lost:
+        if attempt.replan_at is None:
+            attempt.replan_at = run.now + run.limits.heartbeat_s
+        if run.now < attempt.replan_at and any(_in_doubt(run, i) for i in survivors):
+            return False
         return _another_attempt(run, sync, attempt, "; ".join(attempt.lost[i] for i in sorted(attempt.lost)))
     failed = [i for i in attempt.ids() if i in sync.failed]
     if failed:
@@ -356,6 +360,15 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
             what = f"went beyond the deadline of sync {sync.open.sync}, {attempt.plan.deadline_s:.0f} s"
         run.evict(hanging, f"it is connected, but {what} (phase {hanging.heartbeat.phase!r})")
     return bool(stuck)
+
+
+def _in_doubt(run: Run, site_id: int) -> bool:
+    """It was here, and has no stream or is silent for two heartbeats: it may be lost as the one before it is. A region
+    that is cut off costs one attempt, not one for each of its sites."""
+    site = run.members.by_id(site_id)
+    if site is None or not site.heard_at:
+        return False
+    return site.stream is None or run.now - site.heard_at > 2 * run.limits.heartbeat_s
 
 
 def stuck_at(run: Run, attempt: Attempt, site_id: int) -> float:

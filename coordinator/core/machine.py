@@ -104,7 +104,8 @@ class Core:
                 later.append(sync.wait_until)
             if sync.attempt is not None:
                 attempt = sync.attempt
-                later.extend(at for at in (attempt.retry_at, attempt.lists_due) if at is not None)
+                limits_of_it = (attempt.replan_at, attempt.retry_at, attempt.lists_due)
+                later.extend(at for at in limits_of_it if at is not None)
                 if attempt.is_weighed:
                     awaited = [i for i in attempt.survivors(sync.failed) if i not in attempt.done]
                     later.extend(driver.stuck_at(run, attempt, i) for i in awaited)

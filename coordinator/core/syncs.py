@@ -30,6 +30,7 @@ class Attempt:
         default_factory=dict
     )  # contributors that are gone: another attempt unless all are done
     departed: set[int] = field(default_factory=set)  # left after Done: not waited for
+    replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
     failing: set[tuple[int, int]] = field(default_factory=set)  # (reporter, peer)
     retry_at: float | None = None
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ

@@ -4,10 +4,11 @@
     python -m tests.simulation --first 100 --num 50
     python -m tests.simulation --seed 246           one schedule, with its story
     python -m tests.simulation --seed 246 --shrink  the fewest of its faults that still break it
-    python -m tests.simulation --sites 1000         one run of so many sites
+    python -m tests.simulation --sites 1000         one schedule of so many sites
 
-A schedule is one run of some sites with faults drawn from the seed; see tests/simulation/faults.py for the faults and
-checks.py for what must hold. The same seed is the same schedule. Exit code 1 if a schedule is unsound.
+A schedule is one run of some sites with faults drawn from the seed: see tests/simulation/faults.py for the faults,
+large.py for the schedule of very many sites, checks.py for what must hold. The same seed is the same schedule. Exit
+code 1 if a schedule is unsound.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from tests.simulation.faults import Fault, draw_faults, strike
+from tests.simulation.large import LEAST_SITES, large
 from tests.simulation.world import Outcome, draw_shape_of, play
 
 SAY_EVERY_S = 10.0
 STORY_LINES = 60
 
 
-def one(seed: int, faults: Sequence[Fault] | None = None, num_sites: int = 0) -> Outcome:
+def one(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
     """The schedule of that seed, or with other faults."""
     chosen = draw_faults(seed) if faults is None else faults
-    shape = draw_shape_of(seed, num_sites)
-    return play(seed, lambda world: strike(world, chosen), shape)
+    return play(seed, lambda world: strike(world, chosen), draw_shape_of(seed))
 
 
 def _briefly(seed: int) -> Outcome:
@@ -84,6 +85,21 @@ def many(seeds: Iterable[int], num: int, jobs: int) -> list[Outcome]:
     return unsound
 
 
+def one_large(num_sites: int, seed: int) -> Outcome:
+    """Prints progress and a summary, and the end of the story if it is unsound."""
+    began_s = time.process_time()
+    outcome = large(num_sites, seed, say)
+    if outcome.problem:
+        say("\n".join(outcome.story.splitlines()[-STORY_LINES:]))
+    say(
+        f"{num_sites} sites, {outcome.num_events} events of nodes, {outcome.simulated_s:.1f} s of simulated time in "
+        f"{time.process_time() - began_s:.0f} s of CPU"
+    )
+    say("faults: " + ", ".join(outcome.num_faults))
+    say(outcome.problem or f"sound: {outcome.num_commits} commits")
+    return outcome
+
+
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -98,14 +114,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: cores)")
     parser.add_argument("--seed", type=int, help="one schedule, with its story")
     parser.add_argument("--shrink", action="store_true", help="with --seed: leave out faults that it does not need")
-    parser.add_argument("--sites", type=int, default=0, help="one run of so many sites, with the faults of --seed")
+    parser.add_argument("--sites", type=int, default=0, help="one schedule of so many sites, 30 at least")
     options = parser.parse_args(argv)
-    if options.seed is None and not options.sites:
+    if options.sites:
+        if options.sites < LEAST_SITES:
+            parser.error(f"--sites {options.sites}: fewer than {LEAST_SITES} are in the ordinary schedules")
+        return 1 if one_large(options.sites, options.seed or 0).problem else 0
+    if options.seed is None:
         seeds = range(options.first, options.first + options.num)
         return 1 if many(seeds, options.num, options.jobs) else 0
-    seed = options.seed or 0
+    seed = options.seed
     faults = shrink(seed) if options.shrink else draw_faults(seed)
-    outcome = one(seed, faults, options.sites)
+    outcome = one(seed, faults)
     say(outcome.story)
     for fault in faults:
         say(f"fault: {fault}")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+START_S = 1000.0
 MAX_TURNS_AT_ONE_TIME = 200_000
 MOST_THREAD_S = 0.02
 TURN_S = 1e-9
@@ -125,7 +126,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     _scheduled: list[Any]  # timer handles, a heap
 
     def __init__(self, seed: int) -> None:
-        self.now = 1000.0
+        self.now = START_S
         self.random = random.Random(f"threads {seed}")
         self._turns = 0
         self.abandoned = False

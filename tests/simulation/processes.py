@@ -18,7 +18,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import Record
+from atoll.coordinator.core.events import CommitRecord, Output, Record
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
@@ -78,6 +78,7 @@ def simulated(
     put(plane_module, "SharedBuffer", SimBuffer)
     put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
     put(wire, "from_proto", _read_once(wire.from_proto))
+    put(wire, "encode", _write_once(wire.encode))
     try:
         yield
     finally:
@@ -100,6 +101,20 @@ def _read_once(from_proto: Callable[[type[Any], Message], Any]) -> Callable[[typ
     return read
 
 
+def _write_once(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """And each site writes them to its disk: the same object, thanks to `_read_once`."""
+    known: dict[int, tuple[Any, bytes]] = {}
+
+    def write(value: Any) -> bytes:
+        if type(value) not in (m.Plan, m.Commit):
+            return encode(value)
+        if id(value) not in known:
+            known[id(value)] = value, encode(value)  # the object as well: nothing else has its id while it is here
+        return known[id(value)][1]
+
+    return write
+
+
 def _on_a_disk_that_may_be_full(write: Callable[..., None], full_disks: set[str]) -> Callable[..., None]:
     def guarded(path: Path, *args: Any, **options: Any) -> None:
         process = HERE.get()
@@ -116,6 +131,7 @@ class SimStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.crash_before = self.crash_after = False
+        self.crash_after_commit = 0
         self.full = False
         self.on_crash: Callable[[], None] = lambda: None
         self.kept: list[Record] = []
@@ -129,16 +145,18 @@ class SimStore(MemoryStore):
             return
         super().persist(term, records, wall_time_s)
         self.kept += records
-        if self.crash_after:
-            self.crash_after = False
+        commits = [r.commit.commit for r in records if isinstance(r, CommitRecord)]
+        if self.crash_after or (self.crash_after_commit and self.crash_after_commit in commits):
+            self.crash_after, self.crash_after_commit = False, 0
             self.on_crash()
 
 
 class SimCoordinator:
     """One start of the coordinator."""
 
-    def __init__(self, loop: SimLoop, number: int, settings: RunSettings, store: SimStore) -> None:
+    def __init__(self, loop: SimLoop, number: int, settings: RunSettings, store: SimStore, busy_s: float = 0.0) -> None:
         self.process = Process(COORDINATOR, number)
+        self._busy_s = busy_s
         self._context = contextvars.copy_context()
         self._context.run(HERE.set, self.process)
         self.failure: BaseException | None = None
@@ -159,6 +177,14 @@ class SimCoordinator:
                 return outputs
 
             core.handle = watched  # type: ignore[method-assign]
+            if self._busy_s:
+                execute = server._execute
+
+                async def slowly(outputs: list[Output]) -> None:
+                    await asyncio.sleep(self._busy_s)
+                    await execute(outputs)
+
+                server._execute = slowly  # type: ignore[method-assign]
             await server.start()
             await server.run()
         except Exception as error:

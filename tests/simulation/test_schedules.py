@@ -12,6 +12,7 @@ from atoll.node.exchange.spill import Spilled
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, draw_faults, strike
+from tests.simulation.large import NUM_SYNCS, large
 from tests.simulation.world import Outcome, World, draw_shape_of, play
 
 NUM_SCHEDULES = 500
@@ -42,6 +43,14 @@ def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> Non
         outcome = behind_nat(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
+
+
+def test_a_hundred_sites() -> None:
+    """As `make sim` plays with a thousand."""
+    outcome = large(100)
+    assert not outcome.problem, f"{outcome.problem}\n{outcome.story}"
+    assert set(outcome.num_faults) == {"kill_several", "coordinator_dies_before_it_sends", "partition"}
+    assert outcome.num_commits == NUM_SYNCS
 
 
 def test_every_fault_is_drawn_and_strikes() -> None:
@@ -85,3 +94,11 @@ def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyncData, "reduce", lambda self, chunk, parts: reduce(self, chunk, [(1, d) for _, d in parts]))
     problems = [one(seed).problem for seed in range(40)]
     assert any(Unsound.__name__ in problem and "reference" in problem for problem in problems)
+
+
+def test_one_contribution_that_is_left_out_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    from atoll.node.dataplane.sync_data import SyncData
+
+    reduce = SyncData.reduce
+    monkeypatch.setattr(SyncData, "reduce", lambda self, chunk, parts: reduce(self, chunk, parts[:-1]))
+    assert "reference" in large(50).problem

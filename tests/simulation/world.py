@@ -23,9 +23,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation.checks import Checks, Unsound
-from tests.simulation.loop import HERE, Deadlock, Process, SimLoop, Spinning
+from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
 from tests.simulation.network import Network
-from tests.simulation.processes import SimCoordinator, SimNode, SimStore, copy_of, simulated
+from tests.simulation.processes import COORDINATOR, SimCoordinator, SimNode, SimStore, copy_of, simulated
 from tests.simulation.sites import Data, Hands
 
 LIMIT_S = 600.0
@@ -48,6 +48,8 @@ class Shape:
     step_s: tuple[float, ...]
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
+    coordinator_busy_s: float = 0.0
+    """With events that have come together, each time: others come together meanwhile."""
 
 
 def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
@@ -106,7 +108,7 @@ class Story(logging.Handler):
         self.tell(str(process or "?"), record.getMessage())
 
     def tell(self, who: str, text: str) -> None:
-        self.lines.append((self._loop.time() - 1000.0, who, text))
+        self.lines.append((self._loop.time() - START_S, who, text))
 
     def __str__(self) -> str:
         return "\n".join(f"{at:9.4f}  {who:14s} {text}" for at, who, text in self.lines)
@@ -147,7 +149,9 @@ class World:
             return
         self.num_starts += 1
         self.story.tell("world", "starts the coordinator")
-        self.coordinator = SimCoordinator(self.loop, self.num_starts, self.shape.settings, self.store)
+        self.coordinator = SimCoordinator(
+            self.loop, self.num_starts, self.shape.settings, self.store, self.shape.coordinator_busy_s
+        )
         self.coordinator.on_event = self._count
         self.coordinator.task.add_done_callback(self._coordinator_ended)
 
@@ -218,6 +222,22 @@ class World:
         context = contextvars.Context()
         context.run(HERE.set, process)
         self.loop.call_soon(action, context=context)
+
+    def partition(self, names: list[str], lasts_s: float) -> None:
+        """Nothing gets from them to anybody else, or back."""
+        away = set(names)
+        others = [name for name in (COORDINATOR, *sorted(self.nodes)) if name not in away]
+        pairs = [pair for a in names for b in others for pair in ((a, b), (b, a))]
+        self.story.tell("world", f"nothing gets through between {', '.join(names)} and all others")
+        for a, b in pairs:
+            self.network.block(a, b)
+
+        def mend() -> None:
+            self.story.tell("world", f"open again between {', '.join(names)} and all others")
+            for a, b in pairs:
+                self.network.open(a, b)
+
+        self.later(lasts_s, mend)
 
     def stop(self, process: Process, lasts_s: float) -> None:
         """As by SIGSTOP, and SIGCONT later."""
@@ -396,7 +416,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
         num_events=world.checks.num_events,
         num_commits=world.checks.num_commits,
         num_faults=world.num_faults,
-        simulated_s=loop.time() - 1000.0,
+        simulated_s=loop.time() - START_S,
     )
 
 

@@ -105,6 +105,36 @@ def test_3_a_done_of_a_lower_attempt_counts_no_longer() -> None:
     assert story.last("a", m.Commit).attempt == 2
 
 
+def test_3_sites_that_fall_silent_one_after_the_other_cost_one_attempt() -> None:
+    names = ("a", "b", "c", "d", "e")
+    story = a_story(min_sites=5)
+    story.start(*names)
+    planned(story, *names)
+    for name in ("c", "d", "e"):
+        story.sites[name].heartbeats = False
+        story.wait(LIMITS.heartbeat_s / 4)
+        story.says(name, story.sites[name].heartbeat)
+    story.wait(LIMITS.lease_s + 0.1)
+    assert [story.view.num_evicted, story.plan().attempt] == [3, 2]
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+
+
+def test_3_who_only_seems_lost_is_in_the_next_attempt() -> None:
+    story = a_story(min_sites=3)
+    story.start("a", "b", "c")
+    planned(story, "a", "b", "c")
+    story.sites["b"].heartbeats = story.sites["c"].heartbeats = False
+    story.wait(LIMITS.heartbeat_s / 2)
+    story.says("c", story.sites["c"].heartbeat)
+    story.wait(LIMITS.lease_s - LIMITS.heartbeat_s / 2 + 0.1)
+    assert story.plan().attempt == 1, "b is lost, and c may be"
+    story.says("c", story.sites["c"].heartbeat)
+    story.sites["c"].heartbeats = True
+    story.wait(LIMITS.heartbeat_s)
+    assert story.plan().attempt == 2
+    assert [c.site_id for c in story.plan().contributors] == [1, 3]
+
+
 def test_plans_are_never_issued_twice_and_attempts_end() -> None:
     story = a_story(min_sites=4, quorum=4)
     story.start("a", "b", "c", "d")
