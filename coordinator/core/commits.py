@@ -122,9 +122,13 @@ class CommitLog:
     def newest_attested(self) -> int | None:
         return max(self.attested, default=None)
 
-    def attestations(self) -> tuple[Attestation, ...]:
-        newest = sorted(self.attested)[-ATTESTATIONS_IN_SOURCES:]
-        return tuple(Attestation(commit=n, state_hash=self.attested[n]) for n in newest)
+    def attestations(self, held: Collection[int]) -> tuple[Attestation, ...]:
+        """The newest; and where all that is `held` is older (a power cut) that too: there is nothing else to fetch."""
+        known = sorted(self.attested)
+        listed = known[-ATTESTATIONS_IN_SOURCES:]
+        if max(held, default=0) < listed[0]:
+            listed = [n for n in known if n in held][-ATTESTATIONS_IN_SOURCES:] + listed
+        return tuple(Attestation(commit=n, state_hash=self.attested[n]) for n in listed)
 
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
         self._reports.setdefault(commit, {})[site_id] = state_hash

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from atoll.coordinator.core import decisions
+from atoll.coordinator.core import decisions, states
 from atoll.coordinator.core.events import AbandonRecord, AttestationRecord, RollbackRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -68,22 +68,27 @@ def message(run: Run, commit: int) -> m.RolledBack:
 
 
 def _assess(run: Run) -> _Unreachable | None:
-    """None while somebody who is here has the newest commit, or may still come to it."""
+    """None while somebody who is here has the newest commit, or has not yet tried its own log."""
     live = run.members.live()
     commit = max((s.applied for s in live if s.applied is not None), default=None)
     if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
         return None
-    if not all(s.stream is not None and s.applied == commit and s.lacks == commit + 1 for s in live):
+    holders = [s for s in live if s.applied == commit]
+    if not all(s.stream is not None for s in live) or not all(s.lacks == commit + 1 for s in holders):
         return None
+    # They get no more than `commit` from the holders, but their own logs may lead on from it.
+    coming = [
+        f"{s.label} ({'fetching state' if s.applied is None else 'catching up'})" for s in live if s not in holders
+    ]
     others = [s for s in run.members.sites.values() if not s.live]
     starting = [f"{s.label} (starting)" for s in others if s.stream is not None]
     absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
     obstacle = ""
     if commit and run.log.record(commit) is None:
         obstacle = f"the coordinator's log does not go back to commit {commit}"
-    elif len({s.state_hash for s in live}) > 1:
+    elif len({s.state_hash for s in holders}) > 1:
         obstacle = f"they do not agree on the state of commit {commit}"
-    return _Unreachable(commit, tuple(live), obstacle, tuple(starting + absent))
+    return _Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
 def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
@@ -111,3 +116,8 @@ def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
         site.standing = Standing.MEMBER
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
     decisions.open_next(run, list(found.holders), before=message(run, found.commit))
+    for site in run.members.live():
+        if site not in found.holders:
+            run.send(site, message(run, found.commit))
+            if site.applied is not None:
+                states.send_pending(run, site)

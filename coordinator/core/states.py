@@ -277,12 +277,11 @@ def _have_it_dialled(run: Run, site: Site, sources: m.Sources, donor_ids: tuple[
 
 def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
     """Donors hold a state that is attested, or, before commit 0 is, the one that the seeder claims."""
-    attested = run.log.attestations()
-    if not attested and run.claim is not None:
-        attested = (m.Attestation(commit=0, state_hash=run.claim),)
-    if not attested:
+    known = run.log.attested
+    if not known and run.claim is not None:
+        known = {0: run.claim}
+    if not known:
         return m.Sources()
-    known = {a.commit: a.state_hash for a in attested}
     commits = run.log.after(request.after_commit) if request.has_state else ()
     least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
     donors = tuple(
@@ -293,6 +292,10 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         and s.applied >= least
         and known.get(s.applied, s.state_hash) == s.state_hash
     )
+    if run.log.attested:
+        attested = run.log.attestations({d.commit for d in donors})
+    else:
+        attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
     if not commits and not (request.has_state and request.after_commit == run.log.last):
         commits = next((c for a in attested if (c := run.log.after(a.commit))), ())
     return m.Sources(attested=attested, donors=donors, commits=commits)

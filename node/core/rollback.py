@@ -26,7 +26,7 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     site.open = None
     site.lacks = 0
     snapshot = site.snapshot
-    if snapshot.phase is SnapshotPhase.SEALED and snapshot.committed_in is not None:
+    if snapshot.phase is SnapshotPhase.SEALED and snapshot.committed_in is not None and snapshot.committed_in > commit:
         site.snapshot = Snapshot()
     if site.outer is not None and site.outer.commit > commit:
         site.outer = None

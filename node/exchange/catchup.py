@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 DONORS_ASKED_FOR = 4
 """How often the coordinator is asked for a donor of a commit, before the site goes on from what it has."""
 LISTS_ASKED = 8
-"""Newest attested commits whose hash lists are asked for."""
+"""Newest attested commits whose hash lists are asked for; of each donor also that of its own commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +211,8 @@ class _Fetch:
         while not self._useful_lists():
             newest = sorted(self.known.attested, reverse=True)[:LISTS_ASKED]
             for client in self._donors.usable():
-                await self._ask_lists(client, newest)
+                own = {client.donor.commit} & self.known.attested.keys()
+                await self._ask_lists(client, sorted({*newest, *own}))
             if not self._useful_lists():
                 await self._donors.ask_again("no donor has the hash list of an attested commit")
 

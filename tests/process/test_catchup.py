@@ -304,8 +304,12 @@ def test_a_state_of_this_disk_that_is_not_the_attested_one_is_fetched_anew(tmp_p
     asyncio.run(main())
 
 
-def test_commits_whose_payloads_nobody_has_any_more_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lists_asked", [catchup.LISTS_ASKED, 1], ids=["not far behind", "far behind"])
+def test_commits_whose_payloads_nobody_has_any_more_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists_asked: int
+) -> None:
     """After a power cut: the coordinator has commit 3, and every site is at commit 1 again. A joiner comes to that."""
+    monkeypatch.setattr(catchup, "LISTS_ASKED", lists_asked)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:

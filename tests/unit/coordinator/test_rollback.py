@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -12,9 +13,10 @@ from atoll.protocol.messages import AdmittedAs
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
 
 
-def committed(*names: str, count: int = 2) -> Story:
+def committed(*names: str, count: int = 2, log_commits: int = 8) -> Story:
     """These sites at commit `count`."""
-    story = Story(some_settings(min_sites=len(names)))
+    settings = some_settings(min_sites=len(names), steps=1000)
+    story = Story(replace(settings, sync=replace(settings.sync, log_commits=log_commits)))
     story.start(*names)
     for number in range(count):
         story.commit_one(*names, state=f"s{number}", following=f"s{number + 1}")
@@ -94,6 +96,58 @@ def test_a_site_whose_workers_are_starting_is_waited_for() -> None:
     story.offer("b")
     story.sources("b", after=1, lacks=2)
     assert story.view.branch == 1
+
+
+def lost_disk_and_long_way_back() -> Story:
+    """The power cut left `a` far behind the newest attested commits, and `b` with nothing."""
+    story = committed("a", "b", count=12, log_commits=32)
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.connect("b", incarnation=2)
+    story.offer("b")
+    story.sources("b")
+    return story
+
+
+def test_whoever_comes_without_a_state_gets_what_is_left_and_the_run_goes_on_from_there() -> None:
+    story = lost_disk_and_long_way_back()
+    found = story.last("b", m.Sources)
+    assert [d.commit for d in found.donors] == [1]
+    assert [a.commit for a in found.attested] == [1, *range(5, 13)], "what the donor holds, and the newest"
+    assert [c.commit for c in found.commits] == [*range(2, 13)], "its own log may lead on"
+    story.applied("b", 1, "s1")
+    assert story.view.branch == 0, "it has not tried its own log"
+    story.sources("b", after=1, lacks=2)
+    assert (story.view.branch, story.view.last_commit, story.view.state) == (1, 1, "training")
+
+
+def test_old_states_are_attested_to_joiners_only_while_there_is_nothing_newer() -> None:
+    story = committed("a", "b", "c", count=12, log_commits=32)
+    story.drop("c")
+    story.connect("c", incarnation=2, state=(1, "s1"))
+    story.offer("c")
+    story.join("d")
+    story.sources("d")
+    assert [a.commit for a in story.last("d", m.Sources).attested] == [*range(5, 13)]
+
+
+def test_who_fetches_is_waited_for_in_plain_words_and_an_operator_need_not_wait() -> None:
+    story = lost_disk_and_long_way_back()
+    assert "b (site 2) (fetching state) may have them" in story.view.state
+    story.join("c")
+    story.applied("c", 0, "s0")
+    assert "c (site 3) (catching up) may have them" in story.view.state
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert (story.view.branch, story.view.last_commit, story.view.state) == (1, 1, "training")
+    assert [story.last(name, m.RolledBack).commit for name in "abc"] == [1, 1, 1]
+    assert [story.num(name, m.Open) for name in "abc"] == [2, 1, 0], "who is not there yet hears of the sync later"
+    assert story.last("c", m.Commit).commit == 1
+    story.sources("b")
+    assert [d.commit for d in story.last("b", m.Sources).donors] == [1, 0]
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "s1")
+    story.commit_one("a", state="s1", following="t2")
+    assert [story.last(name, m.Commit).branch for name in "bc"] == [1, 1]
 
 
 def test_a_site_within_its_lease_is_waited_for_after_a_restart_of_the_coordinator() -> None:

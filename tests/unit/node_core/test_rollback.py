@@ -6,7 +6,7 @@ from atoll.node.core import events as e
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
-from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, opened, plan, started
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
 ATTESTED = (m.Attestation(commit=0, state_hash=HASH),)
 
@@ -49,6 +49,21 @@ def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> Non
     drive.ask(0)
     drive(e.Published(version=0, mode=e.MergeMode.REPLACE))
     assert drive.answer().kind is e.AnswerKind.APPLY
+
+
+def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
+    """The site is behind the commit that the run goes back to."""
+    drive = started()
+    drive.ask(10)
+    drive.sealed(10)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive(e.ApplyFailed(1, "not in the log"))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=100))
+    assert drive.core.site.workers.contributed
 
 
 def test_a_site_with_void_commits_rolls_its_disk_back_and_says_hello_anew() -> None:
