@@ -21,7 +21,7 @@ class _Unreachable:
 
     commit: int
     holders: tuple[Site, ...]
-    obstacle: str  # why there is no way back to it either
+    obstacle: str  # why the run does not go back to it, whoever asks
     absent: tuple[str, ...]  # who may have more
 
 
@@ -82,12 +82,19 @@ def _assess(run: Run) -> _Unreachable | None:
     ]
     others = [s for s in run.members.sites.values() if not s.live]
     starting = [f"{s.label} (starting)" for s in others if s.stream is not None]
+    bringing = [
+        f"{s.label} is starting, and holds commit {s.hello.last_commit}"
+        for s in others
+        if s.standing is Standing.NEW and s.hello is not None and s.hello.has_state and s.hello.last_commit > commit
+    ]
     absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
     obstacle = ""
     if commit and run.log.record(commit) is None:
         obstacle = f"the coordinator's log does not go back to commit {commit}"
     elif len({s.state_hash for s in holders}) > 1:
         obstacle = f"they do not agree on the state of commit {commit}"
+    elif bringing:
+        obstacle = ", ".join(bringing)
     return _Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
@@ -116,8 +123,9 @@ def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
         site.standing = Standing.MEMBER
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
     decisions.open_next(run, list(found.holders), before=message(run, found.commit))
-    for site in run.members.live():
-        if site not in found.holders:
+    # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
+    for site in run.members.sites.values():
+        if site.standing is not Standing.OUT and site not in found.holders:
             run.send(site, message(run, found.commit))
             if site.applied is not None:
                 states.send_pending(run, site)

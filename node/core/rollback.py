@@ -50,10 +50,10 @@ def begin_if_idle(ctx: Context) -> None:
 def done(ctx: Context, event: events.DiskRolledBack) -> bool:
     """Whether the coordinator must hear anew what this site holds."""
     site = ctx.site
-    if site.rolling_back is None or event.branch != site.rolling_back.branch:
-        return False
-    site.rolling_back = None
     site.rolling_back_begun = False
+    if site.rolling_back is None or event.branch != site.rolling_back.branch:
+        return False  # it went back once more meanwhile
+    site.rolling_back = None
     before = (site.outer.commit, site.outer.state_hash) if site.outer is not None else None
     if event.held == before:
         if before is None:

@@ -98,6 +98,36 @@ def test_a_site_whose_workers_are_starting_is_waited_for() -> None:
     assert story.view.branch == 1
 
 
+def test_a_site_whose_workers_are_starting_hears_that_an_operator_gave_commits_up() -> None:
+    """Else it would say the old branch in its next Hello, and be told to destroy what it has done since."""
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.connect("b", incarnation=2, state=(1, "s1"))
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert story.last("b", m.RolledBack) == m.RolledBack(branch=1, commit=1, reason="atoll rollback")
+    story.offer("b")
+    story.commit_one("a", state="s1", following="t2")
+    story.applied("b", 2, "t2")
+    story.drop("a")
+    story.drop("b")
+    story.connect("b", state=(2, "t2"), branch=1)
+    assert story.num("b", m.RolledBack) == 1
+    assert story.core.run.members.sites["b"].applied == 2
+
+
+def test_a_site_that_is_starting_and_holds_more_is_waited_for_whoever_asks() -> None:
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.connect("b", incarnation=2, state=(2, "s2"))
+    assert "b (site 2) is starting, and holds commit 2" in story.view.state
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert story.view.branch == 0
+    story.offer("b")
+    assert (story.view.last_commit, story.view.state) == (2, "training")
+
+
 def lost_disk_and_long_way_back() -> Story:
     """The power cut left `a` far behind the newest attested commits, and `b` with nothing."""
     story = committed("a", "b", count=12, log_commits=32)

@@ -78,6 +78,21 @@ def test_a_site_with_void_commits_rolls_its_disk_back_and_says_hello_anew() -> N
     assert (hello.last_commit, hello.branch) == (1, 3)
 
 
+def test_a_second_rollback_while_the_first_is_carried_out_follows_it() -> None:
+    drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+    drive.receive(m.RolledBack(branch=2, commit=0, reason="another"))
+    drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 2)
+    drive(e.DiskRolledBack(branch=2, held=(0, HASH)))
+    (hello,) = drive.sent()
+    assert isinstance(hello, m.Hello)
+    assert (hello.last_commit, hello.branch) == (0, 2)
+
+
 def test_with_nothing_left_on_its_disk_it_fetches() -> None:
     drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
     drive(e.SessionOpened())
