@@ -225,6 +225,10 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     if site.outer is not None and commit.commit <= site.outer.commit:
         return
     site.commits[commit.commit] = commit
+    exchange = current(ctx, commit.sync, commit.term, commit.attempt)
+    if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
+        # The weights may have been missed: from now on peers have to get on. They may be gone for good.
+        planned(ctx, with_weights(exchange.plan, tuple(c.tokens for c in commit.contributors)))
     note_contribution(ctx, commit)
     if commit.next is not None:
         note_opening(ctx, commit.next)

@@ -39,7 +39,7 @@ def behind_nat(seed: int) -> Outcome:
 
 
 def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> None:
-    for seed in range(40):
+    for seed in (*range(40), 327, 414):  # the last two: weights that a site misses, and then everybody has left
         outcome = behind_nat(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
