@@ -14,6 +14,9 @@ from atoll.protocol.plans import is_weighed
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
+MIN_TRIES = 3
+"""With the same contributors, where there are fewer ways to assign them than that: a link may be bad for a moment, and
+after the second failure it is known who is to receive only."""
 
 Signature = tuple[tuple[int, ...], tuple[Tree, ...]]
 
@@ -94,6 +97,7 @@ class Sync:
         self.demoted: set[int] = set()  # receive only, because exchanges failed
         self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()
+        self._num_tried: Counter[tuple[int, ...]] = Counter()  # attempts with these contributors
         for planned in plans:
             self.begin(planned, now)
         if self.attempt is not None:
@@ -122,7 +126,7 @@ class Sync:
         self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
         self.last_attempt = plan.attempt
         if self.attempt.is_weighed:
-            self._issued.add((self.attempt.ids(), plan.trees))
+            self._note_tried(self.attempt)
 
     def weigh(self, record: PlanRecord, now: float) -> None:
         """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""
@@ -130,7 +134,11 @@ class Sync:
         assert attempt is not None
         attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now
         attempt.weighed_late = True
-        self._issued.add((attempt.ids(), attempt.plan.trees))  # one that gave way before has not been tried
+        self._note_tried(attempt)  # one that gave way before has not been tried
+
+    def _note_tried(self, attempt: Attempt) -> None:
+        self._issued.add((attempt.ids(), attempt.plan.trees))
+        self._num_tried[attempt.ids()] += 1
 
     def has_planned(self, site_id: int, incarnation: int) -> bool:
         """In any attempt."""
@@ -160,11 +168,12 @@ class Sync:
         """Trees that were not tried with these contributors yet, away from pairs that could not exchange, and at first
         from those `on_probation`; never with those `not_reducing`, of whom some are left, or those without room.
 
-        None if everything was tried. Raises ConfigError if the contributions fit nowhere.
+        Where these are few, the first of them again. None if everything was tried. Raises ConfigError if the
+        contributions fit nowhere.
         """
         ids = tuple(r.site_id for r in reducers)
         problem: ConfigError | None = None
-        fits = False
+        tried: list[tuple[frozenset[int], tuple[Tree, ...]]] = []
         not_reducing |= self.no_room.keys()
         suspects = self._suspects(ids)
         for avoid, rotation in self._choices(ids, suspects, on_probation):
@@ -175,13 +184,17 @@ class Sync:
             except ConfigError as error:
                 problem = problem or error
                 continue
-            fits = True
             if (ids, trees) not in self._issued:
-                self.suspects = suspects if avoid == suspects else frozenset()
-                return trees
-        if problem is not None and not fits:
-            raise problem
-        return None
+                break
+            tried.append((avoid, trees))
+        else:
+            if problem is not None and not tried:
+                raise problem
+            if not tried or self._num_tried[ids] >= MIN_TRIES:
+                return None
+            avoid, trees = tried[0]
+        self.suspects = suspects if avoid == suspects else frozenset()
+        return trees
 
     def _suspects(self, ids: tuple[int, ...]) -> frozenset[int]:
         """The one site that is in all failing pairs, or all that are in one; none if nobody else would be left."""

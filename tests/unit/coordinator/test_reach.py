@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.reach import choose
+from atoll.coordinator.core.syncs import MIN_TRIES
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -151,3 +154,46 @@ def test_a_site_that_exchanges_badly_reduces_where_nobody_else_can() -> None:
     story.ready("c", unreachable="b")
     assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
     assert {tree.top for tree in story.plan().trees} == {0}
+
+
+@pytest.mark.parametrize("names", ["ab", "abc"])
+def test_3_a_link_to_the_only_site_that_can_be_dialled_fails_once_and_costs_an_attempt(names: str) -> None:
+    story = Story(some_settings(min_sites=len(names), quorum=len(names)))
+    story.start(*names)
+    for name in names:
+        story.ready(name, unreachable=",".join(x for x in names[1:] if x != name))
+    first = story.plan()
+    story.failed("b", "a")
+    story.wait(3)
+    assert story.core.run.num_abandoned == 0
+    assert (story.plan().attempt, story.plan().trees) == (2, first.trees)
+
+
+def test_16_a_link_to_the_only_site_that_can_be_dialled_stays_bad_and_who_has_it_receives() -> None:
+    """c answers probes and dials, but nothing of it gets through."""
+    story = Story(some_settings(min_sites=3, quorum=1))
+    story.start("a", "b", "c")
+    for name, unreachable in {"a": "b,c", "b": "c", "c": "b"}.items():
+        story.ready(name, unreachable=unreachable)
+    for _ in range(2):
+        assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+        story.failed("c", "a")
+        story.failed("a", "c")
+        story.wait(3)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert [r.site_id for r in story.plan().receivers] == [3]
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.core.run.log.last == 1
+
+
+def test_16_where_nobody_can_be_spared_the_attempts_are_bounded() -> None:
+    story = Story(some_settings(min_sites=2, quorum=2))
+    story.start("a", "b")
+    story.ready("a", unreachable="b")
+    story.ready("b")
+    for attempt in range(1, MIN_TRIES + 1):
+        assert (story.core.run.num_abandoned, story.plan().attempt) == (0, attempt)
+        story.failed("b", "a")
+        story.wait(3)
+    assert story.core.run.num_abandoned == 1
