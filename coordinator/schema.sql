@@ -1,4 +1,5 @@
--- The coordinator's store. One run a file; see docs/decisions and coordinator/store.py.
+-- The coordinator's store. One run a file; see docs/decisions and coordinator/store.py. Every checksum is of the
+-- table's name and the row's other columns, see row_checksums.py.
 CREATE TABLE run (
     id            INTEGER PRIMARY KEY CHECK (id = 1),
     run_id        TEXT    NOT NULL,
@@ -7,13 +8,15 @@ CREATE TABLE run (
     term          INTEGER NOT NULL,           -- how often a coordinator was started on this store
     stop_reason   TEXT    NOT NULL DEFAULT '',
     final_commit  INTEGER,                    -- set when the run is over
-    final_reason  TEXT
+    final_reason  TEXT,
+    checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE manifest (
     id               INTEGER PRIMARY KEY CHECK (id = 1),
     manifest         BLOB NOT NULL,           -- protobuf atoll.protocol.v1.Manifest
-    data_fingerprint BLOB NOT NULL
+    data_fingerprint BLOB NOT NULL,
+    checksum         BLOB NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE sites (
@@ -28,7 +31,8 @@ CREATE TABLE sites (
     max_retained_bytes    INTEGER NOT NULL,
     bandwidth_bytes_per_s INTEGER NOT NULL,
     voided_sync           INTEGER NOT NULL,    -- the last sync in which a plan listed it and it discarded its contribution
-    may_hold              INTEGER NOT NULL     -- while it is not live: the newest commit that its disk may have
+    may_hold              INTEGER NOT NULL,    -- while it is not live: the newest commit that its disk may have
+    checksum              BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE syncs (
@@ -36,14 +40,16 @@ CREATE TABLE syncs (
     open     BLOB NOT NULL,                    -- protobuf atoll.protocol.v1.Open
     expected TEXT NOT NULL,                    -- JSON list of site ids
     outcome  TEXT NOT NULL DEFAULT 'open',     -- open, committed, or why it was abandoned
-    ended_at REAL                              -- seconds since 1970, for people
+    ended_at REAL,                             -- seconds since 1970, for people
+    checksum BLOB NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE plans (                           -- of the open sync; those of ended ones are dropped
-    sync    INTEGER NOT NULL,
-    attempt INTEGER NOT NULL,
-    plan    BLOB    NOT NULL,                  -- protobuf atoll.protocol.v1.Plan
-    ranges  TEXT    NOT NULL,                  -- JSON list, of each contributor what it was trained on
+    sync     INTEGER NOT NULL,
+    attempt  INTEGER NOT NULL,
+    plan     BLOB    NOT NULL,                 -- protobuf atoll.protocol.v1.Plan
+    ranges   TEXT    NOT NULL,                 -- JSON list, of each contributor what it was trained on
+    checksum BLOB    NOT NULL DEFAULT x'',
     PRIMARY KEY (sync, attempt)
 ) STRICT;
 
@@ -53,7 +59,8 @@ CREATE TABLE commits (
     run_step      INTEGER NOT NULL,
     run_tokens    INTEGER NOT NULL,
     mean_loss     REAL,
-    committed_at  REAL    NOT NULL             -- seconds since 1970, for people
+    committed_at  REAL    NOT NULL,            -- seconds since 1970, for people
+    checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE data_lines (                      -- ranges in all three: JSON, [first, number of samples]
@@ -61,7 +68,8 @@ CREATE TABLE data_lines (                      -- ranges in all three: JSON, [fi
     num_samples INTEGER NOT NULL,
     frontier    INTEGER NOT NULL,              -- positions from here on were never leased
     returned    TEXT    NOT NULL,              -- were leased and are open again
-    done        TEXT                           -- are listed in commits
+    done        TEXT,                          -- are listed in commits
+    checksum    BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE data_leases (
@@ -69,6 +77,7 @@ CREATE TABLE data_leases (
     site_id     INTEGER NOT NULL,
     incarnation INTEGER NOT NULL,              -- 0: kept for a commit that may still list them
     ranges      TEXT    NOT NULL,
+    checksum    BLOB    NOT NULL DEFAULT x'',
     PRIMARY KEY (line, site_id, incarnation)
 ) STRICT;
 
@@ -76,7 +85,8 @@ CREATE TABLE rollbacks (                       -- nobody could reach the commits
     branch         INTEGER PRIMARY KEY,        -- in which commits are numbered from there on
     commit_number  INTEGER NOT NULL,
     reason         TEXT    NOT NULL,
-    rolled_back_at REAL    NOT NULL            -- seconds since 1970, for people
+    rolled_back_at REAL    NOT NULL,           -- seconds since 1970, for people
+    checksum       BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
 CREATE TABLE voided_commits (                  -- as they were in commits, with the branch that took their place
@@ -84,10 +94,12 @@ CREATE TABLE voided_commits (                  -- as they were in commits, with 
     commit_number INTEGER NOT NULL,
     body          BLOB    NOT NULL,
     committed_at  REAL    NOT NULL,
+    checksum      BLOB    NOT NULL DEFAULT x'',
     PRIMARY KEY (branch, commit_number)
 ) STRICT;
 
 CREATE TABLE attestations (
     commit_number INTEGER PRIMARY KEY,
-    state_hash    BLOB NOT NULL
+    state_hash    BLOB NOT NULL,
+    checksum      BLOB NOT NULL DEFAULT x''
 ) STRICT;

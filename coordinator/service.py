@@ -33,9 +33,9 @@ from atoll.coordinator.core.events import (
     Tick,
 )
 from atoll.coordinator.core.machine import Core
-from atoll.coordinator.store import Store
+from atoll.coordinator.store import RESTORE, Store
 from atoll.protocol import PROTOCOL_VERSION, messages, transport, wire
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 
@@ -103,7 +103,10 @@ class CoordinatorServer:
         self._term = persisted.term
         self._parent = json.loads(persisted.parent_json) if persisted.parent_json else None
         self._commit_times = store.commit_times()
-        self._core = Core(settings, persisted, time.monotonic())
+        try:
+            self._core = Core(settings, persisted, time.monotonic())
+        except StateError as error:
+            raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._streams: dict[int, _Stream] = {}
         self._bodies = _Bodies()
         self._num_streams = 0

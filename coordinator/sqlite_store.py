@@ -7,7 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from atoll.coordinator.core.events import (
@@ -27,7 +27,8 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
-from atoll.coordinator.store import check_same_run
+from atoll.coordinator.row_checksums import keep_checksums, wrong_row
+from atoll.coordinator.store import RESTORE, check_same_run
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.layout import Manifest
@@ -35,7 +36,7 @@ from atoll.protocol.messages import Commit, DataRange, Open, Plan
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",
@@ -83,11 +84,17 @@ def _refuse_network_file_systems(path: Path) -> None:
         )
 
 
+def _make_tables(db: sqlite3.Connection) -> None:
+    schema = importlib.resources.files("atoll.coordinator").joinpath("schema.sql").read_text(encoding="utf-8")
+    for statement in schema.split(";\n"):
+        db.execute(statement)
+
+
 class SqliteStore:
     """Opened exclusively until `close`; a second coordinator is refused, and the file is free after kill -9.
 
-    Raises HostError if it cannot be had (in use, read-only, no space), StateError if it is damaged or not a store,
-    ConfigError if it lies where it cannot be safe.
+    Raises HostError if it cannot be had (in use, read-only, no space), StateError if it is damaged (to the last bit of
+    every row) or not a store, ConfigError if it lies where it cannot be safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,10 +127,8 @@ class SqliteStore:
         (application,) = self._db.execute("PRAGMA application_id").fetchone()
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         (tables,) = self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        if tables == 0:
-            schema = importlib.resources.files("atoll.coordinator").joinpath("schema.sql").read_text(encoding="utf-8")
-            for statement in schema.split(";\n"):
-                self._db.execute(statement)
+        if (application, version, tables) == (0, 0, 0):
+            _make_tables(self._db)
             self._db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif application != APPLICATION_ID:
@@ -134,11 +139,21 @@ class SqliteStore:
                 "version that made it"
             )
         self._db.execute("COMMIT")
-        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if damage := self._damage():
+            raise StateError(f"the store {self.path} is damaged ({damage}): {RESTORE}")
+
+    def _damage(self) -> str:
+        """What of the file is not as it was written; '' if nothing is."""
+        (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
         if verdict != "ok":
-            raise StateError(
-                f"the store {self.path} is damaged ({verdict}): restore it from a copy, or start a new run"
-            )
+            return str(verdict)
+        schema = "SELECT hex(type), hex(name), hex(tbl_name), hex(sql) FROM sqlite_master ORDER BY name"
+        with closing(sqlite3.connect(":memory:")) as new:
+            _make_tables(new)
+            if self._db.execute(schema).fetchall() != new.execute(schema).fetchall():
+                return "its tables are not those of a store"
+        keep_checksums(self._db)
+        return wrong_row(self._db)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -157,10 +172,7 @@ class SqliteStore:
                 text = f"{error}; check the disk, then start the coordinator again"
             raise HostError(f"the store {self.path}: {text}") from error
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-            raise StateError(
-                f"the store {self.path} is damaged or not a database ({error}): restore it from a copy, or start a new "
-                "run in another file"
-            ) from error
+            raise StateError(f"the store {self.path} is damaged or not a database ({error}): {RESTORE}") from error
         except OSError as error:
             raise HostError(f"the store {self.path} cannot be opened: {error.strerror}") from error
 
@@ -170,7 +182,7 @@ class SqliteStore:
         try:
             yield
         except (InvalidMessage, ValueError, TypeError) as error:
-            raise StateError(f"the store {self.path} is damaged ({error}): restore it from a copy") from error
+            raise StateError(f"the store {self.path} is damaged ({error}): {RESTORE}") from error
 
     # --- the interface
 
@@ -178,6 +190,8 @@ class SqliteStore:
         with self._explained(), self._readable():
             row = self._db.execute("SELECT run_id, settings_json, parent_json, term FROM run").fetchone()
             if row is None:
+                if self._db.execute("SELECT count(*) FROM sites").fetchone() != (0,):
+                    raise ValueError("table run: its row is missing")
                 row = (settings.run_id, settings_to_json(settings), parent_json, 0)
             else:
                 check_same_run(
@@ -189,13 +203,13 @@ class SqliteStore:
                     parent_json=parent_json,
                 )
             run_id, settings_json, stored_parent, term = row
-            with self._transaction():
+            with self._transaction():  # a start that is refused is none
                 self._db.execute(
                     "INSERT INTO run (id, run_id, settings_json, parent_json, term) VALUES (1, ?, ?, ?, 1) "
                     "ON CONFLICT (id) DO UPDATE SET term = term + 1",
                     (run_id, settings_json, stored_parent),
                 )
-            return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
+                return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
 
     def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
         db = self._db
@@ -211,6 +225,9 @@ class SqliteStore:
         attestations = db.execute(
             "SELECT commit_number, state_hash FROM attestations ORDER BY commit_number DESC LIMIT ?", (log_commits,)
         ).fetchall()
+        num_commits, last_commit = db.execute("SELECT count(*), max(commit_number) FROM commits").fetchone()
+        if num_commits != (last_commit or 0):
+            raise ValueError(f"table commits has {num_commits} rows, the last one is commit {last_commit}")
         (num_abandoned,) = db.execute(
             "SELECT count(*) FROM syncs WHERE outcome NOT IN ('open', 'committed')"
         ).fetchone()
@@ -361,7 +378,10 @@ class SqliteStore:
             case AbandonRecord(sync, reason):
                 self._end_sync(sync, f"abandoned: {reason}", wall_time_s)
             case AttestationRecord(commit_number, state_hash):
-                execute("INSERT OR REPLACE INTO attestations VALUES (?, ?)", (commit_number, state_hash))
+                execute(
+                    "INSERT OR REPLACE INTO attestations (commit_number, state_hash) VALUES (?, ?)",
+                    (commit_number, state_hash),
+                )
             case LineRecord():
                 execute(
                     "INSERT INTO data_lines (line, num_samples, frontier, returned) VALUES (?, ?, ?, ?) ON CONFLICT "
@@ -373,7 +393,10 @@ class SqliteStore:
             case LeaseRecord():
                 key = (record.line, record.site_id, record.incarnation)
                 if record.ranges:
-                    execute("INSERT OR REPLACE INTO data_leases VALUES (?, ?, ?, ?)", (*key, _to_json(record.ranges)))
+                    execute(
+                        "INSERT OR REPLACE INTO data_leases (line, site_id, incarnation, ranges) VALUES (?, ?, ?, ?)",
+                        (*key, _to_json(record.ranges)),
+                    )
                 else:
                     execute("DELETE FROM data_leases WHERE (line, site_id, incarnation) = (?, ?, ?)", key)
             case RollbackRecord():
@@ -382,8 +405,8 @@ class SqliteStore:
                     (record.branch, record.commit, record.reason, wall_time_s),
                 )
                 execute(
-                    "INSERT INTO voided_commits SELECT ?, commit_number, body, committed_at FROM commits "
-                    "WHERE commit_number > ?",
+                    "INSERT INTO voided_commits (branch, commit_number, body, committed_at) "
+                    "SELECT ?, commit_number, body, committed_at FROM commits WHERE commit_number > ?",
                     (record.branch, record.commit),
                 )
                 for table in ("commits", "attestations"):

@@ -31,6 +31,9 @@ from atoll.coordinator.core.events import (
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.settings import RunSettings, settings_to_json
 
+RESTORE = "restore it from a copy (deploy/README.md), or start a new run in another file"
+"""What to do about a store that is damaged."""
+
 
 class Store(Protocol):
     """One run. Not thread-safe: one call at a time, from any thread."""

@@ -10,8 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
+from atoll.protocol.errors import StateError
 from atoll.protocol.messages import MAX_RANGES_OF_SITE, DataRange
-from atoll.protocol.ranges import Ranges
+from atoll.protocol.ranges import Ranges, is_canonical
 from atoll.protocol.sample_order import MAX_POSITION
 
 Holder = tuple[int, int]
@@ -35,12 +36,44 @@ class Line:
         return -(-self.frontier // self.num_samples)
 
 
+def _check_account(
+    lines: tuple[LineRecord, ...], done: tuple[DoneRecord, ...], leases: tuple[LeaseRecord, ...]
+) -> None:
+    """Raises StateError unless each position below a line's frontier is in one record, and none is beyond it."""
+    parts: dict[int, list[tuple[str, tuple[DataRange, ...]]]] = {r.line: [("open again", r.returned)] for r in lines}
+    named = [(r.line, "done", r.ranges) for r in done]
+    named += [(r.line, f"leased to site {r.site_id} (incarnation {r.incarnation})", r.ranges) for r in leases]
+    for number, name, ranges in named:
+        if number not in parts:
+            raise StateError(f"positions of line {number} are {name}; there is no such line")
+        parts[number].append((name, ranges))
+    for line in lines:
+        for name, ranges in parts[line.line]:
+            if not is_canonical(ranges, MAX_POSITION):
+                raise StateError(f"line {line.line}: the positions that are {name} are not in order")
+        place, last = 0, ""
+        pieces = sorted((r.first, r.end, name) for name, ranges in parts[line.line] for r in ranges)
+        for first, end, name in [*pieces, (line.frontier, line.frontier, "beyond the frontier")]:
+            if first > place:
+                raise StateError(
+                    f"line {line.line}: positions {place} to {first - 1} are neither done, leased nor open"
+                )
+            if first < place:
+                raise StateError(f"line {line.line}: positions {first} to {place - 1} are {last} and {name}")
+            place, last = end, name
+
+
 class Ledger:
-    """All lines of a run. What changed since the last `changes` is collected there, for one transaction."""
+    """All lines of a run. What changed since the last `changes` is collected there, for one transaction.
+
+    Raises StateError if the records are no account.
+    """
 
     def __init__(
         self, lines: Iterable[LineRecord] = (), done: Iterable[DoneRecord] = (), leases: Iterable[LeaseRecord] = ()
     ) -> None:
+        lines, done, leases = tuple(lines), tuple(done), tuple(leases)
+        _check_account(lines, done, leases)
         self.lines: dict[int, Line] = {
             r.line: Line(num_samples=r.num_samples, frontier=r.frontier, returned=Ranges(r.returned)) for r in lines
         }

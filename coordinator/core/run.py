@@ -6,6 +6,7 @@ import json
 import logging
 from typing import Any
 
+from atoll.coordinator.core import kept
 from atoll.coordinator.core.commits import CommitLog
 from atoll.coordinator.core.deadlines import ExchangeTimes
 from atoll.coordinator.core.disputes import Dispute
@@ -33,7 +34,10 @@ from atoll.protocol.time_limits import time_limits
 
 
 class Run:
-    """Mutable state of one run and one start of the coordinator."""
+    """Mutable state of one run and one start of the coordinator.
+
+    Raises StateError if what was kept does not fit together.
+    """
 
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
         self.settings = settings
@@ -53,6 +57,7 @@ class Run:
         if persisted.manifest is not None:
             self.set_manifest(persisted.manifest)
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
+        kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None

@@ -16,7 +16,7 @@ from typing import Any
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.view import RunView
-from atoll.coordinator.store import MemoryStore
+from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
@@ -63,10 +63,10 @@ class FakeSite:
 class Story:
     """One run: sites that do what they are told, and everything the core answered."""
 
-    def __init__(self, settings: RunSettings, parent_json: str = "") -> None:
+    def __init__(self, settings: RunSettings, parent_json: str = "", store: Store | None = None) -> None:
         self.settings = settings
         self.now = 100.0
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.sites: dict[str, FakeSite] = {}
         self.log: list[str] = []
         self.sent: list[tuple[str, m.CoordinatorMessage]] = []

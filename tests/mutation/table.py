@@ -18,6 +18,8 @@ PROBING = "tests/process/test_reach.py"
 PLAN_AHEAD = "tests/unit/coordinator/test_plan_ahead.py"
 STORES = "tests/unit/coordinator/test_store_contract.py"
 SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
+STORE_DAMAGE = "tests/unit/coordinator/test_store_damage.py"
+LEDGER = "tests/unit/coordinator/test_ledger.py"
 SITE = "tests/unit/node_core/test_site.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
@@ -280,6 +282,22 @@ MUTATIONS = (
         tests=(SQLITE,),
     ),
     Mutation(
+        name="a store's row with a flipped bit is believed",
+        rule="a store in which one bit of a row is another one is refused",
+        file="coordinator/row_checksums.py",
+        old="        if found is not None:\n",
+        new="        if False:\n",
+        tests=(STORE_DAMAGE,),
+    ),
+    Mutation(
+        name="checksum of a damaged row is made anew",
+        rule="a row of the store is checked before it is changed",
+        file="coordinator/row_checksums.py",
+        old="WHERE rowid = OLD.rowid AND checksum",
+        new="WHERE false AND checksum",
+        tests=(STORE_DAMAGE,),
+    ),
+    Mutation(
         name="rolled back too early",
         rule="without an operator the run goes back only when everybody who may have more is accounted for",
         file="coordinator/core/rollback.py",
@@ -311,6 +329,14 @@ MUTATIONS = (
         old="if is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges):",
         new="if True:",
         tests=(COORDINATOR_LEASES,),
+    ),
+    Mutation(
+        name="a position that is done and open",
+        rule="each position is done, leased to one holder or open, also in what a store gives back",
+        file="coordinator/core/ledger.py",
+        old="            if first < place:\n",
+        new="            if False:\n",
+        tests=(LEDGER,),
     ),
     Mutation(
         name="lost lease is not returned",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,32 @@ def test_a_damaged_store_is_refused(tmp_path: Path) -> None:
         process = not_started(run, store)
         assert process.popen.returncode == StateError.exit_code
         assert any("is damaged" in line and "restore it from a copy" in line for line in process.lines), process.lines
+
+
+def test_a_store_with_a_flipped_bit_or_without_a_row_is_refused_and_its_copy_is_not(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SETTINGS) as run:
+        store = tmp_path / "run.db"
+        coordinator = run.start_coordinator()
+        run.start_node("a", SLOW)
+        run.start_node("b", SLOW)
+        run.wait(committed(2), LIMIT_S)
+        stopped(coordinator)
+        shutil.copyfile(store, tmp_path / "copy.db")
+        for statement, says in (
+            ("UPDATE commits SET run_tokens = run_tokens | 1 << 40 WHERE commit_number = 2", "table commits, row comm"),
+            (
+                "DELETE FROM commits WHERE commit_number = (SELECT max(commit_number) FROM commits)",
+                "the last commit is",
+            ),
+        ):
+            with closing(sqlite3.connect(store, isolation_level=None)) as db:
+                assert db.execute(statement).rowcount == 1
+            process = not_started(run, store)
+            assert process.popen.returncode == StateError.exit_code
+            assert any(f"{store} is damaged" in line and says in line for line in process.lines), process.lines
+            shutil.copyfile(tmp_path / "copy.db", store)
+        run.start_coordinator()
+        assert_ends_well(run)
 
 
 def test_a_store_is_put_back_from_a_copy_and_an_older_copy_is_refused_by_the_sites(tmp_path: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
 from atoll.coordinator.core.ledger import KEPT, MAX_RETURNED_TAKEN, Ledger
+from atoll.protocol.errors import StateError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.ranges import Ranges
+from tests.harness.coordinator_story import ranges_of
 
 NUM_SAMPLES = 10
 
@@ -125,3 +128,35 @@ def test_a_scattered_pool_does_not_make_an_endless_list() -> None:
     assert ledger.lines[0].returned == Ranges(
         DataRange(first=p, num_samples=1) for p in range(2 * MAX_RETURNED_TAKEN + 1, 4000, 2)
     )
+
+
+@pytest.mark.parametrize(
+    ("frontier", "returned", "done", "leased", "says"),
+    [
+        (30, "20-29", "0-9", "10-19", ""),
+        (0, "", "", "", ""),
+        (22, "20-29", "0-9", "10-19", "positions 22 to 29 are open again and beyond the frontier"),
+        (31, "20-29", "0-9", "10-19", "positions 30 to 30 are neither done, leased nor open"),
+        (30, "20-29", "0-9", "11-19", "positions 10 to 10 are neither done, leased nor open"),
+        (30, "20-29", "0-10", "10-19", r"positions 10 to 10 are done and leased to site 3 \(incarnation 4\)"),
+        (30, "20-29", "0-9", "0-9,10-19", "that are leased to site 3 .* are not in order"),
+        (30, "20-29", "5-9,0-4", "10-19", "that are done are not in order"),
+    ],
+)
+def test_records_that_are_no_account_are_refused(
+    frontier: int, returned: str, done: str, leased: str, says: str
+) -> None:
+    """A position that is done and open would be leased again: counted twice, in silence."""
+    lines = [LineRecord(line=0, num_samples=10, frontier=frontier, returned=ranges_of(returned))]
+    dones = [DoneRecord(line=0, ranges=ranges_of(done))]
+    leases = [LeaseRecord(line=0, site_id=3, incarnation=4, ranges=ranges_of(leased))]
+    if not says:
+        Ledger(lines, dones, leases)
+        return
+    with pytest.raises(StateError, match=f"line 0: .*{says}"):
+        Ledger(lines, dones, leases)
+
+
+def test_records_of_no_line_are_refused() -> None:
+    with pytest.raises(StateError, match="positions of line 7 are done; there is no such line"):
+        Ledger([], [DoneRecord(line=7, ranges=ranges_of("0-9"))])

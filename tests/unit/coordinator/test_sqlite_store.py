@@ -76,13 +76,14 @@ def test_a_damaged_store(tmp_path: Path) -> None:
         SqliteStore(path).begin(SETTINGS)
 
 
-def test_a_store_of_a_later_version(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [3, 99])
+def test_a_store_of_another_version(tmp_path: Path, version: int) -> None:
     path = tmp_path / "run.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 99")
+        db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(StateError, match="format 99"):
+    with pytest.raises(StateError, match=f"format {version}"):
         SqliteStore(path)
 
 
@@ -136,11 +137,11 @@ def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         SqliteStore(tmp_path / "run.db")
 
 
-def test_a_store_whose_rows_are_not_what_was_written(tmp_path: Path) -> None:
+def test_a_store_whose_settings_are_none(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     store = SqliteStore(path)
     store.begin(SETTINGS)
-    store._db.execute("UPDATE run SET settings_json = 'no JSON'")
+    store._db.execute("UPDATE run SET settings_json = 'no JSON'")  # with its checksum
     store.close()
     with pytest.raises(StateError, match="damaged"):
         SqliteStore(path).begin(SETTINGS)
