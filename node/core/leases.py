@@ -15,6 +15,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
 from atoll.protocol.ranges import Ranges, union
+from atoll.protocol.sample_order import MAX_POSITION
 
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
@@ -49,15 +50,23 @@ def granted(ctx: Context, message: m.Leases) -> None:
 # --- what becomes of drawn samples
 
 
-def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
-    """What the snapshot was trained on, since the last one that is in a commit."""
+def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
+    """What the snapshot was trained on, since the last one that is in a commit. False: it cannot be, the site ends."""
     data, snapshot = ctx.site.data, ctx.site.snapshot
+    if not data.used <= event.samples_used <= data.end:
+        text = (
+            f"the workers say they used {event.samples_used} samples, after {data.used} at the last boundary; "
+            f"{data.end} were leased"
+        )
+        endings.give_up(ctx, text, ConfigError.exit_code)
+        return False
     if event.step > data.step:
         data.per_step = max(data.per_step, -(-(event.samples_used - data.used) // (event.step - data.step)))
     data.used, data.step = event.samples_used, event.step
     snapshot.ranges = union(data.between(data.first, data.used))
     snapshot.data_epoch = data.epoch
     snapshot.samples_used = data.used
+    return True
 
 
 def committed(ctx: Context, snapshot: Snapshot) -> None:
@@ -132,5 +141,5 @@ def _ask(ctx: Context) -> None:
         if draw.epoch == data.epoch:
             needed = max(needed, draw.first + draw.num_samples + window)
     if needed > data.end:
-        data.asked = data.leased.num_samples + needed - data.end
+        data.asked = min(data.leased.num_samples + needed - data.end, MAX_POSITION)
         ctx.send(m.LeaseRequest(num_samples=data.num_samples, wanted=data.asked))

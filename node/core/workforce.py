@@ -93,7 +93,8 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     snapshot.num_steps = event.num_steps
     snapshot.mean_loss = event.mean_loss
     snapshot.train_s = event.train_s
-    leases.sealed(ctx, event)
+    if not leases.sealed(ctx, event):
+        return
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
     if site.outer is not None and snapshot.base_commit != site.outer.commit:
         site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again

@@ -299,7 +299,8 @@ class LocalServer:
         ranges = [wire.to_proto(item) for item in output.ranges]
         body = local_pb2.Drawn(epoch=output.epoch, first=output.first, ranges=ranges)
         connection.send(local_pb2.LocalResponse(generation=output.generation, drawn=body))
-        self._group.drawn(output.rank, self._clock())
+        end = output.first + sum(item.num_samples for item in output.ranges)
+        self._group.drawn(output.rank, output.epoch, end, self._clock())
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that they cannot go on, and why. They raise RefusedError and end."""

@@ -134,6 +134,10 @@ class RankStatus:
     checkpoints: CheckpointCounts = NO_CHECKPOINTS
     draws_since: float | None = None
     """It waits for samples that are not leased yet."""
+    data_epoch: int = 0
+    """As the last APPLY said; see node/core/leases.py."""
+    num_given: int = 0
+    """Places of the site's queue, from 0 on, that it was told in that epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +250,10 @@ class WorkerGroup:
         self._check_hash_list(rank, report, point)
         if report.tokens >= MAX_TOKENS // self.world_size:
             raise InvalidMessage(f"rank {rank} says it trained {report.tokens} tokens, which is impossible")
+        if report.num_samples_used * self.reader_of(rank)[1] > status.num_given:
+            raise InvalidMessage(
+                f"rank {rank} says it used {report.num_samples_used} samples, its share of {status.num_given} was given"
+            )
         if not 0 <= report.train_s < math.inf:
             raise InvalidMessage(f"rank {rank} trained for {report.train_s} s")
         if not math.isfinite(report.loss_sum):
@@ -313,9 +321,12 @@ class WorkerGroup:
         status.draws_since = now
         return [DrawAsked(generation=self.generation, rank=rank, epoch=epoch, first=first, num_samples=num_samples)]
 
-    def drawn(self, rank: int, now: float) -> None:
-        """The answer to `draw` is on its way; what the rank waited for it is not its own time."""
+    def drawn(self, rank: int, epoch: int, end: int, now: float) -> None:
+        """The answer to `draw` is on its way: positions up to this place. What the rank waited for it is not its own
+        time."""
         status = self.ranks[rank]
+        if epoch == status.data_epoch:
+            status.num_given = max(status.num_given, end)
         if status.draws_since is not None:
             status.moved_at += now - status.draws_since
             status.draws_since = None
@@ -505,6 +516,8 @@ class WorkerGroup:
                 status.due = Due.SEALED
             case AnswerKind.APPLY:
                 status.due = Due.MERGED
+                if status.data_epoch != answer.data_epoch:
+                    status.data_epoch, status.num_given = answer.data_epoch, 0
             case AnswerKind.STOP:
                 status.due = Due.GOODBYE
         return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -425,11 +426,12 @@ def test_the_limit_is_what_is_normal_for_the_site() -> None:
 
 
 def loading(data_ranks: tuple[int, ...]) -> WorkerGroup:
-    """A group that trains, and every rank of which loads data."""
+    """A group that trains, and every rank of which loads data and was given 40 places of the site's queue."""
     group = joined(len(data_ranks), data_ranks)
     all_ask(group, 0, 0, go_on(5))
     for rank in range(len(data_ranks)):
         group.data_set(rank, DATA)
+        group.drawn(rank, 0, 40, 0.0)
     return group
 
 
@@ -454,7 +456,7 @@ def test_a_rank_that_waits_for_samples_is_not_watched() -> None:
     assert "rank 1" in watched(group)[1]
     group.draw(1, 0, 0, 8, 2.0)
     assert group.watch(FLOOR_S, START_S) is None
-    group.drawn(0, 51.0)
+    group.drawn(0, 0, 8, 51.0)
     assert watched(group)[0] == 50.0 + FLOOR_S, "the time of its step goes on where it was"
 
 
@@ -493,6 +495,29 @@ def test_what_a_site_has_used_counts_each_data_rank_once() -> None:
     assert sealed.samples_used == 40
 
 
+@pytest.mark.parametrize("used", [21, (1 << 64) - 1])
+def test_a_rank_that_used_more_than_it_was_given_is_named(used: int) -> None:
+    """Samples that nobody was trained on would be listed as done."""
+    group = loading((0, 1))
+    for rank in range(2):
+        group.boundary(rank, 5, 0, 0.0)
+    group.answer(5, 0, SNAPSHOT, 0.0)
+    with pytest.raises(InvalidMessage, match=f"rank 1 says it used {used} samples, its share of 40 was given"):
+        group.sealed(1, report(1, step=5, used=used), 0.0)
+
+
+def test_what_was_given_before_the_samples_are_drawn_again_counts_no_longer() -> None:
+    group = loading((0,))
+    group.boundary(0, 5, 0, 0.0)
+    group.answer(5, 0, replace(apply(5, 5), data_epoch=1), 0.0)
+    group.merged(0, 5, 0.0, 0.0)
+    group.drawn(0, 0, 80, 0.0)  # on its way before
+    group.boundary(0, 5, 1, 0.0)
+    group.answer(5, 1, SNAPSHOT, 0.0)
+    with pytest.raises(InvalidMessage, match="its share of 0"):
+        group.sealed(0, report(0, step=5, seq=1, used=4), 0.0)
+
+
 def test_ranks_that_used_different_numbers_of_samples_are_named() -> None:
     group = loading((0, 1))
     for rank in range(2):
@@ -506,6 +531,7 @@ def test_a_data_rank_without_a_loader_is_named() -> None:
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
     group.data_set(0, DATA)
+    group.drawn(0, 0, 40, 0.0)
     for rank in range(2):
         group.boundary(rank, 5, 0, 0.0)
     group.answer(5, 0, SNAPSHOT, 0.0)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.ranges import Ranges
+from atoll.protocol.sample_order import MAX_POSITION
 from tests.unit.node_core.test_site import HASH, Driver, commit, exchanged, opened, plan, started
 
 ROUND = 8  # samples of the site a step
@@ -91,6 +94,25 @@ def test_two_windows_the_overrun_and_what_is_fetched_ahead_are_leased_at_first()
     assert asked(drive) == []
     assert draw(drive, 0) == spans((0, 256))
     assert draw(drive, 250, count=6) == spans((250, 256))
+
+
+@pytest.mark.parametrize("used", [257, (1 << 64) - 1])
+def test_more_samples_than_were_leased_cannot_be_used(used: int) -> None:
+    """The next request for leases would be beyond what a message holds, and break the stream, again and again."""
+    drive = loading()
+    lease(drive, (0, 256))
+    seal(drive, 10, used=used)
+    leave, *_ = drive.sent()
+    assert isinstance(leave, m.Leave)
+    assert f"they used {used} samples" in leave.reason
+    assert not [s for s in drive.sent() if isinstance(s, m.Ready | m.LeaseRequest)]
+
+
+def test_no_request_for_leases_is_beyond_the_positions_that_there_are() -> None:
+    drive = loading()
+    lease(drive, (0, 256))
+    draw(drive, MAX_POSITION - 1)
+    assert asked(drive) == [MAX_POSITION]
 
 
 def test_a_rank_waits_for_what_is_not_leased() -> None:
