@@ -88,6 +88,8 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
         ),
     )
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")
+    if event.final:
+        syncs.save(ctx)
 
 
 def fetch_failed(ctx: Context, reason: str) -> None:

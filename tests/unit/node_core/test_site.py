@@ -753,3 +753,18 @@ def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloa
         else:
             drive(e.ApplyFailed(4, "its payloads are not in the log"))
             assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 4: complete")
+
+
+def test_a_site_that_fetches_the_last_commit_saves_the_model_before_it_departs() -> None:
+    drive = started()
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=5)
+    drive.receive(m.Sources(attested=(m.Attestation(commit=5, state_hash=HASH),), donors=(donor,)))
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=5, state_hash=HASH, run_step=50, run_tokens=1, final=True))
+    assert drive.wants(e.SaveModel) == e.SaveModel(commit=5, run_step=50, run_tokens=1)
+    drive.receive(m.Finished(commit=5, reason="done", run_step=50, run_tokens=1))
+    assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "once"
+    drive(e.WorkersLeft(generation=drive.core.site.workers.generation, reason="told to stop"))
+    assert not drive.core.site.exited
+    drive(e.ModelSaved(commit=5))
+    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
