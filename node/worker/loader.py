@@ -63,6 +63,8 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         self._batches.rewind()
+        if not self._running():
+            return  # the loader's workers would draw at once
         fetched = iter(self._loader)
         while self._running():
             batch = next(fetched)

@@ -306,7 +306,8 @@ class _JoinedSite(Site):
         joined = self._joined
         line = self.site_id if self.settings.data == "local" else GLOBAL_LINE
         order = SampleOrder(joined.run_seed, line, num_samples)
-        self._client.announce_data(num_samples, batch_size, ahead)
+        if self.running:  # else it was told to stop when it joined: it draws nothing
+            self._client.announce_data(num_samples, batch_size, ahead)
         return LeasedBatches(
             self._client.draw,
             order,

@@ -87,6 +87,28 @@ def test_a_new_iterator_goes_on_where_training_stopped(node: FakeNode) -> None:
     assert next(iter(loader)).tolist() == samples(8, 4)
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loader_that_is_made_after_the_run_is_over_draws_nothing(node: FakeNode, num_workers: int) -> None:
+    """Of a late joiner, which is told to stop when it joins: the node would refuse to hear of its data."""
+    node.script = [(0, apply(MergeMode.REPLACE, 0, fresh=True)), (0, STOP)]
+    with joined() as site:
+        assert not site.running
+        assert list(site.loader(Numbers(), 4, num_workers=num_workers)) == []
+    assert not node.said("data")
+    assert not node.said("draw")
+
+
+def test_a_new_iterator_after_the_end_draws_nothing(node: FakeNode) -> None:
+    node.script = [(0, apply(MergeMode.REPLACE, 1, fresh=True)), (1, STOP)]
+    with joined() as site:
+        loader = site.loader(Numbers(), 4, num_workers=1)
+        for _ in loader:
+            site.step(tokens=4)
+        drawn = len(node.said("draw"))
+        assert list(loader) == []
+    assert len(node.said("draw")) == drawn
+
+
 def test_what_was_fetched_before_an_eviction_is_left_out(node: FakeNode) -> None:
     node.script = [
         (0, apply(MergeMode.REPLACE, 2, fresh=True)),
