@@ -285,6 +285,7 @@ class Admitted:
     admitted_as: AdmittedAs
     run_seed: int
     state_hash: bytes = bounded(32, b"")
+    last_commit: int = 0
 
 
 class RefusedKind(IntEnum):

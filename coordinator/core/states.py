@@ -225,6 +225,7 @@ def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
         admitted_as=admitted_as,
         run_seed=run.settings.seed,
         state_hash=_other_hash(run, site) if admitted_as is AdmittedAs.JOINER else b"",
+        last_commit=run.log.last,
     )
 
 

@@ -163,7 +163,10 @@ class SiteCore:
                 self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
                 self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
             case events.DiskRolledBack():
-                if rollback.done(self.ctx, event) and self.site.connected:
+                is_news = rollback.done(self.ctx, event)
+                if self.site.rolling_back is None and self.site.finished is not None:
+                    self._finished(self.site.finished)
+                elif is_news and self.site.connected:
                     self._hello()
             case events.LeaveAsked(reason):
                 self._leave_asked(reason)
@@ -281,6 +284,7 @@ class SiteCore:
         site.looking_for_sources = False  # what was asked before is not answered
         site.site_id = message.site_id
         site.run_seed = message.run_seed
+        site.last_commit_of_run = max(site.last_commit_of_run, message.last_commit)
         if message.admitted_as is m.AdmittedAs.JOINER and site.outer is not None:
             catching_up.cancel_fetch(self.ctx)
             site.distrusting = "it is older than the coordinator's log"
@@ -333,6 +337,9 @@ class SiteCore:
 
     def _finished(self, message: m.Finished) -> None:
         site, commit = self.ctx.site, message.commit
+        if site.rolling_back is not None:
+            site.finished = message  # void commits leave the disk first
+            return
         if site.outer is not None and site.outer.commit == commit:
             if not site.final:
                 site.final = True

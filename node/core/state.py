@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import DrawAsked, MergeMode, RollBack
-from atoll.protocol.messages import Commit, DataRange, ExchangeFailed, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, ExchangeFailed, Finished, Open, Plan
 from atoll.protocol.ranges import Ranges
 
 
@@ -181,6 +181,7 @@ class SiteState:
     leaving: str = ""
     leave_deadline: float | None = None
     final: bool = False  # the commit in `outer` is the last one
+    finished: Finished | None = None  # to be looked at when the disk is rolled back
     over: str = ""  # the run is, and how; the last commit is being applied
     saving: int | None = None
     exited: bool = False

@@ -441,11 +441,14 @@ class Admitted(_message.Message):
     ADMITTED_AS_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
     STATE_HASH_FIELD_NUMBER: _builtins.int
+    LAST_COMMIT_FIELD_NUMBER: _builtins.int
     site_id: _builtins.int
     admitted_as: Global___AdmittedAs.ValueType
     run_seed: _builtins.int
     state_hash: _builtins.bytes
     """of the commit that the site holds, if its own is another: its state is wrong and is repaired"""
+    last_commit: _builtins.int
+    """of the run; there may be newer ones than at Welcome, while workers were started"""
     def __init__(
         self,
         *,
@@ -453,10 +456,11 @@ class Admitted(_message.Message):
         admitted_as: Global___AdmittedAs.ValueType = ...,
         run_seed: _builtins.int = ...,
         state_hash: _builtins.bytes = ...,
+        last_commit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_as", b"admitted_as", "run_seed", b"run_seed", "site_id", b"site_id", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admitted_as", b"admitted_as", "last_commit", b"last_commit", "run_seed", b"run_seed", "site_id", b"site_id", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -169,14 +169,15 @@ class SimCoordinator:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
             self.server = server = CoordinatorServer(config, settings, store)
             core = server._core
-            handle = core.handle
+            handle = core.handle_all
 
-            def watched(event: Any, now: float) -> Any:
-                outputs = handle(event, now)
-                self.on_event()
+            def watched(events: Sequence[Any], now: float) -> Any:
+                outputs = handle(events, now)
+                for _ in events:
+                    self.on_event()
                 return outputs
 
-            core.handle = watched  # type: ignore[method-assign]
+            core.handle_all = watched  # type: ignore[method-assign]
             if self._busy_s:
                 execute = server._execute
 

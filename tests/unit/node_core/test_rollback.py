@@ -93,6 +93,19 @@ def test_a_second_rollback_while_the_first_is_carried_out_follows_it() -> None:
     assert (hello.last_commit, hello.branch) == (0, 2)
 
 
+def test_the_end_of_the_run_waits_until_void_commits_are_off_the_disk() -> None:
+    drive = Driver(Outer(commit=5, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=4))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+    drive.receive(m.Finished(commit=4, reason="its length is reached", run_step=40, run_tokens=400))
+    assert not [o for o in drive.out if isinstance(o, e.Exit)]
+    drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
+    (end,) = [o for o in drive.out if isinstance(o, e.Exit)]
+    assert (end.code, "the run is over at commit 4" in end.text) == (0, True)
+
+
 def test_with_nothing_left_on_its_disk_it_fetches() -> None:
     drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
     drive(e.SessionOpened())

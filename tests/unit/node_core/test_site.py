@@ -470,6 +470,16 @@ def test_messages_of_an_older_term_are_ignored() -> None:
     assert [type(o) for o in drive.out] == [e.Report]
 
 
+def test_commits_between_welcome_and_admission_are_asked_for() -> None:
+    """The workers were starting."""
+    drive = Driver(Outer(commit=1, state_hash=HASH, run_step=0, run_tokens=0))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1))
+    drive.joined()
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7, last_commit=2))
+    assert m.FindSources(has_state=True, after_commit=1) in drive.sent()
+
+
 def test_a_commit_that_is_missing_in_between_is_fetched() -> None:
     drive = started()
     drive.receive(commit(2, 2))
