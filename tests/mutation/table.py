@@ -321,7 +321,23 @@ MUTATIONS = (
         new="    if False:\n",
         tests=(ROLLBACK,),
     ),
+    Mutation(
+        name="who is starting does not hear of a rollback",
+        rule="every site that has a stream hears of a new branch before it is admitted",
+        file="coordinator/core/rollback.py",
+        old="if site.standing is not Standing.OUT and site not in found.holders:",
+        new="if site.live and site not in found.holders:",
+        tests=(ROLLBACK,),
+    ),
     # --- data: each sample once
+    Mutation(
+        name="used samples are believed",
+        rule="a rank that used more samples than it was given is refused",
+        file="node/daemon/worker_group.py",
+        old="        if report.num_samples_used * self.reader_of(rank)[1] > status.num_given:\n",
+        new="        if False:\n",
+        tests=(WORKERS,),
+    ),
     Mutation(
         name="data of others in Ready",
         rule="a Ready that lists ranges which its incarnation does not lease is refused",
