@@ -188,6 +188,16 @@ def test_16_a_plan_that_gave_way_has_not_been_tried() -> None:
     assert story.core.run.num_abandoned == 0
 
 
+def test_11_after_a_plan_that_gave_way_contributions_are_where_they_are_needed() -> None:
+    story = steady("a", "b", quorum=1)
+    ahead = story.plan()
+    story.join("c")
+    story.applied("c", 1, "s1")
+    for name in "ab":
+        story.ready(name)
+    assert (story.plan().attempt, story.plan().trees) == (2, ahead.trees)
+
+
 def test_16_nor_after_a_restart_of_the_coordinator() -> None:
     story = steady("a", quorum=1)
     story.join("c")
