@@ -18,11 +18,13 @@ import atoll
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import (
     CloseStream,
+    CommitsRead,
     Event,
     Garbled,
     Malformed,
     Output,
     Persist,
+    ReadCommits,
     Received,
     Report,
     RollbackAsked,
@@ -224,6 +226,10 @@ class CoordinatorServer:
                         self._streams[number].put(None)
                 case Report(level, text):
                     log.log(level, "%s", text)
+                case ReadCommits(first=first, last=last):
+                    commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
+                    read = CommitsRead(commits=commits, attestations=attestations)
+                    self._events.put_nowait((read, None))
 
     # --- streams
 

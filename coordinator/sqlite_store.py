@@ -419,6 +419,24 @@ class SqliteStore:
     def _end_sync(self, sync: int, outcome: str, wall_time_s: float) -> None:
         self._db.execute("UPDATE syncs SET outcome = ?, ended_at = ? WHERE sync = ?", (outcome, wall_time_s, sync))
 
+    def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
+        with self._explained(), self._readable():
+            commits = tuple(
+                CommitRecord(commit=wire.decode(Commit, r[0]), mean_loss=r[1])
+                for r in self._db.execute(
+                    "SELECT body, mean_loss FROM commits WHERE commit_number BETWEEN ? AND ? ORDER BY commit_number",
+                    (first, last),
+                )
+            )
+            if [r.commit.commit for r in commits] != list(range(first, last + 1)):
+                raise ValueError(f"of commits {first} to {last} only {len(commits)} are there")
+            attestations = self._db.execute(
+                "SELECT commit_number, state_hash FROM attestations WHERE commit_number BETWEEN ? AND ? "
+                "ORDER BY commit_number",
+                (first, last),
+            )
+            return commits, tuple(AttestationRecord(r[0], r[1]) for r in attestations)
+
     def commit_times(self) -> dict[int, float]:
         with self._explained():
             return dict(self._db.execute("SELECT commit_number, committed_at FROM commits"))

@@ -51,6 +51,12 @@ class Store(Protocol):
         because nobody knows whether they were.
         """
 
+    def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
+        """Commits `first` to `last`, which were kept, and what is attested of them; both ascending.
+
+        Raises StateError if one of them is missing.
+        """
+
     def commit_times(self) -> dict[int, float]:
         """Commit -> seconds since 1970."""
 
@@ -213,6 +219,14 @@ class MemoryStore:
                 kept.stop_reason = record.reason
             case FinishedRecord():
                 kept.finished = record
+
+    def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
+        assert self._kept is not None
+        known = self._kept.attestations
+        return (
+            tuple(r for r in self._kept.commits if first <= r.commit.commit <= last),
+            tuple(known[n] for n in range(first, last + 1) if n in known),
+        )
 
     def commit_times(self) -> dict[int, float]:
         return dict(self._kept.times) if self._kept else {}

@@ -250,7 +250,8 @@ def place(run: Run, site: Site, hello: m.Hello) -> tuple[AdmittedAs, str]:
     if hello.has_state:
         commit = hello.last_commit
         known = log.attested.get(commit, run.claim if commit == 0 else None)
-        if known is None and commit > 0 and not log.after(commit - 1):
+        newer = [s for s in run.members.connected() if s.applied is not None and s.applied > commit]
+        if known is None and commit < log.last and not log.after(commit) and newer:
             return AdmittedAs.JOINER, f"its state of commit {commit} is older than the log"
         if known is None or known == hello.state_hash:
             return AdmittedAs.MEMBER, f"it holds commit {commit} of {log.last}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from atoll.coordinator.core.events import CommitRecord, Persisted
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Persisted
 from atoll.protocol.messages import Attestation, Commit
 
 MAX_LOSS_POINTS = 1024
@@ -52,7 +52,7 @@ class CommitLog:
         self.records.append(record)
         self._contributors[commit.commit] = _ids(commit)
         for old in self.records[: -self._keep]:
-            del self._contributors[old.commit.commit]
+            self._contributors.pop(old.commit.commit, None)
         del self.records[: -self._keep]
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self.is_final = commit.final
@@ -61,6 +61,25 @@ class CommitLog:
         oldest = self.last - self._keep
         for n in [n for n in self.attested if 0 < n <= oldest]:
             del self.attested[n]
+
+    def goes_back_to(self, commit: int) -> bool:
+        """Whether the run can go back to `commit`: its record is here, and all that follow it."""
+        return self.record(commit) is not None if commit else not self.records or self.first == 1
+
+    @property
+    def first(self) -> int:
+        """The oldest commit whose record is here; the next one if there is none."""
+        return self.records[0].commit.commit if self.records else self.last + 1
+
+    def extend_back(self, records: Sequence[CommitRecord], attestations: Sequence[AttestationRecord]) -> None:
+        """Older ones, for as long as no commit is appended. Nothing if the log begins elsewhere by now.
+
+        What is attested of them stays: their contributors are not asked again.
+        """
+        if not records or records[-1].commit.commit + 1 != self.first:
+            return
+        self.records[:0] = records
+        self.attested.update((a.commit, a.state_hash) for a in attestations)
 
     def record(self, commit: int) -> CommitRecord | None:
         """None if it is not one of the newest that are kept here."""
@@ -71,7 +90,7 @@ class CommitLog:
         voided = [r for r in self.records if r.commit.commit > commit]
         del self.records[len(self.records) - len(voided) :]
         for old in voided:
-            del self._contributors[old.commit.commit]
+            self._contributors.pop(old.commit.commit, None)
         newest = self.records[-1].commit if commit else None
         assert newest is None or newest.commit == commit
         self.last, self.is_final = commit, False
@@ -98,7 +117,7 @@ class CommitLog:
         return found if found and found[0].commit == commit + 1 else ()
 
     def contributors(self, commit: int) -> frozenset[int]:
-        """Ids; none of a commit that the log does not hold."""
+        """Ids; none of a commit that is older than the log."""
         return self._contributors.get(commit, frozenset())
 
     def newest(self) -> Commit | None:

@@ -69,9 +69,6 @@ class RollbackAsked:
     reason: str
 
 
-Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked
-
-
 # --- records
 
 
@@ -231,6 +228,19 @@ class Persisted:
     finished: FinishedRecord | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitsRead:
+    """The answer to ReadCommits."""
+
+    commits: tuple[CommitRecord, ...]
+    """Ascending and without gaps."""
+    attestations: tuple[AttestationRecord, ...]
+    """Those of the same commits that were attested, ascending."""
+
+
+Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | CommitsRead
+
+
 # --- outputs
 
 
@@ -263,7 +273,15 @@ class Report:
     text: str
 
 
-Output = Persist | Send | CloseStream | Report
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadCommits:
+    """From the store: commits `first` to `last`, which are older than the log. CommitsRead answers."""
+
+    first: int
+    last: int
+
+
+Output = Persist | Send | CloseStream | Report | ReadCommits
 
 
 @dataclass(slots=True)

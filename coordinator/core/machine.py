@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atoll.coordinator.core import admission, driver, leases, liveness, reach, rollback, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
+    CommitsRead,
     Event,
     Garbled,
     Malformed,
@@ -152,6 +153,8 @@ class Core:
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
             case RollbackAsked(reason):
                 rollback.asked(run, reason)
+            case CommitsRead():
+                rollback.commits_read(run, event)
             case Tick():
                 pass
 

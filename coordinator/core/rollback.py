@@ -9,7 +9,13 @@ import logging
 from dataclasses import dataclass
 
 from atoll.coordinator.core import decisions, states
-from atoll.coordinator.core.events import AbandonRecord, AttestationRecord, RollbackRecord
+from atoll.coordinator.core.events import (
+    AbandonRecord,
+    AttestationRecord,
+    CommitsRead,
+    ReadCommits,
+    RollbackRecord,
+)
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.protocol import messages as m
@@ -28,6 +34,7 @@ class _Unreachable:
 def advance(run: Run) -> bool:
     """Goes back if that is safe; else says what is waited for. True if it did."""
     run.unreachable = ""
+    _read_older(run)
     found = _assess(run)
     if found is None:
         return False
@@ -58,6 +65,16 @@ def asked(run: Run, reason: str) -> None:
         _go_back(run, found, reason)
 
 
+def commits_read(run: Run, event: CommitsRead) -> None:
+    """Who holds such an old commit tries its own payload log now, and says where that ends."""
+    run.reads_commits = False
+    older = run.log.first - 1
+    run.log.extend_back(event.commits, event.attestations)
+    for site in run.members.live():
+        if site.applied is not None and site.applied < older:
+            states.send_commits(run, site)
+
+
 def shared_commit(run: Run, branch: int) -> int | None:
     """The newest commit that a site whose commits are numbered in `branch` shares with the run; None: all of them."""
     return min((r.commit for r in run.rollbacks if r.branch > branch), default=None)
@@ -67,11 +84,28 @@ def message(run: Run, commit: int) -> m.RolledBack:
     return m.RolledBack(branch=run.branch, commit=commit, reason=run.rollbacks[-1].reason[:1024])
 
 
+def _newest_held(run: Run) -> int | None:
+    """By somebody who is here; None if nobody holds anything, or somebody holds the newest commit."""
+    commit = max((s.applied for s in run.members.live() if s.applied is not None), default=None)
+    if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
+        return None
+    return commit
+
+
+def _read_older(run: Run) -> None:
+    """The log holds only the newest commits. Those that are here may be further behind, and all that there is."""
+    commit = _newest_held(run)
+    if commit is None or run.reads_commits or run.log.goes_back_to(commit):
+        return
+    if all(s.stream is not None for s in run.members.live()):
+        run.reads_commits = True
+        run.out.outputs.append(ReadCommits(first=max(1, commit), last=run.log.first - 1))
+
+
 def _assess(run: Run) -> _Unreachable | None:
     """None while somebody who is here has the newest commit, or has not yet tried its own log."""
-    live = run.members.live()
-    commit = max((s.applied for s in live if s.applied is not None), default=None)
-    if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
+    live, commit = run.members.live(), _newest_held(run)
+    if commit is None:
         return None
     holders = [s for s in live if s.applied == commit]
     if not all(s.stream is not None for s in live) or not all(s.lacks == commit + 1 for s in holders):
@@ -89,8 +123,8 @@ def _assess(run: Run) -> _Unreachable | None:
     ]
     absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
     obstacle = ""
-    if commit and run.log.record(commit) is None:
-        obstacle = f"the coordinator's log does not go back to commit {commit}"
+    if not run.log.goes_back_to(commit):
+        obstacle = f"the coordinator reads what followed commit {commit} from its store"
     elif len({s.state_hash for s in holders}) > 1:
         obstacle = f"they do not agree on the state of commit {commit}"
     elif bringing:

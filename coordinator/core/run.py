@@ -73,6 +73,7 @@ class Run:
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
         self.stragglers = Stragglers()
+        self.reads_commits = False  # older ones than the log has are being read from the store
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
         self.dispute: Dispute | None = None

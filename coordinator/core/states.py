@@ -56,11 +56,17 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
         site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
 
 
+def send_commits(run: Run, site: Site) -> None:
+    """Those that the site lacks, but no more than its own payload log may lead it through."""
+    assert site.applied is not None
+    for commit in run.log.after(site.applied)[: run.settings.sync.log_commits]:
+        run.send(site, commit)
+
+
 def send_pending(run: Run, site: Site) -> None:
     """The commits that the site lacks, or the sync under way."""
     assert site.applied is not None
-    for commit in run.log.after(site.applied):
-        run.send(site, commit)
+    send_commits(run, site)
     sync = run.sync
     if sync is None:
         return
@@ -283,7 +289,7 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         known = {0: run.claim}
     if not known:
         return m.Sources()
-    commits = run.log.after(request.after_commit) if request.has_state else ()
+    commits = _listed_after(run, request.after_commit) if request.has_state else ()
     least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
     donors = tuple(
         m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied)
@@ -298,8 +304,14 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
     else:
         attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
     if not commits and not (request.has_state and request.after_commit == run.log.last):
-        commits = next((c for a in attested if (c := run.log.after(a.commit))), ())
+        commits = next((c for a in attested if (c := _listed_after(run, a.commit))), ())
     return m.Sources(attested=attested, donors=donors, commits=commits)
+
+
+def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:
+    """None if the log was extended so far back that no message lists them."""
+    found = run.log.after(commit)
+    return found if len(found) <= m.MAX_LOG_COMMITS else ()
 
 
 def _answer_waiting(run: Run) -> None:

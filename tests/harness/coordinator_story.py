@@ -134,6 +134,7 @@ class Story:
         return self._execute(self.core.handle(event, self.now))
 
     def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
+        read: list[e.Event] = []
         for output in outputs:
             match output:
                 case e.Persist(records):
@@ -156,8 +157,13 @@ class Story:
                     self.log.append(f"closes a stream of {site.name if site else '?'}: {reason}")
                 case e.Report(_, text):
                     self.log.append(f"# {text}")
+                case e.ReadCommits(first=first, last=last):
+                    commits, attestations = self.store.read_commits(first, last)
+                    read.append(e.CommitsRead(commits=commits, attestations=attestations))
         deadline = self.core.next_deadline()
         assert deadline is None or deadline > self.now, f"a deadline that has passed is still waited for: {deadline}"
+        for event in read:
+            self.happens(event)
         return outputs
 
     def _deliver(self, stream: int, message: m.CoordinatorMessage) -> None:

@@ -158,14 +158,18 @@ def test_a_power_cut_at_all_sites_goes_back_to_the_newest_commit_that_is_left(tm
         assert numbers.count(int(line.group(2)) + 2) == 2, "numbered on from there"
 
 
-def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_given_up(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(LONG, steps=100_000)) as run:
+@pytest.mark.parametrize(("log_commits", "lost"), [(30, 8), (6, 14)], ids=["within the log", "older than the log"])
+def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_given_up(
+    tmp_path: Path, log_commits: int, lost: int
+) -> None:
+    settings = replace(LONG, steps=100_000, sync=replace(LONG.sync, log_commits=log_commits))
+    with LocalRun(tmp_path, settings) as run:
         coordinator = run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
         run.wait(committed(4), LIMIT_S)
         copied(run, "ab", tmp_path / "cut")
-        run.wait(committed(8), LIMIT_S)
+        run.wait(committed(lost), LIMIT_S)
         for name in "abc":
             run.nodes[name].kill()
         put_back(run, "ab", tmp_path / "cut")
@@ -177,7 +181,7 @@ def test_a_site_that_may_hold_the_lost_commits_is_waited_for_until_they_are_give
         command = run.start("rollback", [sys.executable, "-m", "atoll", "rollback", str(run.toml)])
         assert command.wait(LIMIT_S) == 0, command.lines
         coordinator.wait_for_line(r"rolled back from commit \d+ to commit \d+, branch 1: atoll rollback", LIMIT_S)
-        run.wait(lambda s: s["commits"][-1]["commit"] >= 12, LIMIT_S, "the run goes on without c")
+        run.wait(lambda s: s["commits"][-1]["commit"] >= lost + 4, LIMIT_S, "the run goes on without c")
         run.start_node("c", SLOW)
         assert_all_end_equal(run, "abc", end_once_in(run, "c"))
         assert any("the run went back to commit" in text for text in run.nodes["c"].lines), run.nodes["c"].lines

@@ -287,3 +287,96 @@ def test_the_data_of_void_commits_is_open_again() -> None:
         story.restart()
     story.connect("a", incarnation=2, state=(1, "s1"), branch=1)
     assert story.wants("a", 30) == ranges_of("0-29")
+
+
+# --- further back than the log, which holds 8 commits
+
+
+@pytest.mark.parametrize("commit", [4, 3, 2, 0])
+def test_the_run_goes_back_to_what_is_left_however_old(commit: int) -> None:
+    story = committed("a", "b", count=12)
+    power_cut(story, "a", "b")
+    for name in "ab":
+        story.connect(name, incarnation=2, state=(commit, f"s{commit}"))
+        story.offer(name)
+        assert story.last(name, m.Admitted).admitted_as is AdmittedAs.MEMBER, "it keeps what nobody else has"
+    assert story.last("a", m.Commit).commit == min(commit + 8, 12), "it tries its own log"
+    story.sources("b", after=commit)
+    assert story.last("b", m.Sources).commits[0].commit == commit + 1
+    for name in "ab":
+        story.sources(name, after=commit, lacks=commit + 1)
+    assert (story.view.branch, story.view.last_commit, story.view.state) == (1, commit, "training")
+    (record,) = story.core.run.rollbacks
+    assert record.voided == tuple(range(commit + 1, 13))
+    story.restart()
+    assert story.view.last_commit == commit
+    for name in "ab":
+        story.connect(name, incarnation=2, state=(commit, f"s{commit}"), branch=1)
+        story.offer(name)
+    story.commit_one("a", "b", state=f"s{commit}", following="t")
+    assert story.view.commits[-1].commit == commit + 1
+
+
+def test_the_data_of_commits_that_are_older_than_the_log_is_open_again() -> None:
+    story = committed("a", "b", count=0)
+    for number in range(12):
+        for name in "ab":
+            story.ready(name, data=story.wants(name, 10))
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "ab":
+            story.applied(name, number + 1, f"s{number + 1}")
+    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-239")
+    power_cut(story, "a", "b")
+    back(story, "a", 2)
+    back(story, "b", 2)
+    assert story.view.branch == 1
+    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-39")
+
+
+def test_a_site_whose_own_log_leads_on_from_an_old_commit_brings_the_next_to_the_others() -> None:
+    story = committed("a", "b", count=12)
+    power_cut(story, "a", "b")
+    back(story, "a", 2)
+    story.connect("b", incarnation=2, state=(2, "s2"))
+    story.offer("b")
+    story.applied("b", 3, "s3")
+    assert story.view.branch == 0
+    assert [(d.site_id, d.commit) for d in story.last("a", m.Sources).donors] == [(2, 3)]
+    story.applied("a", 3, "s3")
+    for name in "ab":
+        story.sources(name, after=3, lacks=4)
+    assert (story.view.branch, story.view.last_commit) == (1, 3)
+
+
+def test_a_state_that_is_older_than_the_log_is_replaced_where_somebody_has_a_newer_one() -> None:
+    story = committed("a", "b", count=12)
+    story.drop("b")
+    story.wait(story.core.run.limits.lease_s)
+    story.connect("b", incarnation=2, state=(3, "s3"))
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
+
+
+def test_a_site_that_is_as_many_commits_behind_as_the_log_holds_replays_them() -> None:
+    story = committed("a", "b", count=12)
+    story.drop("b")
+    story.wait(story.core.run.limits.lease_s)
+    story.connect("b", incarnation=2, state=(4, "s4"))
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.MEMBER
+    story.sources("b", after=4)
+    assert [c.commit for c in story.last("b", m.Sources).commits] == list(range(5, 13))
+
+
+def test_an_old_state_that_is_not_what_was_attested_then_is_not_gone_back_to() -> None:
+    story = committed("a", "b", count=12)
+    power_cut(story, "a", "b")
+    story.connect("a", incarnation=2, state=(2, "other"))
+    story.offer("a")
+    assert "the run's is" in story.last("a", m.Evicted).reason
+    story.connect("a", incarnation=2, state=(2, "other"), again=True)
+    story.offer("a")
+    assert story.last("a", m.Admitted).admitted_as is AdmittedAs.JOINER
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert story.view.branch == 0

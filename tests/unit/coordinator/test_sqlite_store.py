@@ -147,6 +147,14 @@ def test_a_store_whose_settings_are_none(tmp_path: Path) -> None:
         SqliteStore(path).begin(SETTINGS)
 
 
+def test_a_store_that_lacks_a_commit(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "run.db")
+    store.begin(SETTINGS)
+    with pytest.raises(StateError, match=r"damaged .*of commits 3 to 4 only 0 are there"):
+        store.read_commits(3, 4)
+    store.close()
+
+
 def test_a_store_whose_text_is_not_text(tmp_path: Path) -> None:
     """SQLite itself reports the name of what is damaged; it may not be UTF-8."""
     path = tmp_path / "run.db"

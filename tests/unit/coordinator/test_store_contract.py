@@ -138,6 +138,19 @@ def test_what_was_kept_comes_back(reopen: Reopen) -> None:
     )
 
 
+def test_commits_that_are_older_than_the_log_can_be_read(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    for number in range(1, 13):
+        store.persist(1, (a_commit(number),), 1.0)
+    for number in (2, 5, 9):
+        store.persist(1, (e.AttestationRecord(number, a_hash(f"s{number}")),), 1.0)
+    assert store.begin(SETTINGS).commits[0] == a_commit(5)
+    commits, attestations = store.read_commits(2, 4)
+    assert commits == tuple(a_commit(number) for number in (2, 3, 4))
+    assert attestations == (e.AttestationRecord(2, a_hash("s2")),)
+
+
 def test_the_account_of_samples_comes_back_as_it_was_last(reopen: Reopen) -> None:
     def a_line(number: int, frontier: int, *returned: tuple[int, int]) -> e.LineRecord:
         return e.LineRecord(line=number, num_samples=10, frontier=frontier, returned=some(*returned))
