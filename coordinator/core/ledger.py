@@ -18,6 +18,9 @@ from atoll.protocol.sample_order import MAX_POSITION
 Holder = tuple[int, int]
 """Site id and incarnation. Incarnation 0: a contribution that outlives its site until its sync has ended."""
 KEPT = 0
+MAX_GRANTED = MAX_RANGES_OF_SITE // 2
+"""Intervals of one lease that grants lead to: commits that list parts of them may split some, and all of it has to fit
+into one message."""
 MAX_RETURNED_TAKEN = 32
 """Intervals of returned positions in one grant, so that the lists of sites and of commits stay short."""
 
@@ -97,18 +100,18 @@ class Ledger:
     # --- changes
 
     def grant(self, number: int, holder: Holder, wanted: int) -> None:
-        """Leases the lowest open positions until the holder has `wanted`, or about as many if they are scattered."""
+        """Leases the lowest open positions until the holder has `wanted`; fewer if its lease would be too scattered."""
         line = self.lines[number]
         lease = line.leases.get(holder, Ranges())
         missing = min(wanted - lease.num_samples, MAX_POSITION - line.frontier)
         if missing <= 0:
             return
-        room = min(MAX_RETURNED_TAKEN, MAX_RANGES_OF_SITE // 2 - len(lease))
+        room = min(MAX_RETURNED_TAKEN, MAX_GRANTED - len(lease))
         if room > 0 and line.returned:
             taken = line.returned.take(missing, room)
             lease.update(taken)
             missing -= sum(r.num_samples for r in taken)
-        if missing:
+        if missing and (len(lease) < MAX_GRANTED or lease.holds(line.frontier - 1, line.frontier)):
             lease.add(line.frontier, line.frontier + missing)
             line.frontier += missing
         line.leases[holder] = lease

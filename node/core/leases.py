@@ -41,10 +41,12 @@ def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
 
 def granted(ctx: Context, message: m.Leases) -> None:
     """The whole list. What it lacks is in a commit that is here or on its way."""
-    data = ctx.site.data
+    data, leased = ctx.site.data, Ranges(message.ranges)
+    if data.asked is not None:
+        data.short_of = data.asked if leased.num_samples < data.asked else None
     data.asked = None
-    data.append(Ranges(message.ranges).minus(data.leased))
-    data.leased.update(message.ranges)
+    data.append(leased.minus(data.leased))
+    data.leased.update(leased)
 
 
 # --- what becomes of drawn samples
@@ -92,7 +94,7 @@ def discarded(ctx: Context) -> None:
 def voided(ctx: Context) -> None:
     """Evicted: others have the leases now."""
     ctx.site.data.leased = Ranges()
-    ctx.site.data.asked = None
+    ctx.site.data.asked = ctx.site.data.short_of = None
 
 
 def _next_epoch(ctx: Context, reserved: tuple[DataRange, ...]) -> None:
@@ -140,6 +142,7 @@ def _ask(ctx: Context) -> None:
     for draw in data.draws.values():
         if draw.epoch == data.epoch:
             needed = max(needed, draw.first + draw.num_samples + window)
-    if needed > data.end:
-        data.asked = min(data.leased.num_samples + needed - data.end, MAX_POSITION)
+    wanted = min(data.leased.num_samples + needed - data.end, MAX_POSITION)
+    if needed > data.end and wanted != data.short_of:  # else the same answer would come, at once
+        data.asked = wanted
         ctx.send(m.LeaseRequest(num_samples=data.num_samples, wanted=data.asked))

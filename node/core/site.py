@@ -206,7 +206,7 @@ class SiteCore:
         site.connected = False
         site.welcomed = False
         site.looking_for_sources = False
-        site.data.asked = None
+        site.data.asked = site.data.short_of = None
 
     def _received(self, term: int, message: m.CoordinatorMessage) -> None:
         site = self.ctx.site

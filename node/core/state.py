@@ -48,6 +48,7 @@ class DataQueue:
     per_step: int = 0  # positions that a step takes, as far as is known
     leased: Ranges = field(default_factory=Ranges)  # by this incarnation, and in no commit
     asked: int | None = None  # wanted in all, not answered yet
+    short_of: int | None = None  # wanted in all, and the answer had fewer
     epoch: int = 0
     queue: list[DataRange] = field(default_factory=list)
     first: int = 0  # place of queue[0]: those before it are in commits

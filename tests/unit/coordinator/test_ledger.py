@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
-from atoll.coordinator.core.ledger import KEPT, MAX_RETURNED_TAKEN, Ledger
+from atoll.coordinator.core.ledger import KEPT, MAX_GRANTED, MAX_RETURNED_TAKEN, Ledger
+from atoll.protocol import wire
 from atoll.protocol.errors import StateError
-from atoll.protocol.messages import DataRange
+from atoll.protocol.messages import DataRange, Leases
 from atoll.protocol.ranges import Ranges
 from tests.harness.coordinator_story import ranges_of
 
@@ -128,6 +129,25 @@ def test_a_scattered_pool_does_not_make_an_endless_list() -> None:
     assert ledger.lines[0].returned == Ranges(
         DataRange(first=p, num_samples=1) for p in range(2 * MAX_RETURNED_TAKEN + 1, 4000, 2)
     )
+
+
+def test_a_lease_always_fits_into_a_message() -> None:
+    """Two holders that take turns, one sample at a time: no two of a holder's positions are adjacent."""
+    ledger = Ledger()
+    ledger.begin_line(0, 1 << 40)
+    for wanted in range(1, MAX_GRANTED + 10):
+        for site_id in (1, 2):
+            ledger.grant(0, (site_id, 1), wanted)
+    check(ledger)
+    held = ledger.held(0, (1, 1))
+    assert len(held) == held.num_samples == MAX_GRANTED
+    wire.from_proto(Leases, wire.to_proto(Leases(ranges=held.as_tuple())))
+    ledger.grant(0, (2, 1), MAX_GRANTED + 10)
+    assert ledger.held(0, (2, 1)).num_samples == MAX_GRANTED + 10, "its last interval grows"
+    ledger.finish(0, (1, 1), held.as_tuple()[:100])
+    ledger.grant(0, (1, 1), MAX_GRANTED)
+    assert ledger.held(0, (1, 1)).num_samples == MAX_GRANTED, "what a commit lists makes room"
+    check(ledger)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,16 @@ def test_a_rank_that_needs_more_than_was_thought_is_leased_more() -> None:
     assert asked(drive) == [256 + ROUND + WINDOW]
 
 
+def test_a_site_that_got_less_than_it_wants_asks_again_once_something_has_changed() -> None:
+    drive = loading()
+    lease(drive, (0, 200))
+    assert asked(drive) == [], "the answer would be the same"
+    drive(e.Tick())
+    assert asked(drive) == []
+    assert draw(drive, 200) == ()
+    assert asked(drive) == [200 + ROUND + WINDOW]
+
+
 def test_ready_lists_what_is_used_and_the_commit_ends_it() -> None:
     drive = loading()
     lease(drive, (0, 40), (500, 716))
