@@ -243,6 +243,15 @@ def power_cut(world: World, fault: Fault, generator: random.Random) -> None:
     world.later(generator.choice([0.0, 0.1, 1.0]) * generator.random(), cut)
 
 
+def lose_site(world: World, fault: Fault, generator: random.Random) -> None:
+    """One site and its disk are gone for good; another takes its place. An operator gives up on it when asked to."""
+    name = _site(world, generator)
+    others = [n for n in sorted(world.nodes) if n != name and world.holds_state(n)]
+    if name is not None and others and len(world.hands) < 3 * world.shape.num_sites:
+        world.lose_site(name)
+        world.later(fault.lasts_s * generator.random(), lambda: world.start_site(f"site{len(world.hands) + 1}"))
+
+
 def join(world: World, fault: Fault, generator: random.Random) -> None:
     if len(world.hands) < 2 * world.shape.num_sites:
         world.start_site(f"site{len(world.hands) + 1}")
@@ -301,6 +310,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "full_disk": (full_disk, 1),
     "short_disks": (short_disks, 2),
     "power_cut": (power_cut, 3),
+    "lose_site": (lose_site, 3),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),

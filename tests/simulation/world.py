@@ -12,6 +12,7 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from tests.simulation.sites import Data, Hands
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
 RESTART_S = 0.5
+OPERATOR_LOOKS_EVERY_S = 7.0
 BLOCK_BYTES = 64
 """Smaller than a disk's: the files are small."""
 SYNCED = ("outer.json", "snapshot")
@@ -141,6 +143,7 @@ class World:
         self.short_disks: set[str] = set()
         self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
+        self._operator: asyncio.Task[None] | None = None
 
     # --- starting and killing
 
@@ -291,6 +294,30 @@ class World:
             node.folder.mkdir()
         self.ended[name] = node
 
+    def holds_state(self, name: str) -> bool:
+        node = self.nodes[name].node
+        return node is not None and node.core.site.outer is not None
+
+    def lose_site(self, name: str) -> None:
+        self.kill_site(name, "lost for good, with its disk")
+        self.ended.pop(name, None)
+        self.checks.may_lose_the_end = True
+        if self._operator is None:
+            self._operator = self.loop.create_task(self._roll_back_when_asked())
+
+    async def _roll_back_when_asked(self) -> None:
+        """An operator who knows that the lost disk does not come back looks at the status now and then."""
+        while True:
+            await asyncio.sleep(OPERATOR_LOOKS_EVERY_S)
+            coordinator = self.coordinator
+            server = coordinator.server if coordinator is not None else None
+            if coordinator is None or server is None or coordinator.process.stopped:
+                continue
+            if waits_for := server._core.run.unreachable:
+                self.story.tell("operator", f"atoll rollback: {waits_for}")
+                ask = server.ask_to_roll_back
+                self.run_in(coordinator.process, lambda ask=ask: ask("the disk is lost"))  # type: ignore[misc]
+
     def remember_disks(self) -> None:
         """What a power cut may bring back."""
         for name, node in self.nodes.items():
@@ -437,7 +464,9 @@ def _quiet_collector() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # what was killed never awaited what it had begun
+            gc.collect()
         gc.unfreeze()
         if was_on:
             gc.enable()
