@@ -32,7 +32,7 @@ from atoll.node.daemon.worker_group import (
     Watch,
     WorkerGroup,
 )
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
@@ -159,6 +159,7 @@ class LocalServer:
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._greeting: Greeting | None = None
+        self._crashed_from: deque[CheckpointId] = deque(maxlen=local_protocol.MAX_CHECKPOINTS)
 
     @property
     def path(self) -> str:
@@ -242,6 +243,14 @@ class LocalServer:
         self._greeting = greeting
         for connection in previous:
             _shut(connection)
+
+    def crashed(self, generation: int) -> None:
+        """If it did no step, later ones do not go on from the checkpoint that it had."""
+        group = self._group
+        if group is None or group.generation != generation or group.went_on_from is None or group.num_steps:
+            return
+        if group.went_on_from not in self._crashed_from:
+            self._crashed_from.append(group.went_on_from)
 
     def end(self) -> None:
         """This generation is being stopped: nothing more comes of it."""
@@ -408,6 +417,7 @@ class LocalServer:
             run_seed=greeting.run_seed,
             resumed=greeting.resumed,
             checkpoint_folder=greeting.checkpoint_folder,
+            crashed_from=[local_protocol.checkpoint_to_proto(c) for c in self._crashed_from],
         )
         connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
 

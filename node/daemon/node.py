@@ -356,6 +356,7 @@ class Node:
 
     def _crashed(self, generation: int, text: str) -> None:
         """`text` ends with the last lines that they printed."""
+        self.local_server.crashed(generation)
         num_steps = self.local_server.num_steps
         kind = e.FailureKind.CRASHED
         self.handle(e.WorkersFailed(generation=generation, kind=kind, text=text, num_steps=num_steps))

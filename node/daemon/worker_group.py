@@ -174,6 +174,7 @@ class WorkerGroup:
         self._reasons: dict[int, str] = {}
         self._data: dict[int, DataSet] = {}
         self._checkpoints: dict[int, frozenset[CheckpointId]] = {}
+        self.went_on_from: CheckpointId | None = None
 
     # --- what ranks send
 
@@ -212,7 +213,8 @@ class WorkerGroup:
         ]
 
     def layout_sent(self, now: float) -> None:
-        """Every rank has its layout: they may ask at step 0."""
+        """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""
+        self.went_on_from = self.checkpoint
         for status in self.ranks:
             if status.due is Due.LAYOUT:
                 status.due, status.moved_at = Due.BOUNDARY, now

@@ -7,15 +7,18 @@ are not in it: they come from the outer state. See docs/decisions/0009-local-che
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -24,18 +27,21 @@ from torch import Tensor
 from atoll.node.dataplane import safetensors_file
 from atoll.node.dataplane.disk import disk_error, sync_folder
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
+from atoll.node.worker import checkpoint_file
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
-from atoll.node.worker.pieces import TORCH_DTYPES
 from atoll.node.worker.tensors import DTYPE_NAMES
-from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, HostError
 
 NUM_KEPT = 2
 MAX_KEPT = 4
 """Of one rank, while other ranks' disks are slower."""
-READ_BYTES = 64 << 20
-KEY = "atoll"
-"""Of the description in a file's metadata."""
+MAX_CRASHED_FROM = 2
+"""Once workers crashed before their first step with so many checkpoints, all others are left alone too."""
+ANNOUNCE_EVERY_S = 1.0
+READ_LIMIT_S = 60.0
+"""For the bytes between two announcements, at most READ_BYTES more than a second's."""
+UNREADABLE = (ConfigError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError)
+"""What comes of a damaged header."""
 _RANK = re.compile(r"rank-(\d{1,9})\.")
 _NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.safetensors")
 
@@ -54,7 +60,7 @@ class LocalCheckpoints:
     """One rank's checkpoints.
 
         checkpoints = LocalCheckpoints(folder, state, run_id, rank, world)
-        checkpoints.usable                  # to the node, which names the newest that every rank has, or none
+        checkpoints.usable                  # to the node, which names the newest that every rank offers, or none
         checkpoints.go_on(chosen, incarnation, generation)
         checkpoints.write(step, run_step)   # every so many steps: copies here, writes in a thread
         checkpoints.finish()
@@ -62,7 +68,18 @@ class LocalCheckpoints:
     What cannot be used or written is said on stderr with the reason, and training goes on without it.
     """
 
-    def __init__(self, folder: Path, state: OptimizerState, run_id: str, rank: int, world: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        state: OptimizerState,
+        run_id: str,
+        rank: int,
+        world: int,
+        *,
+        crashed_from: Sequence[CheckpointId] = (),
+        busy: Callable[[str, float], None] = lambda what, limit_s: None,
+    ) -> None:
+        """`crashed_from`: workers that went on from these crashed before their first step. `busy`: see LocalClient."""
         self._folder = folder
         self._state = state
         self._owner = _Owner(run_id, rank, world, state.layout())
@@ -74,9 +91,12 @@ class LocalCheckpoints:
         self._said_failures: set[str] = set()  # since one was written
         for leftover in folder.glob(f"rank-{rank}.*.new"):
             _remove(leftover)
-        self._num_found = 0
-        self.usable = tuple(self._check(_listed(folder).get(rank, ())))
-        """Whole, of this run and layout; oldest first."""
+        self._busy = busy
+        self._announced_at_s = -math.inf
+        self._found = sorted(_listed(folder).get(rank, ()))
+        self._loaded: tuple[CheckpointId, list[StateTensor], dict[str, Any]] | None = None
+        self.usable = tuple(self._offered(set(crashed_from)))
+        """Of this run and layout; oldest first. The newest is whole; reading all of the others would take long."""
 
     @property
     def counts(self) -> CheckpointCounts:
@@ -88,54 +108,101 @@ class LocalCheckpoints:
     def go_on(self, chosen: CheckpointId | None, incarnation: int, generation: int) -> bool:
         """Take the state from the checkpoint that every rank has; files are numbered with this start from now on.
 
-        Returns whether the optimizers are not fresh. Raises HostError if the file is not what it was at the start.
+        Returns whether the optimizers are not fresh. Raises HostError if the file is damaged.
         """
         self._start = incarnation, generation
+        loaded, self._loaded = self._loaded, None
         if chosen is None:
-            if self._num_found:
+            if self._found:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
             return False
-        tensors, about = self._read(self._path(chosen))
+        if loaded is not None and loaded[0] != chosen:
+            loaded = None  # its memory is needed for the other one
+        _, tensors, about = loaded or self._load(chosen)
         self._state.restore(tensors, about["values"])
         if self._owner.rank == 0:
             self._say(f"the inner optimizer is restored from step {about['run_step']} of the run")
         return True
 
-    def _check(self, ids: Iterable[CheckpointId]) -> Iterable[CheckpointId]:
-        for item in sorted(ids):
-            self._num_found += 1
+    def _offered(self, crashed_from: set[CheckpointId]) -> list[CheckpointId]:
+        """Headers are compared; then the newest is read whole, and only if it is damaged the one before it."""
+        gives_up = len(crashed_from.intersection(self._found)) >= MAX_CRASHED_FROM
+        offered = []
+        for item in self._found:
+            path = self._path(item)
+            if gives_up or item in crashed_from:
+                which = "it" if item in crashed_from else "others"
+                self._pass_over(f"{path}: workers that went on from {which} crashed before their first step")
+                continue
             try:
-                self._read(self._path(item), keep=False)
+                self._open(path)[0].close()
             except (AtollError, OSError) as error:
-                self._say(f"a checkpoint of the inner optimizer is passed over: {error}")
+                self._pass_over(error)
             else:
-                yield item
+                offered.append(item)
+        while offered and self._loaded is None:
+            try:
+                self._loaded = self._load(offered[-1])
+            except (AtollError, OSError) as error:
+                self._pass_over(error)
+                offered.pop()
+        return offered
 
-    def _read(self, path: Path, *, keep: bool = True) -> tuple[list[StateTensor], dict[str, Any]]:
-        """Raises HostError unless all of it is as it was written, finite, and of this run, rank and layout."""
+    def _pass_over(self, reason: Exception | str) -> None:
+        self._say(f"a checkpoint of the inner optimizer is passed over: {reason}")
+
+    def _open(self, path: Path) -> tuple[safetensors_file.Reader, str, dict[str, Any]]:
+        """With its description, as text and parsed. Raises HostError unless it is of this run, rank and layout."""
         try:
             reader = safetensors_file.Reader(path)
         except ConfigError as error:
             raise HostError(str(error)) from None
         try:
-            text = reader.metadata.get(KEY, "")
+            text = reader.metadata.get(checkpoint_file.KEY, "")
             about = json.loads(text)
             self._compare(path, _Owner(**about["owner"]))
-            digest = Digest("atoll/optimizer-checkpoint/v1").text(text)
+        except BaseException as error:
+            reader.close()
+            if isinstance(error, UNREADABLE):
+                raise HostError(f"{path}: it cannot be read ({error})") from None
+            raise
+        return reader, text, about
+
+    def _load(self, item: CheckpointId) -> tuple[CheckpointId, list[StateTensor], dict[str, Any]]:
+        """The state, where the optimizers want it. Raises HostError unless it is as it was written, and finite."""
+        path = self._path(item)
+        reader, text, about = self._open(path)
+        self._announced_at_s = -math.inf
+        try:
+            digest = checkpoint_file.new_digest(text)
+            num_bytes = path.stat().st_size
             tensors = []
-            for name, item in about["tensors"].items():
-                shape, dtype = tuple(item.pop("shape")), item.pop("dtype")
-                values = _read_tensor(reader, name, shape, dtype)
-                digest.data(_bytes(values))
-                if keep:
-                    tensors.append(StateTensor(**item, values=values))
-            if digest.finish().hex() != reader.metadata.get("hash"):
+            done_bytes = 0
+            self._announce(num_bytes, 0, 0)
+            for name, described in about["tensors"].items():
+                shape, dtype = tuple(described.pop("shape")), described.pop("dtype")
+                at = partial(self._announce, num_bytes, done_bytes)
+                values = checkpoint_file.read_tensor(reader, name, shape, dtype, at)
+                digest.data(checkpoint_file.as_bytes(values))
+                done_bytes += values.nbytes
+                tensors.append(self._state.placed(StateTensor(**described, values=values)))
+            if digest.finish().hex() != reader.metadata.get(checkpoint_file.HASH_KEY):
                 raise HostError(f"{path}: it does not have its own hash; the disk or a crash damaged it")
-            return tensors, about
-        except (ConfigError, ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
+            return item, tensors, about
+        except UNREADABLE as error:
             raise HostError(f"{path}: it cannot be read ({error})") from None
         finally:
             reader.close()
+            self._busy("", 0.0)
+
+    def _announce(self, num_bytes: int, before_bytes: int, part_bytes: int) -> None:
+        """A large file on a slow disk takes longer than workers have to start. The text changes while it gets on."""
+        now_s = monotonic()
+        if now_s - self._announced_at_s >= ANNOUNCE_EVERY_S:
+            self._announced_at_s = now_s
+            done = (before_bytes + part_bytes) / num_bytes
+            what = f"reading its optimizer's checkpoint, {100 * done:.2f} % of {num_bytes / 2**30:.2f} GiB"
+            self._busy(what, READ_LIMIT_S)
 
     def _compare(self, path: Path, other: _Owner) -> None:
         own = self._owner
@@ -189,10 +256,10 @@ class LocalCheckpoints:
                 for item in tensors
             },
         }
-        path = self._path(CheckpointId(incarnation=self._start[0], generation=self._start[1], step=step))
+        item = CheckpointId(incarnation=self._start[0], generation=self._start[1], step=step)
         # Not a daemon: the interpreter waits for it at its end.
         self._writer = threading.Thread(
-            target=self._write, args=(path, about, tensors), name="atoll-optimizer-checkpoint"
+            target=self._write, args=(item, about, tensors), name="atoll-optimizer-checkpoint"
         )
         self._writer.start()
 
@@ -229,12 +296,15 @@ class LocalCheckpoints:
             torch.cuda.current_stream(device).synchronize()
         return copies
 
-    def _write(self, path: Path, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
+    def _write(self, item: CheckpointId, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
+        path = self._path(item)
         aside = path.with_suffix(".new")
         try:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                _write_file(aside, about, tensors)
+                text = json.dumps(about)
+                self._check_room(item, sum(tensor.values.nbytes for tensor in tensors) + len(text))
+                checkpoint_file.write(aside, text, tensors)
                 os.replace(aside, path)
                 sync_folder(self._folder)
                 self._prune()
@@ -248,6 +318,30 @@ class LocalCheckpoints:
             if self._said_failures:
                 self._say(f"checkpoints of the inner optimizer are written again; {self._num_failed} were not")
                 self._said_failures.clear()
+
+    def _check_room(self, item: CheckpointId, need_bytes: int) -> None:
+        """Raises HostError if the files of all ranks, who write theirs now, would leave the node without room.
+
+        Every rank asks for what it needs itself, so the one with the most asks for enough.
+        """
+        # Before the disk is looked at: what others write meanwhile counts twice then, and not never.
+        written_bytes = sum(min(need_bytes, self._written_bytes(item, rank)) for rank in self._others())
+        free_bytes = shutil.disk_usage(self._folder).free
+        site_bytes = need_bytes * self._owner.world
+        if free_bytes + written_bytes < 2 * site_bytes:
+            raise HostError(
+                f"{self._path(item)}: {site_bytes / 2**20:.1f} MiB are needed by all ranks and as much must stay free "
+                f"for the node, {(free_bytes + written_bytes) / 2**20:.1f} MiB are free; make room, or choose another "
+                "folder with --home"
+            )
+
+    def _written_bytes(self, item: CheckpointId, rank: int) -> int:
+        """How much another rank has written of its file of the same checkpoint."""
+        path = self._path(item, rank)
+        for place in (path.with_suffix(".new"), path):  # it is renamed in this direction
+            with suppress(OSError):
+                return place.stat().st_size
+        return 0
 
     def _prune(self) -> None:
         """Keep what is since the second newest checkpoint that all ranks have; rank 0 removes what ranks left that
@@ -268,8 +362,9 @@ class LocalCheckpoints:
     def _others(self) -> list[int]:
         return [rank for rank in range(self._owner.world) if rank != self._owner.rank]
 
-    def _path(self, item: CheckpointId) -> Path:
-        return self._folder / f"rank-{self._owner.rank}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
+    def _path(self, item: CheckpointId, rank: int | None = None) -> Path:
+        rank = self._owner.rank if rank is None else rank
+        return self._folder / f"rank-{rank}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"atoll: {text}\n")
@@ -281,49 +376,6 @@ class LocalCheckpoints:
         if kind not in self._said_failures:
             self._said_failures.add(kind)
             self._say(text)
-
-
-def _write_file(path: Path, about: Mapping[str, Any], tensors: Sequence[StateTensor]) -> None:
-    """Raises HostError if it cannot be written, or would leave the node without room."""
-    by_name = {item.name: _bytes(item.values) for item in tensors}
-    text = json.dumps(about)
-    digest = Digest("atoll/optimizer-checkpoint/v1").text(text)
-    for item in tensors:
-        digest.data(by_name[item.name])
-    entries = safetensors_file.in_file_order(
-        safetensors_file.Entry(
-            item.name, DTYPE_NAMES[item.values.dtype], tuple(item.values.shape), by_name[item.name].nbytes
-        )
-        for item in tensors
-    )
-    need_bytes = sum(entry.num_bytes for entry in entries) + len(text)
-    free_bytes = shutil.disk_usage(path.parent).free
-    if free_bytes < 2 * need_bytes:
-        raise HostError(
-            f"{path}: {need_bytes / 2**20:.1f} MiB are needed and as much must stay free for the node, "
-            f"{free_bytes / 2**20:.1f} MiB are free; make room, or choose another folder with --home"
-        )
-    pieces = (by_name[entry.name] for entry in entries)
-    safetensors_file.write(path, entries, pieces, {KEY: text, "hash": digest.finish().hex()})
-
-
-def _bytes(values: Tensor) -> memoryview:
-    data: memoryview = values.reshape(-1).view(torch.uint8).numpy().data
-    return data
-
-
-def _read_tensor(reader: safetensors_file.Reader, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Raises HostError if a value is not finite; ConfigError or RuntimeError if there is no such tensor."""
-    values = torch.empty(shape, dtype=TORCH_DTYPES[dtype])
-    data = _bytes(values)
-    if reader.num_bytes(name, dtype) != data.nbytes:
-        raise ConfigError(f"{name!r} has {reader.num_bytes(name, dtype)} bytes, {data.nbytes} are expected")
-    for first in range(0, data.nbytes, READ_BYTES):
-        part = data[first : first + READ_BYTES]
-        part[:] = reader.read(name, first, part.nbytes)
-    if values.is_floating_point() and not torch.isfinite(values if values.itemsize > 1 else values.float()).all():
-        raise HostError(f"{reader.path}: {name!r} holds values that are not finite")
-    return values
 
 
 def _remove(path: Path) -> None:

@@ -47,6 +47,8 @@ class WorkerSettings:
     """The model's first values come from a saved state."""
     checkpoint_folder: str = ""
     """For checkpoints of the inner optimizer; empty: none are wanted."""
+    crashed_from: tuple[CheckpointId, ...] = ()
+    """Workers that went on from these crashed before their first step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +140,7 @@ class LocalClient:
             run_seed=settings.run_seed,
             resumed=settings.resumed,
             checkpoint_folder=settings.checkpoint_folder,
+            crashed_from=tuple(local_protocol.checkpoint_from_proto(c) for c in settings.crashed_from),
         )
 
     def join(

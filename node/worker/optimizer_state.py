@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from atoll.protocol.errors import ConfigError
 
 OF_THE_SCRIPT = frozenset({"params", "param_names", "lr", "initial_lr"})
 """Keys of parameter groups that a start of the script decides: a fresh scheduler begins with its own learning rate."""
+SELECT_NO_STATE = frozenset({"weight_decay", "dampening", "nesterov", "foreach"})
+"""Hyperparameters that may be turned on or off without another state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ class OptimizerState:
             "optimizers": [type(optimizer).__name__ for optimizer in self._optimizers],
             "groups": self._names,
             "slices": {name: self._slices[name] for names in self._parameters for name in names},
+            "switches": [[_switches(group) for group in groups] for groups in self._first_groups],
         }
 
     def tensors(self) -> list[StateTensor]:
@@ -94,12 +97,21 @@ class OptimizerState:
         return {"state": plain, "first_groups": self._first_groups, "groups": self._groups()}
 
     @torch.no_grad()
+    def placed(self, item: StateTensor) -> StateTensor:
+        """With values as the optimizer would have made them: the parameter's device, order in memory and placement.
+
+        Raises KeyError or ConfigError if there is no such parameter.
+        """
+        return replace(item, values=_placed(item, self._parameters[item.optimizer][item.parameter]))
+
     def restore(self, tensors: Sequence[StateTensor], values: Mapping[str, Any]) -> None:
-        """Put back what `tensors` and `values` gave, in place of all state. The same `layout` is the caller's duty."""
+        """Put back what `tensors` (now `placed`) and `values` gave, in place of all state.
+
+        The same `layout` is the caller's duty.
+        """
         states: list[dict[str, dict[str, Any]]] = [{} for _ in self._optimizers]
         for item in tensors:
-            parameter = self._parameters[item.optimizer][item.parameter]
-            states[item.optimizer].setdefault(item.parameter, {})[item.key] = _placed(item, parameter)
+            states[item.optimizer].setdefault(item.parameter, {})[item.key] = item.values
         for index, name, key, value in values["state"]:
             states[index].setdefault(name, {})[key] = value
         for optimizer, by_name, parameters in zip(self._optimizers, states, self._parameters, strict=True):
@@ -137,6 +149,16 @@ class OptimizerState:
                         group[key] = tuple(value) if isinstance(group.get(key), tuple) else value
 
 
+def _switches(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What is on (not None, False or 0), because what an optimizer keeps may depend on it: amsgrad, centered, momentum,
+    fused (which counts steps on the GPU)."""
+
+    def on(value: Any) -> Any:
+        return [on(item) for item in value] if isinstance(value, list) else bool(value)
+
+    return {key: on(value) for key, value in group.items() if value and key not in SELECT_NO_STATE}
+
+
 def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
@@ -167,7 +189,6 @@ def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: 
 
 
 def _placed(item: StateTensor, parameter: Tensor) -> Tensor:
-    """A tensor as the optimizer would have made it: the parameter's device, order in memory and placement."""
     like = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     values = item.values
     device = torch.device("cpu") if item.on_cpu else like.device
@@ -178,7 +199,8 @@ def _placed(item: StateTensor, parameter: Tensor) -> Tensor:
     result.copy_(values)
     if not item.is_sharded:
         return result
-    assert isinstance(parameter, DTensor)
+    if not isinstance(parameter, DTensor):
+        raise ConfigError(f"{item.name!r} is sharded, its parameter is not")
     return DTensor.from_local(
         result,
         parameter.device_mesh,

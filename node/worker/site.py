@@ -202,7 +202,15 @@ class _JoinedSite(Site):
         folder = connection.worker_settings.checkpoint_folder
         if folder and self._checkpoint_every:
             state = OptimizerState(tensors, optimizers)
-            self._checkpoints = LocalCheckpoints(Path(folder), state, connection.settings.run_id, self.rank, self.world)
+            self._checkpoints = LocalCheckpoints(
+                Path(folder),
+                state,
+                connection.settings.run_id,
+                self.rank,
+                self.world,
+                crashed_from=connection.worker_settings.crashed_from,
+                busy=self._client.busy,
+            )
         usable = self._checkpoints.usable if self._checkpoints is not None else ()
         joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank, usable)
         self._shared = SharedTensors(tensors, joined)
@@ -242,6 +250,9 @@ class _JoinedSite(Site):
         self._tokens += tokens
         if loss is not None:
             self._add_loss(loss)
+        if self._steps == 1 and self._is_restored:
+            # At once: where workers crash without a step, the node lets go of the checkpoint.
+            self._client.progress(1, math.nan, math.nan, NO_CHECKPOINTS)
         if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
             self._ramp = None
         if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:

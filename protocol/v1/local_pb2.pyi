@@ -221,6 +221,7 @@ class LocalSettings(_message.Message):
     RUN_SEED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
+    CRASHED_FROM_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     site_name: _builtins.str
     data_path: _builtins.str
@@ -230,6 +231,10 @@ class LocalSettings(_message.Message):
     """the model's first values come from a saved state"""
     checkpoint_folder: _builtins.str
     """for checkpoints of the inner optimizer; empty: none are wanted"""
+    @_builtins.property
+    def crashed_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointId]:
+        """workers that went on from these crashed before their first step"""
+
     def __init__(
         self,
         *,
@@ -239,10 +244,11 @@ class LocalSettings(_message.Message):
         run_seed: _builtins.int = ...,
         resumed: _builtins.bool = ...,
         checkpoint_folder: _builtins.str = ...,
+        crashed_from: _abc.Iterable[Global___CheckpointId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "data_path", b"data_path", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_path", b"data_path", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json", "site_name", b"site_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,6 +103,39 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_the_checkpoint_before_it(tmp_pat
         assert not torn.exists()
 
 
+def test_a_switch_of_the_optimizer_that_changed_costs_its_state_and_not_the_site(tmp_path: Path) -> None:
+    worker = [str(SCRIPT), "--step-delay-s", "0.01"]
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        node = run.start_node("a", worker, launcher="torchrun")
+        run.wait(on_disk(run, 1), LIMIT_S, "a checkpoint")
+        before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
+        node.kill()
+        run.start_node("a", [*worker, "--amsgrad"], launcher="torchrun")
+        run.wait(committed(before + 4), LIMIT_S, "the run goes on")
+        assert found(run, "it is of other switches: 'amsgrad' is only here")
+        assert len(found(run, FRESH)) == 2
+        assert not run.journal("a", "WorkersFailed")
+
+
+def test_a_state_that_crashes_workers_is_left_alone(tmp_path: Path) -> None:
+    """The newest two are tried, each once, and the site is in the run for all that."""
+    worker = [str(SCRIPT), "--step-delay-s", "0.01"]
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        node = run.start_node("a", worker, launcher="torchrun")
+        folder = run.home("a") / "optimizer"
+        run.wait(lambda status: len(list(folder.glob("*.safetensors"))) == 2, LIMIT_S, "two checkpoints")
+        before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
+        node.kill()
+        run.start_node("a", [*worker, "--crash-if-restored"], launcher="torchrun")
+        run.wait(committed(before + 4), LIMIT_S, "the run goes on")
+        tried = found(run, RESTORED)
+        assert len(tried) == len(set(tried)) == len(run.journal("a", "WorkersFailed")) == 2
+        assert len(found(run, r" I \[rank 0\] .* workers that went on from it crashed before their first step")) == 3
+        assert len(found(run, FRESH)) == 2
+
+
 def test_without_checkpoints_the_optimizer_starts_fresh(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, checkpoint_every=0)) as run:
         run.start_coordinator()

@@ -1,6 +1,7 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
-atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2] [--stuck-disk FILE]
+atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2] [--amsgrad] [--stuck-disk FILE]
+                [--crash-if-restored]
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over the ranks")
+    parser.add_argument("--amsgrad", action="store_true")
+    parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
     parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync comes back once this file is there")
     options = parser.parse_args(argv)
     if options.stuck_disk is not None:
@@ -36,13 +39,15 @@ def main(argv: list[str]) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     if options.fsdp2:
         fully_shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, amsgrad=options.amsgrad)
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(f"capability {capability}, {torch.get_num_threads()} threads\n")
     samples = torch.randn(500, 64, generator=torch.Generator().manual_seed(2))
     with atoll.join(model, optimizer, data_fingerprint=FINGERPRINT) as site:
         counts = sorted({int(state["step"]) for state in optimizer.state.values()})
         sys.stdout.write(f"the optimizer has done {counts} steps\n")
+        if counts and options.crash_if_restored:
+            raise KeyError("a state of the optimizer that does not fit")
         for (x,) in site.loader(TensorDataset(samples), BATCH_SIZE):
             time.sleep(options.step_delay_s)
             loss = (model(x) - x.flip(1)).square().mean()

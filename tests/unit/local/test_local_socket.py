@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import stat
@@ -33,7 +34,7 @@ from atoll.node.core.events import (
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent
-from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, Piece
+from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -281,6 +282,34 @@ def test_checkpoints_are_counted_over_ranks_and_generations() -> None:
                 await asyncio.to_thread(client.close)
             site.server.begin(4, 2, GREETING)
             assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
+
+    in_loop(main)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1])
+def test_a_checkpoint_whose_workers_crash_without_a_step_is_said_to_the_next(num_steps: int) -> None:
+    checkpoint = CheckpointId(incarnation=1, generation=2, step=100)
+    layout = Layout(MANIFEST)
+
+    async def main() -> None:
+        async with running() as site:
+            client = await site.greeted(0)
+            pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
+            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0, [checkpoint]))
+            await site.event()
+            buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
+            site.send_layout(buffers, layout)
+            assert (await join).checkpoint == checkpoint
+            client.progress(num_steps, math.nan, math.nan)
+            await asyncio.to_thread(client.close)
+            assert isinstance(await site.event(), WorkersFailed)
+            for _ in range(2):  # a lost connection, and the exit
+                site.server.crashed(3)
+            site.server.crashed(2)  # it is over
+            site.server.begin(4, 1, GREETING)
+            client = await site.client(0, 4)
+            settings = await asyncio.to_thread(client.hello, 1, 0)
+            assert settings.crashed_from == (() if num_steps else (checkpoint,))
 
     in_loop(main)
 

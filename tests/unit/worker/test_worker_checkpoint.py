@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.node.daemon.step_times import StepTimes
+from atoll.node.daemon.worker_group import WorkerGroup
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
+from atoll.node.worker import checkpoint
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
@@ -29,6 +33,22 @@ OPTIMIZERS: dict[str, Make] = {
     ),
     "channels last": lambda p: torch.optim.AdamW(p, lr=0.01),
 }
+
+
+SWITCHED: dict[str, tuple[Make, Make]] = {
+    "AdamW amsgrad": (OPTIMIZERS["channels last"], OPTIMIZERS["AdamW"]),
+    "AdamW fused": (OPTIMIZERS["channels last"], lambda p: torch.optim.AdamW(p, lr=0.01, fused=True)),
+    "RMSprop momentum": (
+        lambda p: torch.optim.RMSprop(p, lr=0.01),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.9),
+    ),
+    "RMSprop centered": (
+        lambda p: torch.optim.RMSprop(p, lr=0.01),
+        lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True),
+    ),
+    "SGD momentum": (OPTIMIZERS["SGD"], lambda p: torch.optim.SGD(p, lr=0.1)),
+}
+"""What the optimizer keeps depends on what differs."""
 
 
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -48,6 +68,8 @@ class Rank:
         world: int = 1,
         width: int = 4,
         order: torch.memory_format = torch.contiguous_format,
+        crashed_from: Sequence[CheckpointId] = (),
+        busy: Callable[[str, float], None] = lambda what, limit_s: None,
     ) -> None:
         torch.manual_seed(5)
         self.net = nn.Sequential(nn.Conv2d(3, width, 2), nn.Flatten(), nn.Linear(width * 4, 1))
@@ -56,7 +78,9 @@ class Rank:
         self.net.register_parameter("small", nn.Parameter(torch.ones(3, dtype=torch.bfloat16)))
         self.optimizer = make(list(self.net.parameters()))
         self.state = OptimizerState(find_tensors([self.net], [self.optimizer]), [self.optimizer])
-        self.checkpoints = LocalCheckpoints(folder, self.state, run_id, rank, world)
+        self.checkpoints = LocalCheckpoints(
+            folder, self.state, run_id, rank, world, crashed_from=crashed_from, busy=busy
+        )
 
     def train(self, num_steps: int) -> None:
         small = self.net.get_parameter("small")
@@ -236,6 +260,7 @@ def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
         ({"make": OPTIMIZERS["SGD"]}, "it is of other optimizers: AdamW there, SGD here"),
         ({"make": OPTIMIZERS["groups"]}, "it is of other groups: "),
         ({"width": 5}, "it is of other slices: '0.weight': 4 there, 5 here"),
+        ({"make": SWITCHED["AdamW amsgrad"][1]}, "it is of other switches: 'amsgrad' is only here"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -325,6 +350,47 @@ def test_the_node_keeps_room_on_a_disk_that_is_nearly_full(
     assert list(tmp_path.iterdir()) == []
 
 
+def four_ranks(folder: Path) -> tuple[list[Rank], int]:
+    """Which have done a step, and the size of a checkpoint of one of them."""
+    ranks = [Rank(folder, rank=rank, world=4, width=1024) for rank in range(4)]
+    for rank in ranks:
+        rank.begin()
+        rank.train(1)
+    return ranks, sum(tensor.values.nbytes for tensor in ranks[0].state.tensors())
+
+
+def small(monkeypatch: pytest.MonkeyPatch, disk_bytes: int, at_each_look: Callable[[], object]) -> None:
+    def usage(folder: Path) -> object:
+        used_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        at_each_look()
+        return shutil._ntuple_diskusage(disk_bytes, used_bytes, disk_bytes - used_bytes)
+
+    monkeypatch.setattr(shutil, "disk_usage", usage)
+
+
+@pytest.mark.parametrize(("room_for", "num_written"), [(7.5, 0), (8.5, 4)])
+def test_ranks_that_look_at_the_same_moment_leave_room_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_for: float, num_written: int
+) -> None:
+    """Four files, and as much stays free."""
+    ranks, each_bytes = four_ranks(tmp_path)
+    all_look = threading.Barrier(len(ranks))
+    small(monkeypatch, int(room_for * each_bytes), lambda: all_look.wait(30))
+    for rank in ranks:
+        rank.checkpoints.write(1, 1001)
+    for rank in ranks:
+        rank.checkpoints.finish()
+    assert len(list(tmp_path.iterdir())) == num_written
+
+
+def test_what_others_have_written_is_not_needed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, each_bytes = four_ranks(tmp_path)
+    small(monkeypatch, int(8.5 * each_bytes), lambda: None)
+    for rank in ranks:
+        rank.write(1)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("is_seen_before", [True, False])
 def test_a_full_disk_costs_checkpoints_and_nothing_else(
@@ -412,13 +478,117 @@ def test_files_of_ranks_that_are_no_more_are_removed(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.1-2-1.safetensors", "rank-0.1-2-2.safetensors"]
 
 
-def test_a_file_that_changed_since_it_was_offered_is_an_error(tmp_path: Path) -> None:
-    written(tmp_path, 1)
-    rank = Rank(tmp_path)
+def test_only_the_newest_is_read_whole_before_one_is_chosen(tmp_path: Path) -> None:
+    written(tmp_path, 1, 2)
     path = tmp_path / "rank-0.1-1-1.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(HostError, match="rank-0"):
-        rank.go_on()
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    rank = Rank(tmp_path)
+    assert rank.checkpoints.usable == (at(1), at(2))
+    with pytest.raises(HostError, match=r"rank-0\.1-1-1.*does not have its own hash"):
+        rank.checkpoints.go_on(at(1), 1, 2)
+    assert Rank(tmp_path).go_on()
+
+
+def test_an_older_one_is_taken_if_another_rank_lacks_the_newest(tmp_path: Path) -> None:
+    first = written(tmp_path, 1)
+    then = {key: value.clone() for key, value in first.optimizer.state[first.net.get_parameter("2.weight")].items()}
+    first.train(1)
+    first.write(2)
+    again = Rank(tmp_path)
+    assert again.checkpoints.go_on(at(1), 1, 2)
+    now = again.optimizer.state[again.net.get_parameter("2.weight")]
+    assert all(torch.equal(now[key], value) for key, value in then.items())
+
+
+def test_reading_for_longer_than_workers_have_to_start_is_getting_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each read takes 25 s; a node that has 60 for the start is never beyond its deadline, nor is the coordinator."""
+    start_s = 60.0
+    written(tmp_path, 1)
+    now_s = 0.0
+    group = WorkerGroup(1, 1, 0.0, StepTimes())
+    group.hello(0, 100, 0.0)
+    seen: list[str] = []
+
+    def look() -> None:
+        watch = group.watch(start_s, start_s)
+        assert watch is not None
+        assert now_s < watch.deadline
+        seen.append(watch.doing)
+
+    def busy(what: str, limit_s: float) -> None:
+        group.busy(0, what, limit_s, now_s)
+        look()
+
+    read = safetensors_file.Reader.read
+
+    def slow(reader: safetensors_file.Reader, name: str, first_byte: int, num_bytes: int) -> bytes:
+        nonlocal now_s
+        now_s += 25.0
+        look()
+        return read(reader, name, first_byte, num_bytes)
+
+    monkeypatch.setattr(safetensors_file.Reader, "read", slow)
+    monkeypatch.setattr(checkpoint, "monotonic", lambda: now_s)
+    assert Rank(tmp_path, busy=busy).go_on()
+    assert now_s > 3 * start_s
+    assert "busy: reading its optimizer's checkpoint" in seen[0]
+    assert len(set(seen)) > now_s / start_s, "the text changes as it gets on"
+    assert seen[-1] == "building its model"
+
+
+@pytest.mark.parametrize("kind", SWITCHED)
+def test_an_optimizer_that_would_keep_something_else_starts_fresh(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = SWITCHED[kind]
+    first = Rank(tmp_path, before)
+    first.begin()
+    first.train(2)
+    first.write(2)
+    again = Rank(tmp_path, after)
+    assert not again.go_on()
+    assert "it is of other switches: " in capsys.readouterr().err
+    again.train(1)
+    assert Rank(tmp_path, before).go_on()
+
+
+def test_weight_decay_may_be_turned_on(tmp_path: Path) -> None:
+    first = Rank(tmp_path, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.0))
+    first.begin()
+    first.train(1)
+    first.write(1)
+    again = Rank(tmp_path, lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, foreach=True))
+    assert again.go_on()
+    again.train(1)
+
+
+def test_one_that_workers_crashed_with_is_not_taken_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(tmp_path, 1, 2)
+    again = Rank(tmp_path, crashed_from=[at(2), at(7)])
+    assert again.checkpoints.usable == (at(1),)
+    path = tmp_path / "rank-0.1-1-2.safetensors"
+    assert f"{path}: workers that went on from it crashed before their first step" in capsys.readouterr().err
+    assert again.go_on()
+
+
+def test_after_two_that_workers_crashed_with_all_are_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ranks = [Rank(tmp_path, rank=rank, world=2) for rank in range(2)]
+    ranks[0].begin()
+    ranks[0].train(1)
+    ranks[0].write(1, 2, 3)
+    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(1), at(2), at(3))
+    again = Rank(tmp_path, rank=0, world=2, crashed_from=[at(3), at(2)])
+    assert not again.go_on()
+    said = capsys.readouterr().err
+    assert said.count("workers that went on from it crashed") == 2
+    assert said.count("workers that went on from others crashed") == 1
+    assert "starts fresh" in said
 
 
 def test_discarding_removes_all(tmp_path: Path) -> None:
