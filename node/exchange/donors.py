@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from itertools import islice
 from typing import Any
 
 import grpc
@@ -38,6 +39,10 @@ MAX_STRIKES = 3
 """Answers that are not right, before a donor is not asked any more."""
 ASK_AGAIN_S = 0.3
 BUSY_S = 0.1
+MAX_BUSY_DOUBLINGS = 5
+"""A donor that serves others rests for BUSY_S, then for twice as long, ..., while others are asked."""
+GOLDEN = 0x9E3779B1
+"""2^32 divided by the golden ratio: multiples of it, modulo 2^32, are spread evenly, however many there are."""
 
 
 class Donors:
@@ -71,6 +76,8 @@ class Donors:
         self._strikes: Counter[DonorKey] = Counter()
         self._failures: Counter[DonorKey] = Counter()
         self._resting: set[DonorKey] = set()  # failed, until the coordinator has been asked again
+        self._busy_until: dict[DonorKey, float] = {}
+        self._busy_answers: Counter[DonorKey] = Counter()  # in a row
         self._moved_at = self._loop.time()
         self._last_error: AtollError | None = None
 
@@ -94,52 +101,81 @@ class Donors:
         """
         batches = deque(_batches(chunks, size_bytes))
         lacking: set[DonorKey] = set()
+        in_flight: Counter[DonorKey] = Counter()
+
+        async def work() -> None:
+            while batches:
+                donor = self._next_free(may, in_flight)
+                if donor is None:
+                    if not (rest_s := self._rest_s(may)):
+                        return  # those that are left are asked already
+                    await asyncio.sleep(rest_s)
+                    self._check_stall("donors are busy")
+                    continue
+                key, client, batch = donor_key(donor), self._client(donor), batches.popleft()
+                in_flight[key] += 1
+                try:
+                    await fetch(client, batch)
+                    self._busy_answers.pop(key, None)
+                except NotYetError as error:
+                    self._serves_others(key, error)
+                    self._check_stall("donors are busy")
+                except AtollError as error:
+                    if isinstance(error, StateError):
+                        lacking.add(key)
+                    self.failed(client, error)
+                finally:
+                    in_flight[key] -= 1
+                    if batch:
+                        batches.append(batch)
+
         while batches:
-
-            async def serve(client: DonorClient) -> None:
-                while batches:
-                    batch = batches.popleft()
-                    try:
-                        await fetch(client, batch)
-                    except NotYetError as error:  # it serves others
-                        self._last_error = error
-                        await asyncio.sleep(BUSY_S)
-                        self._check_stall("every donor is busy")
-                    except AtollError as error:
-                        if isinstance(error, StateError):
-                            lacking.add(donor_key(client.donor))
-                        self.failed(client, error)
-                        return
-                    finally:
-                        if batch:
-                            batches.append(batch)
-
-            clients = self.usable(may)
-            await _all([serve(client) for client in clients for _ in range(REQUESTS_PER_DONOR)])
+            await _all([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
             if batches:
-                left = self.usable(may)
                 if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
                     raise StateError(all_may_lack)
-                if not left:
+                if not self.usable(may):
                     await self.ask_again("donors failed")
+
+    def _next_free(self, may: Callable[[Donor], bool], in_flight: Counter[DonorKey]) -> Donor | None:
+        """Of the first that are not busy, the one that is asked for least; None if each is asked for enough."""
+        now = self._loop.time()
+        free = (d for d in self._awake(may) if self._busy_until.get(donor_key(d), 0.0) <= now)
+        found = min(islice(free, MAX_DONORS), key=lambda d: in_flight[donor_key(d)], default=None)
+        return found if found is not None and in_flight[donor_key(found)] < REQUESTS_PER_DONOR else None
+
+    def _serves_others(self, key: DonorKey, error: NotYetError) -> None:
+        self._last_error = error
+        rest_s = BUSY_S * 2.0 ** min(self._busy_answers[key], MAX_BUSY_DOUBLINGS)
+        self._busy_answers[key] += 1
+        self._busy_until[key] = self._loop.time() + rest_s
+
+    def _rest_s(self, may: Callable[[Donor], bool]) -> float:
+        """Until the first one that is busy may be asked again; 0 if none is."""
+        now = self._loop.time()
+        ends = (self._busy_until.get(donor_key(d), 0.0) for d in self._awake(may))
+        return min((end - now for end in ends if end > now), default=0.0)
 
     def _eligible(self, may: Callable[[Donor], bool]) -> list[Donor]:
         return [d for d in self.known.donors if self._strikes[donor_key(d)] < MAX_STRIKES and may(d)]
 
     def usable(self, may: Callable[[Donor], bool] = lambda _: True) -> list[DonorClient]:
-        """Clients of some donors that may be asked now: those that failed least, the newest, the next by site id."""
+        """Clients of some donors that may be asked now."""
+        return [self._client(donor) for donor in islice(self._awake(may), MAX_DONORS)]
+
+    def _awake(self, may: Callable[[Donor], bool]) -> Iterator[Donor]:
         undialable = self._undialable()
-        awake = [
-            donor
-            for donor in self._in_order(self._eligible(may))
-            if donor_key(donor) not in self._resting
-            and (self._expected.is_here(donor) or donor.site_id not in undialable)
-        ]
-        return [self._client(donor) for donor in awake[:MAX_DONORS]]
+        for donor in self._in_order(self._eligible(lambda _: True)):
+            can_be_asked = self._expected.is_here(donor) or donor.site_id not in undialable
+            if can_be_asked and donor_key(donor) not in self._resting and may(donor):
+                yield donor
 
     def _in_order(self, donors: list[Donor]) -> list[Donor]:
-        own = self._header.site_id
-        return sorted(donors, key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < own, d.site_id))
+        """Those that failed least, the newest, and from a place in the ring of ids that is another for each site: sites
+        that join have the highest ids, one after the other."""
+        ids = sorted(d.site_id for d in self.known.donors)
+        first = ids[(self._header.site_id * GOLDEN % (1 << 32) * len(ids)) >> 32] if ids else 0
+        return sorted(donors, key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < first, d.site_id))
 
     def _client(self, donor: Donor) -> DonorClient:
         key, here = donor_key(donor), self._expected.is_here(donor)

@@ -280,8 +280,8 @@ def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypa
 def test_wrong_payloads_of_a_donor_are_refused(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
-            bad, good, away = await run.add(3)
-            await run.sync([bad, good])
+            good, bad, away = await run.add(3)  # site 3 asks site 2 first
+            await run.sync([good, bad])
             read = bad.log.read
             bad.log.read = lambda commit, chunk: read(commit, 1 if chunk == 0 else chunk)  # type: ignore[method-assign]
             got = await fetch(run, away, [good, bad])

@@ -10,11 +10,12 @@ import pytest
 
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.donors import Donors
 from atoll.node.exchange.expected_donors import ExpectedDonors
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
-from atoll.protocol.errors import PeerError, StateError
+from atoll.protocol.errors import NotYetError, PeerError, StateError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -60,16 +61,80 @@ def donor(site_id: int, commit: int = 7) -> Donor:
     return Donor(site_id=site_id, incarnation=1, address=f"127.0.0.1:{9000 + site_id}", commit=commit)
 
 
-def test_a_few_of_a_thousand_are_asked_and_joiners_ask_different_ones() -> None:
+def test_a_few_of_a_thousand_are_asked_and_sites_that_join_one_after_the_other_ask_different_ones() -> None:
     async def main() -> None:
-        asked = []
-        for own in (10, 500, 998):
-            donors = donors_of(own, [donor(i) for i in range(1000) if i != own])
-            asked.append([client.donor.site_id for client in donors.usable()])
+        asked: list[int] = []
+        for own in range(1001, 1021):
+            donors = donors_of(own, [donor(i) for i in range(1, 1001)])
+            asked += [client.donor.site_id for client in donors.usable()]
             await donors.close()
-        assert asked[0] == list(range(11, 11 + MAX_DONORS))
-        assert asked[1] == list(range(501, 501 + MAX_DONORS))
-        assert asked[2] == [999, *range(MAX_DONORS - 1)]
+        assert len(asked) == 20 * MAX_DONORS
+        assert len(set(asked)) == len(asked)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("num_batches", [1, 50])
+def test_donors_that_are_busy_are_left_for_others_that_are_idle(num_batches: int) -> None:
+    async def main() -> None:
+        donors = donors_of(104, [donor(i) for i in range(1, 101)])
+        busy = {client.donor.site_id for client in donors.usable()}
+        tried: list[int] = []
+        free = asyncio.Event()
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            tried.append(client.donor.site_id)
+            if client.donor.site_id in busy:
+                raise NotYetError("6 requests are served here already")
+            await free.wait()
+            batch.clear()
+            donors.moved()
+
+        chunks = list(range(num_batches * donor_pool.BATCH_BYTES >> 20))
+        fetched = asyncio.create_task(donors.share_out(chunks, lambda chunk: 1 << 20, fetch, lambda donor: True))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        others = set(tried) - busy
+        assert len(others) == min(num_batches, MAX_DONORS), "without waiting for those that are busy"
+        free.set()
+        await fetched
+        await donors.close()
+
+    asyncio.run(main())
+
+
+def test_the_only_donor_is_asked_again_after_a_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_pool, "BUSY_S", 0.001)
+
+    async def main() -> None:
+        donors = donors_of(1, [donor(2)])
+        num_asked = 0
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            if num_asked < 4:
+                raise NotYetError("6 requests are served here already")
+            batch.clear()
+
+        await donors.share_out([1], lambda chunk: 1, fetch, lambda donor: True)
+        assert num_asked == 4
+        await donors.close()
+
+    asyncio.run(main())
+
+
+def test_donors_that_stay_busy_are_a_stall() -> None:
+    async def main() -> None:
+        donors = donors_of(1, [donor(2), donor(3)])
+        donors._pace = Pace(stall_s=0.2, slowest_bytes_per_s=1)
+
+        async def fetch(client: DonorClient, batch: set[int]) -> None:
+            raise NotYetError("6 requests are served here already")
+
+        with pytest.raises(PeerError, match=r"donors are busy.*6 requests"):
+            await donors.share_out([1], lambda chunk: 1, fetch, lambda donor: True)
+        await donors.close()
 
     asyncio.run(main())
 
@@ -119,9 +184,9 @@ def test_those_that_cannot_be_dialled_are_asked_to_dial_and_are_donors_when_they
         donors = donors_of(1, offered, undialable=lambda: (2, 4), expected=expected, asked=asked)
         assert [c.donor.site_id for c in donors.usable()] == [3]
         await donors.ask_again("a test")
-        assert asked.undialled == [(2, 4)]
+        assert [set(ids) for ids in asked.undialled] == [{2, 4}]
         dials(expected, 2)
-        assert [c.donor.site_id for c in donors.usable()] == [2, 3]
+        assert {c.donor.site_id for c in donors.usable()} == {2, 3}
         await donors.ask_again("a test")
         assert asked.undialled[1:] == [(4,)]
         await donors.close()
@@ -137,7 +202,7 @@ def test_who_never_answered_is_asked_to_dial_and_is_dialled_again(monkeypatch: p
         offered = [donor(2), donor(3), donor(4)]
         expected, asked = ExpectedDonors(), Asked(offered)
         donors = donors_of(1, offered, expected=expected, asked=asked)
-        silent, broken, wrong = donors.usable()
+        silent, broken, wrong = sorted(donors.usable(), key=lambda client: client.donor.site_id)
         broken.has_answered = True
         donors.failed(silent, PeerError("no answer"))
         donors.failed(broken, PeerError("reset"))
@@ -150,7 +215,7 @@ def test_who_never_answered_is_asked_to_dial_and_is_dialled_again(monkeypatch: p
         again = next(c for c in donors.usable() if c.donor.site_id == 2)
         assert again is not silent
         donors.failed(again, PeerError("reset"))
-        assert [c.donor.site_id for c in donors.usable()] == [3, 4]
+        assert {c.donor.site_id for c in donors.usable()} == {3, 4}
         await donors.close()
 
     asyncio.run(main())
