@@ -47,7 +47,7 @@ SERVICE = "atoll.protocol.v1.CoordinatorService"
 MAX_SMALL_MESSAGE_BYTES = 1 << 20
 """Of every message but Offer, which carries a manifest."""
 LARGE_MESSAGE_BYTES = 1 << 18  # parsed off the event loop
-MAX_QUEUED_SENDS = 4096
+MAX_QUEUED_SENDS = 8192  # a site that was away gets all commits of the longest log at once
 MAX_BATCH = 256
 """Events that are handled together."""
 MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled

@@ -215,7 +215,8 @@ class DataPlane:
     async def _mend(self) -> None:
         """Damaged chunks anew, from an older snapshot and the log."""
         outer = self.outer
-        assert outer is not None
+        if outer is None:
+            return  # discarded, or rolled back, since the snapshot was begun
 
         def work() -> None:
             before, damaged = self.held(), outer.damaged()

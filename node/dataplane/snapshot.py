@@ -118,7 +118,7 @@ class Snapshots:
         with self._lock:
             self._num_cleared += 1
             for path in sorted(self._folder.iterdir()):
-                path.unlink()
+                path.unlink(missing_ok=True)
             self.files, self.frozen = [], None
             sync_folder(self._folder)
 
@@ -128,7 +128,7 @@ class Snapshots:
             self._num_cleared += 1
             for file in self.files:
                 if file.newest > commit:
-                    file.path.unlink()
+                    file.path.unlink(missing_ok=True)
             self.files = [f for f in self.files if f.newest <= commit]
             sync_folder(self._folder)
 
@@ -181,14 +181,14 @@ class Snapshots:
         for path in sorted(self._folder.iterdir()):
             try:
                 if path.name.endswith(".new"):
-                    path.unlink()
+                    path.unlink(missing_ok=True)
                 elif path.name == FROZEN:
                     self.frozen = self._open(path, self._frozen_chunks)
                 elif _NAME.fullmatch(path.name):
                     self.files.append(self._open(path, self._sync_chunks))
             except StateError as error:
                 log.warning("removed a snapshot: %s", error)
-                path.unlink()
+                path.unlink(missing_ok=True)
         self.files.sort(key=lambda f: -f.newest)
 
     def _open(self, path: Path, expected: Iterable[int]) -> SnapshotFile:

@@ -93,6 +93,15 @@ def test_a_second_rollback_while_the_first_is_carried_out_follows_it() -> None:
     assert (hello.last_commit, hello.branch) == (0, 2)
 
 
+def test_a_void_commit_that_cannot_be_applied_is_not_lacking_in_the_new_branch() -> None:
+    drive = started()
+    drive.receive(commit(1, 1))
+    assert drive.core.site.applying == 1
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    drive(e.ApplyFailed(1, "not in the log"))
+    assert drive.core.site.lacks == 0
+
+
 def test_the_end_of_the_run_waits_until_void_commits_are_off_the_disk() -> None:
     drive = Driver(Outer(commit=5, state_hash=HASH, run_step=0, run_tokens=0))
     drive(e.SessionOpened())
