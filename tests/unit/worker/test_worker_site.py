@@ -153,6 +153,22 @@ def test_progress_tells_what_became_of_checkpoints(
     ]
 
 
+def test_the_first_step_with_a_restored_optimizer_is_told_at_once(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
+    node.checkpoint_folder = str(tmp_path / "optimizer")
+    for _ in range(2):
+        net, _ = model()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+        node.script = [first(3), (3, STOP)]
+        with atoll.join(net, optimizer) as site:
+            while site.running:
+                train(net, optimizer)
+                site.step(tokens=10)
+    assert [b["step"] for b in node.said("progress")] == [3, 1, 3]
+
+
 def test_the_loss_stays_where_it_is_until_a_boundary(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     net, optimizer = model()
     node.script = [first(3), (3, SNAPSHOT), (3, STOP)]
