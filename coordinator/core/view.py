@@ -45,9 +45,9 @@ class SiteView:
     doing: str
     """What its workers do, as the node says it; empty while they wait."""
     still_s: float
+    """Since it last did a step, moved a chunk or went on to something else."""
     not_dialled_by: tuple[str, ...]
     """Sites that cannot connect to its address; it reduces nothing for them."""
-    """Since it last did a step, moved a chunk or went on to something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
