@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import grpc
 import grpc.aio
@@ -22,7 +23,8 @@ from atoll.protocol.v1 import peer_pb2
 log = logging.getLogger(__name__)
 
 AT_ONCE = 4
-"""Probes under way."""
+"""Probes under way of peers that were looked at before. Those that are new wait for no turn: hosts that take the
+connection and say nothing would hold all turns, and there are few new ones."""
 TRIES = 2
 """Before a peer counts as one that cannot be dialled; a heartbeat apart. (One that was admitted just now may not have
 heard its own id yet.)"""
@@ -71,19 +73,21 @@ class Prober:
         return tuple(sorted(self._problems))
 
     async def _look(self, member: Member) -> None:
+        is_new = True
         while True:
-            problem = await self._try(member)
+            problem = await self._try(member, is_new=is_new)
+            is_new = False
             self._note(member, problem)
             lease_s = self._limits().lease_s
             await asyncio.sleep(lease_s if problem else LEASES_IF_REACHED * lease_s)
 
-    async def _try(self, member: Member) -> str:
+    async def _try(self, member: Member, *, is_new: bool) -> str:
         problem = ""
         for count in range(TRIES):
             if count:
                 await asyncio.sleep(self._limits().heartbeat_s)
             try:
-                async with self._turn:
+                async with nullcontext() if is_new else self._turn:
                     await self._probe(member)
                 return ""
             except AtollError as error:

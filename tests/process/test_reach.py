@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,6 +117,40 @@ def test_another_start_of_the_peer_is_not_the_peer(tmp_path: Path) -> None:
             found.prober.watch((replace(second.member(0), incarnation=7),))
             assert await found.next() == (2,)
             await found.prober.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.timeout(40)
+def test_a_new_peer_is_looked_at_while_probes_of_silent_hosts_are_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as frozen processes: the system takes the connection, and nobody ever answers."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            (first,) = await run.add(1)
+            with ExitStack() as listening:
+                silent = []
+                for site_id in range(10, 26):
+                    taken = listening.enter_context(socket.create_server(("127.0.0.1", 0), backlog=50))
+                    address = f"127.0.0.1:{taken.getsockname()[1]}"
+                    silent.append(Member(site_id=site_id, incarnation=1, address=address))
+                found = Found(first)
+                probed: asyncio.Queue[int] = asyncio.Queue()
+                probe = found.prober._probe
+
+                async def told(member: Member) -> None:
+                    probed.put_nowait(member.site_id)
+                    await probe(member)
+
+                monkeypatch.setattr(found.prober, "_probe", told)
+                found.prober.watch(tuple(silent))
+                for _ in silent:
+                    await probed.get()
+                found.prober.watch((*silent, Member(site_id=2, incarnation=1, address=closed_port())))
+                assert await found.next() == (2,), "before any of the others has used up its time"
+                await found.prober.close()
 
     asyncio.run(main())
 
