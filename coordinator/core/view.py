@@ -156,7 +156,9 @@ def _waiting(run: Run) -> str:
     here = len(run.members.live())
     holding = states.num_holding_commit_0(run)
     if holding == 0 and (here or run.parent_json):
-        return "waiting for state"
+        if any(states.may_seed(run, site) for site in run.members.live()) or not run.parent_json:
+            return "waiting for state"
+        return "waiting for state: a site has to bring the saved model that this run goes on from (node --from DIR)"
     return f"waiting for sites {holding} of {run.settings.min_sites}"
 
 

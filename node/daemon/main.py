@@ -46,6 +46,8 @@ async def run_node(config: NodeConfig) -> int:
 
 async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack: AsyncExitStack) -> int:
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
+    if run.settings.data == "local" and not config.data_paths and not config.command:
+        log.warning("no --data: this site trains on the source of Python's standard library")
     plane = await asyncio.to_thread(DataPlane.load, home, run.settings, num_kernel_threads(config))
     hub = Hub(
         run_id=run.settings.run_id,
@@ -62,7 +64,10 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     port = transport.bind(server, listen, None)
     address = config.advertise or address_for_peers(listen, port, config.coordinator)
     if not transport.is_loopback(listen):
-        log.warning("%s is open to the network without credentials: anybody who reaches it can read the model", listen)
+        log.warning(
+            "%s is open to the network without credentials: anybody who reaches it can read the model",
+            transport.join_address(transport.parse_address(listen)[0], port),
+        )
     await server.start()
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)

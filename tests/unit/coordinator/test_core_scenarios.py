@@ -487,8 +487,9 @@ def test_only_a_saved_model_seeds_a_resumed_run() -> None:
     story = Story(some_settings(steps=40), parent)
     story.join("a")
     assert story.last("a", m.Admitted).admitted_as is AdmittedAs.JOINER
-    assert story.view.state == "waiting for state"
+    assert "a site has to bring the saved model" in story.view.state
     story.join("b", saved=True)
+    assert story.view.state == "waiting for state"
     assert story.last("b", m.Admitted).admitted_as is AdmittedAs.SEEDER
     story.applied("b", 0, "s0")
     story.applied("a", 0, "s0")
