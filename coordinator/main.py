@@ -61,3 +61,4 @@ async def serve(
             return
         await server.stop()
         await running
+        sys.stdout.write(f"run {settings.run_id}: stopped; all of it is in {config.store_path}\n")

@@ -101,7 +101,8 @@ def as_document(report: Report) -> dict[str, Any]:
     }
 
 
-def as_text(report: Report) -> str:
+def as_text(report: Report, program: str = "atoll") -> str:
+    """`program`: how atoll was called, as it may not be on the PATH."""
     lines = [
         "",
         f"run {report.run_id}: {count(report.num_parameters)} parameters, {len(report.sites)} sites, "
@@ -126,10 +127,10 @@ def as_text(report: Report) -> str:
             f"all {len(report.sites)} sites ended with the same state; the model is in {report.model_folder}",
             "",
             "try next:",
-            f'  atoll sample {report.model_folder} "def "',
-            "  atoll demo --kill        one site dies and comes back",
-            "  atoll demo --compare     train the baselines here",
-            "  atoll init               a run of your own on several machines, see README.md",
+            f'  {program} sample {report.model_folder} "def "',
+            f"  {program} demo --kill        one site dies and comes back",
+            f"  {program} demo --compare     train the baselines here",
+            f"  {program} init               a run of your own on several machines, see README.md",
         ]
     )
 

@@ -65,7 +65,7 @@ class Demo:
                 raise
         document = demo_report.as_document(report)
         (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if self.options.as_json else demo_report.as_text(report), flush=True)
+        print(json.dumps(document) if self.options.as_json else demo_report.as_text(report, sys.argv[0]), flush=True)
         return 0 if document["ok"] else 1
 
     def _train(self, processes: Processes, folder: Path, view: View) -> RunStatus:
