@@ -643,7 +643,8 @@ MUTATIONS = (
         rule="non-finite values are refused where they arrive: at the reducer and before Done",
         file="node/dataplane/sync_data.py",
         old="            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec))",
-        new="            kernels.parse_header(data, codec=codec, num_elements=spec.num_elements, dtype='F32')",
+        new="            wire = self._wire_dtype(spec)\n"
+        "            kernels.parse_header(data, codec=codec, num_elements=spec.num_elements, dtype=wire)",
         tests=(STREAMS,),
     ),
     Mutation(
