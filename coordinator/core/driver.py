@@ -246,15 +246,14 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
     choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run))
     if choice.problem:
-        return _no_reducer(run, sync, choice.problem)
+        return _nobody_reduces(run, sync, choice.problem)
     contributors, why = choice.contributors, why + choice.left_out
     ids = {s.site_id for s in contributors}
     receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:
         record = plans.make(run, sync, contributors, receivers, choice.not_reducing)
     except ConfigError as error:
-        run.paused = str(error)
-        return False
+        return _nobody_reduces(run, sync, str(error))
     if record is None:
         decisions.abandon(run, sync, "; ".join(["every assignment of reducers was tried", *sync.no_room.values()]))
         return True
@@ -273,8 +272,8 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     return True
 
 
-def _no_reducer(run: Run, sync: Sync, problem: str) -> bool:
-    """Until a site says that it can dial another one; nothing of this sync is lost."""
+def _nobody_reduces(run: Run, sync: Sync, problem: str) -> bool:
+    """Nobody can be dialled, or has the memory. Until that changes; nothing of this sync is lost."""
     if sync.attempt is not None:
         _collect_again(run, sync, problem)
         return True

@@ -9,7 +9,7 @@ from enum import Enum
 from atoll.coordinator.core.events import SiteRecord
 from atoll.coordinator.core.topology import Reducer
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import FindSources, Heartbeat, Hello
+from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member
 
 
 class Standing(Enum):
@@ -79,6 +79,9 @@ class Site:
             may_hold=self.may_hold,
             voided_sync=self.voided_sync,
         )
+
+    def member(self, tokens: int = 0) -> Member:
+        return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
 
     def reducer(self) -> Reducer:
         return Reducer(

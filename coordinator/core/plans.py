@@ -33,15 +33,9 @@ def make(
         fragment=sync.open.fragment,
         base_commit=sync.open.base_commit,
         contributors=tuple(
-            m.Member(
-                site_id=s.site_id,
-                incarnation=s.incarnation,
-                address=s.address,
-                tokens=r.tokens if r is not None else 0,
-            )
-            for s, r in zip(contributors, ready, strict=True)
+            s.member(r.tokens if r is not None else 0) for s, r in zip(contributors, ready, strict=True)
         ),
-        receivers=tuple(m.Member(site_id=s.site_id, incarnation=s.incarnation, address=s.address) for s in receivers),
+        receivers=tuple(s.member() for s in receivers),
         trees=trees,
         stall_limit_s=run.limits.stall_s,
         num_steps=sync.open.num_steps,
@@ -76,7 +70,8 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     number = sync.open.sync
     if (run.trouble.receive_only.of(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
         return None
-    if run.stragglers.late(ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=run.limits.lease_s / 2):
+    slack_s = run.limits.lease_s / 2
+    if run.stragglers.late(ids, ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=slack_s):
         return None
     choice = reach.choose(sites, run.settings.quorum)
     if choice.problem or choice.left_out:

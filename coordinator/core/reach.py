@@ -128,4 +128,4 @@ class Roster:
         known = self._members.get(site.site_id)
         if known is not None and (known.incarnation, known.address) == (site.incarnation, site.address):
             return known
-        return m.Member(site_id=site.site_id, incarnation=site.incarnation, address=site.address)
+        return site.member()

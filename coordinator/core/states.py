@@ -275,7 +275,7 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
 def _have_it_dialled(run: Run, site: Site, sources: m.Sources, donor_ids: tuple[int, ...]) -> None:
     """By those of its donors that it cannot dial."""
     named = {donor.site_id for donor in sources.donors}
-    call = m.DialBack(member=m.Member(site_id=site.site_id, incarnation=site.incarnation, address=site.address))
+    call = m.DialBack(member=site.member())
     for donor_id in dict.fromkeys(donor_ids):
         donor = run.members.by_id(donor_id)
         if donor is not None and donor_id in named:

@@ -85,7 +85,7 @@ class Stragglers:
         if typical_s is None:
             return Patience(fallback, frozenset())
         slack_s = max(SLACK * typical_s, least_slack_s)
-        late = frozenset(i for i in waiting if self._is_late(i, num_steps, opened_at, typical_s + slack_s))
+        late = self.late(waiting, members, num_steps=num_steps, opened_at=opened_at, least_slack_s=least_slack_s)
         worth_it = [i for i in waiting if i not in late]
         if not worth_it:
             return Patience(first_ready_at, late)
@@ -94,14 +94,20 @@ class Stragglers:
         return Patience(min(fallback, max(first_ready_at, opened_at + typical_s) + slack_s), late)
 
     def late(
-        self, members: Collection[int], *, num_steps: int, opened_at: float, least_slack_s: float
+        self,
+        sites: Collection[int],
+        members: Collection[int],
+        *,
+        num_steps: int,
+        opened_at: float,
+        least_slack_s: float,
     ) -> frozenset[int]:
-        """Those of `members` who are slower than most."""
+        """Those of `sites` who are slower than most of `members`."""
         typical_s = self.typical_s(members, num_steps)
         if typical_s is None:
             return frozenset()
         limit_s = typical_s + max(SLACK * typical_s, least_slack_s)
-        return frozenset(i for i in members if self._is_late(i, num_steps, opened_at, limit_s))
+        return frozenset(i for i in sites if self._is_late(i, num_steps, opened_at, limit_s))
 
     def _is_late(self, site_id: int, num_steps: int, opened_at: float, limit_s: float) -> bool:
         """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be

@@ -635,7 +635,9 @@ def test_contributions_that_fit_nowhere_pause_with_the_reason() -> None:
     assert story.view.state.startswith("paused: the reducers may retain 10 bytes")
     story.wait(5)
     story.happens(e.StopAsked("enough"))
-    assert story.view.state.startswith("paused")
+    assert story.view.state.startswith("finished: enough (the reducers may retain 10 bytes"), (
+        "as where none can be dialled"
+    )
 
 
 # --- the view

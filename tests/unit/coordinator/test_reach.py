@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.reach import choose
 from atoll.coordinator.core.syncs import MIN_TRIES
@@ -84,6 +85,8 @@ def test_where_no_choice_has_the_memory_the_run_pauses_and_says_how_much() -> No
     story.ready("a")
     story.ready("b", unreachable="a")
     assert "max_retained_bytes" in story.view.state
+    story.happens(e.StopAsked("atoll stop"))
+    assert story.view.finished, "there is no last sync to wait for"
 
 
 def test_reducers_can_be_dialled_by_all_others_whatever_the_reports() -> None:
