@@ -3,7 +3,7 @@
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
         run.start_node("a", WORKER)
-        run.wait(lambda status: status["state"] == "finished", timeout_s=60)
+        run.wait(lambda status: status["state_kind"] == "finished", timeout_s=60)
 
 Waiting polls the coordinator's status (there is nothing to await in another process); every wait has a limit and
 fails with the last lines of all logs.

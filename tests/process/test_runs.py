@@ -233,7 +233,7 @@ def test_a_saved_model_starts_a_new_run(tmp_path: Path) -> None:
     with LocalRun(second, replace(SETTINGS, run_id="child", min_sites=2, steps=40)) as run:
         run.start_coordinator(extra=["--resume", str(saved / "manifest.json")])
         run.start_node("b", WORKER)
-        run.wait(lambda s: s["state"] == "waiting for state" and s["sites"], LIMIT_S)
+        run.wait(lambda s: "has to bring the saved model" in s["state"] and s["sites"], LIMIT_S)
         run.start_node("a", WORKER, extra=["--from", str(saved)])
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}
         status = run.status()
