@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
@@ -36,7 +36,8 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.store import RESTORE, Store
-from atoll.protocol import PROTOCOL_VERSION, messages, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, differences, messages, transport, wire
+from atoll.protocol.differences import Told
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
@@ -51,7 +52,7 @@ MAX_QUEUED_SENDS = 8192  # a site that was away gets all commits of the longest 
 MAX_BATCH = 256
 """Events that are handled together."""
 MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
-BODIES_KEPT = 8
+BODIES_KEPT = 16
 """Of messages sent last."""
 STOP_GRACE_S = 2.0
 
@@ -66,6 +67,7 @@ class _Stream:
         self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
         self.received_seq = 0
         self.sent_seq = 0
+        self.told = differences.NOTHING
 
     def put(self, body: bytes | None) -> None:
         try:
@@ -78,19 +80,38 @@ class _Stream:
             self.cut_off.set_result(reason)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """A message as bytes, on streams on which `before` was told. Holds what it is known by."""
+
+    message: messages.CoordinatorMessage
+    before: Told
+    after: Told
+    data: bytes
+
+
 class _Bodies:
     """Messages as bytes. What goes to many sites is encoded once, though each is told other things in between: after a
     restart of the coordinator a thousand sites get their own Welcome, then the same commit and the same plan."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[messages.CoordinatorMessage, bytes]] = {}  # by identity, the last used at the end
+        self._known: dict[tuple[int, int], _Body] = {}  # by identity, the last used at the end
 
-    def of(self, message: messages.CoordinatorMessage) -> bytes:
-        known = self._known.pop(id(message), None) or (message, wire.response_body(message))
-        self._known[id(message)] = known
+    def of(self, message: messages.CoordinatorMessage, told: Told) -> _Body:
+        """On a stream on which this was told."""
+        key = id(message), id(told)
+        known = self._known.pop(key, None) or self._made(message, told)
+        self._known[key] = known
         if len(self._known) > BODIES_KEPT:
             del self._known[next(iter(self._known))]
-        return known[1]
+        return known
+
+    def _made(self, message: messages.CoordinatorMessage, told: Told) -> _Body:
+        short, same = differences.shorten(message, told)
+        after = differences.after(message, told)
+        if after is not told:  # streams that were told the same in other ways have it in common from now on
+            after = next((known.after for known in self._known.values() if known.after == after), after)
+        return _Body(message=message, before=told, after=after, data=wire.response_body(short, same))
 
 
 class CoordinatorServer:
@@ -220,7 +241,10 @@ class CoordinatorServer:
                             self._commit_times[commit.commit] = now
                 case Send(number, message):
                     if number in self._streams:
-                        self._streams[number].put(self._bodies.of(message))
+                        stream = self._streams[number]
+                        body = self._bodies.of(message, stream.told)
+                        stream.told = body.after
+                        stream.put(body.data)
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from google.protobuf.message import DecodeError, Message
 
 from atoll.protocol import layout, messages
+from atoll.protocol.differences import WHOLE, Same
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.v1 import common_pb2, session_pb2
 
@@ -157,9 +158,9 @@ def response(
     return _pack(session_pb2.SessionResponse(), body, header, seq, ack)
 
 
-def response_body(body: messages.CoordinatorMessage) -> bytes:
+def response_body(body: messages.CoordinatorMessage, same: Same = WHOLE) -> bytes:
     """What `response_around` takes: a message that goes to many sites is encoded once."""
-    envelope = session_pb2.SessionResponse()
+    envelope = session_pb2.SessionResponse(same_contributors=same.contributors, same_trees=same.trees)
     target = getattr(envelope, _BODIES[type(body)])
     target.CopyFrom(to_proto(body))
     target.SetInParent()
@@ -169,6 +170,11 @@ def response_body(body: messages.CoordinatorMessage) -> bytes:
 def response_around(body: bytes, header: messages.Header, seq: int, ack: int) -> bytes:
     """The bytes of `response`: encoded messages that follow each other are one message with the fields of both."""
     return session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString() + body
+
+
+def left_out(envelope: session_pb2.SessionResponse) -> Same:
+    """What its body lacks and `differences.complete` adds."""
+    return Same(contributors=envelope.same_contributors, trees=envelope.same_trees)
 
 
 def unpack(envelope: session_pb2.SessionRequest | session_pb2.SessionResponse) -> tuple[messages.Header, Any]:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import DecodeError
 
+from atoll.protocol import differences, transport, wire
 from atoll.protocol import messages as m
-from atoll.protocol import transport, wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import session_pb2
@@ -115,12 +115,15 @@ class Session:
             yield wire.request(message, self._handlers.header(), self._seq, self._received_seq)
 
     async def _read(self, call: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, bytes]) -> str:
+        told = differences.NOTHING
         try:
             async for data in call:
                 self._heard.set()
                 envelope = session_pb2.SessionResponse()
                 envelope.ParseFromString(data)
-                header, message = wire.unpack(envelope)
+                header, short = wire.unpack(envelope)
+                message = differences.complete(short, wire.left_out(envelope), told)
+                told = differences.after(message, told)
                 self._received_seq = envelope.seq
                 self._handlers.received(header, message)
         except (DecodeError, InvalidMessage) as error:

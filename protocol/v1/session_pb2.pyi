@@ -237,8 +237,15 @@ class SessionResponse(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     DIAL_BACK_FIELD_NUMBER: _builtins.int
+    SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
+    SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     ack: _builtins.int
+    same_contributors: _builtins.bool
+    """Left out of body, as the last Plan on this stream named the same; the weights of a Plan's are 0 then, those of a
+    Commit's the last ones told.
+    """
+    same_trees: _builtins.bool
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -301,10 +308,12 @@ class SessionResponse(_message.Message):
         peers: Global___Peers | None = ...,
         weights: Global___Weights | None = ...,
         dial_back: Global___DialBack | None = ...,
+        same_contributors: _builtins.bool = ...,
+        same_trees: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

@@ -48,6 +48,7 @@ class Fleet:
     commits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     received_bytes: int = 0
     num_evicted: int = 0
+    num_whole_commits: int = 0  # the others left out whom they come from
     connecting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTING_AT_ONCE))
 
     async def run(self, num_sites: int) -> list[SimulatedSite]:
@@ -146,10 +147,13 @@ class SimulatedSite:
             case "open":
                 self._train(envelope.open.sync)
             case "plan":
-                self._planned(envelope.plan)
+                # Without its contributors, those are as before and without weights, like all of a plan ahead.
+                if not envelope.same_contributors:
+                    self._planned(envelope.plan)
             case "weights":
                 self._weighed(envelope.weights)
             case "commit":
+                self.fleet.num_whole_commits += not envelope.same_contributors
                 self._committed(envelope.commit)
             case "abandoned":
                 self._train(envelope.abandoned.next.sync)

@@ -37,6 +37,7 @@ KERNELS = "tests/unit/codecs/test_codec_kernels.py"
 WORKERS = "tests/unit/local/test_worker_group.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
+DIFFERENCES = "tests/unit/protocol/test_differences.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 EXCHANGE = "tests/process/test_exchange.py"
 SPILL = "tests/unit/exchange/test_spill.py"
@@ -654,6 +655,22 @@ MUTATIONS = (
         old="_order(p) == _order(message)",
         new="p.sync == message.sync",
         tests=("tests/unit/node_core/test_plan_ahead.py",),
+    ),
+    Mutation(
+        name="weights of the plan before count again",
+        rule="a plan that leaves out its contributors has no weights",
+        file="protocol/differences.py",
+        old="contributors=_without_weights(told) if same.contributors else contributors,",
+        new="contributors=told.contributors if same.contributors else contributors,",
+        tests=(DIFFERENCES,),
+    ),
+    Mutation(
+        name="a commit leaves out contributors whose weights changed",
+        rule="what a stream was not told is said whole",
+        file="protocol/differences.py",
+        old="if contributors and contributors == told.contributors:",
+        new="if contributors and len(contributors) == len(told.contributors):",
+        tests=(DIFFERENCES,),
     ),
     Mutation(
         name="committed without every Ready",

@@ -21,7 +21,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
-from atoll.protocol import PROTOCOL_VERSION, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, differences, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
@@ -42,6 +42,7 @@ class Client:
         self.incarnation = incarnation
         self.site_id = 0
         self.seq = self.ack = 0
+        self.told = differences.NOTHING
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         # Bytes out, so that a test can send anything.
         self.call: Any = self.channel.stream_stream(
@@ -69,7 +70,9 @@ class Client:
                 envelope = await self.call.read()
                 assert envelope is not grpc.aio.EOF, f"the stream ended before a {kind.__name__}"
                 self.ack = envelope.seq
-                header, message = wire.unpack(envelope)
+                header, short = wire.unpack(envelope)
+                message = differences.complete(short, wire.left_out(envelope), self.told)
+                self.told = differences.after(message, self.told)
                 assert header.run_id == "run"
                 if isinstance(message, m.Admitted):
                     self.site_id = message.site_id

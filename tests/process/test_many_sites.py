@@ -49,6 +49,7 @@ def test_all_of_many_sites_get_every_commit(tmp_path: Path) -> None:
         assert status["finished"]
         assert status["num_attempts"] == NUM_SYNCS, "each at the first attempt"
         assert status["num_evicted"] == fleet.num_evicted == 0
+        assert fleet.num_whole_commits == 0, "each site knows whom a commit comes from"
         assert [len(commit["contributors"]) for commit in status["commits"]] == [NUM_SITES] * NUM_SYNCS
         held = {(site["last_commit"], site["state_hash"]) for site in status["sites"]}
         assert held == {(NUM_SYNCS, hash_of(f"state {NUM_SYNCS}").hex())}

@@ -1,0 +1,149 @@
+"""What follows a plan on a stream leaves out what the plan has told, and comes back whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol import differences, wire
+from atoll.protocol import messages as m
+from atoll.protocol.differences import NOTHING, WHOLE, Same, Told, after, complete, shorten
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.v1 import session_pb2
+
+
+def member(number: int, tokens: int, incarnation: int = 1) -> m.Member:
+    return m.Member(site_id=number, incarnation=incarnation, address=f"host-{number}:1", tokens=tokens)
+
+
+def a_plan(sync: int, *tokens: int, first: int = 1) -> m.Plan:
+    return m.Plan(
+        sync=sync,
+        attempt=1,
+        term=1,
+        base_commit=sync - 1,
+        contributors=tuple(member(number, t) for number, t in enumerate(tokens, first)),
+        trees=(m.Tree(first_chunk=0, num_chunks=4), m.Tree(first_chunk=4, num_chunks=4, top=1)),
+        stall_limit_s=6.0,
+        num_steps=20,
+        deadline_s=48.0,
+        slowest_bytes_per_s=1024,
+    )
+
+
+def a_commit(plan: m.Plan) -> m.Commit:
+    return m.Commit(
+        commit=plan.sync,
+        sync=plan.sync,
+        attempt=plan.attempt,
+        term=plan.term,
+        contributors=plan.contributors,
+        payload_digest=bytes(32),
+        run_step=10,
+        run_tokens=100,
+    )
+
+
+def weights(sync: int, *tokens: int) -> m.Weights:
+    return m.Weights(sync=sync, attempt=1, term=1, tokens=tokens)
+
+
+def test_a_run_that_goes_on_as_it_is_tells_its_members_once() -> None:
+    told = after(a_plan(1, 5, 6), NOTHING)
+    for message, left_out in (
+        (a_commit(a_plan(1, 5, 6)), Same(contributors=True)),
+        (a_plan(2, 0, 0), Same(contributors=True, trees=True)),
+        (weights(2, 7, 8), WHOLE),
+        (a_commit(a_plan(2, 7, 8)), Same(contributors=True)),
+        (a_plan(3, 0, 0), Same(contributors=True, trees=True)),
+    ):
+        short, same = shorten(message, told)
+        assert same == left_out
+        assert not (same.contributors and short.contributors)  # type: ignore[union-attr]
+        assert not (same.trees and short.trees)  # type: ignore[union-attr]
+        assert complete(short, same, told) == message
+        told = after(message, told)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        a_plan(2, 5, 6),  # after Ready: with weights
+        a_plan(2, 0, 0, 0),
+        a_plan(2, 0, 0, first=2),
+        replace(a_plan(2, 0, 0), contributors=(member(1, 0), member(2, 0, incarnation=2))),
+        a_commit(a_plan(1, 5, 7)),  # other weights than those told
+        a_commit(a_plan(1, 5)),
+        weights(2, 5, 6),
+        m.Pulse(),
+    ],
+)
+def test_what_changed_is_told_whole(message: m.CoordinatorMessage) -> None:
+    told = after(a_plan(1, 5, 6), NOTHING)
+    short, same = shorten(message, told)
+    assert not same.contributors
+    assert complete(short, same, told) == message
+    assert shorten(message, NOTHING) == (message, WHOLE)
+
+
+def test_weights_of_another_number_of_sites_tell_nothing() -> None:
+    told = after(a_plan(1, 5, 6), NOTHING)
+    assert after(weights(2, 1, 2, 3), told) is told
+    assert after(m.Pulse(), told) is told
+    assert after(a_commit(a_plan(1, 5, 6)), told) is told
+
+
+@pytest.mark.parametrize(
+    ("message", "same", "told"),
+    [
+        (replace(a_plan(1), contributors=()), Same(contributors=True), NOTHING),
+        (replace(a_plan(1, 5), trees=()), Same(trees=True), NOTHING),
+        (replace(a_plan(1, 5), trees=()), Same(trees=True), Told(contributors=(member(1, 5),))),
+        (replace(a_commit(a_plan(1, 5)), contributors=()), Same(contributors=True), NOTHING),
+        (a_plan(1, 0), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
+        (a_plan(1, 0), Same(trees=True), after(a_plan(1, 5), NOTHING)),
+        (a_commit(a_plan(1, 5)), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
+        (replace(a_commit(a_plan(1, 5)), contributors=()), Same(trees=True), after(a_plan(1, 5), NOTHING)),
+        (m.Pulse(), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
+    ],
+)
+def test_what_cannot_be_completed_is_refused(message: m.CoordinatorMessage, same: Same, told: Told) -> None:
+    with pytest.raises(InvalidMessage):
+        complete(message, same, told)
+
+
+TOKENS = st.integers(0, 2)
+PLANS = st.builds(
+    lambda sync, tokens, first, tops: replace(
+        a_plan(sync, *tokens, first=first), trees=tuple(m.Tree(first_chunk=0, num_chunks=1, top=t) for t in tops)
+    ),
+    st.integers(1, 3),
+    st.lists(TOKENS, max_size=2),
+    st.integers(1, 2),
+    st.lists(st.integers(0, 1), max_size=2),
+)
+MESSAGES = st.one_of(
+    PLANS,
+    PLANS.map(a_commit),
+    st.lists(TOKENS, max_size=2).map(lambda tokens: weights(1, *tokens)),
+    st.just(m.Pulse()),
+)
+
+
+@given(st.lists(MESSAGES, max_size=12))
+def test_both_ends_of_a_stream_stay_together(said: list[m.CoordinatorMessage]) -> None:
+    header = m.Header(protocol_version=1, run_id="run")
+    here = there = NOTHING
+    for seq, message in enumerate(said, 1):
+        short, same = shorten(message, here)
+        here = after(message, here)
+        data = wire.response_around(wire.response_body(short, same), header, seq, 0)
+        envelope = session_pb2.SessionResponse.FromString(data)
+        _, received = wire.unpack(envelope)
+        whole = differences.complete(received, wire.left_out(envelope), there)
+        there = after(whole, there)
+        assert whole == message
+    assert here == there
