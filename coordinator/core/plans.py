@@ -62,8 +62,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     was in that one, and nothing is known that speaks against all of them being in this one too."""
     sites = run.members.live()
     ids = tuple(s.site_id for s in sites)
-    same = [(s.site_id, s.incarnation) for s in sites] == [(c.site_id, c.incarnation) for c in before.plan.contributors]
-    if not same or len(ids) < run.settings.quorum or run.disputed or run.stop_reason:
+    if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
         return None
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None

@@ -43,14 +43,12 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 
 def ready(ctx: Context) -> None:
-    site, snapshot = ctx.site, ctx.site.snapshot
-    if snapshot.phase is not SnapshotPhase.SEALED or site.open is None or site.outer is None:
-        return
-    if snapshot.base_commit != site.outer.commit or site.open.base_commit != site.outer.commit:
+    site, snapshot, open_ = ctx.site, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
+    if open_ is None:
         return
     ctx.send(
         m.Ready(
-            sync=site.open.sync,
+            sync=open_.sync,
             tokens=snapshot.tokens,
             num_steps=snapshot.num_steps,
             mean_loss=snapshot.mean_loss,
@@ -61,6 +59,14 @@ def ready(ctx: Context) -> None:
         )
     )
     begin_ahead(ctx)
+
+
+def _sync_of_snapshot(site: SiteState) -> m.Open | None:
+    """The open sync, if there is a sealed snapshot for it. Every sealed one is on the commit that the site holds."""
+    outer, open_ = site.outer, site.open
+    if site.snapshot.phase is not SnapshotPhase.SEALED or outer is None or open_ is None:
+        return None
+    return open_ if open_.base_commit == outer.commit else None
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
@@ -106,17 +112,12 @@ def weighed(ctx: Context, message: m.Weights) -> None:
 def begin_ahead(ctx: Context) -> None:
     """The exchange of a plan that came with the commit before, once this site is at its boundary. It does not wait for
     the coordinator, but goes by its plan only while nothing else was heard of that sync."""
-    site, plan, snapshot, outer = ctx.site, ctx.site.ahead, ctx.site.snapshot, ctx.site.outer
-    if plan is None or site.open is None or outer is None:
+    site, plan, snapshot, open_ = ctx.site, ctx.site.ahead, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
+    if plan is None or open_ is None or open_.sync != plan.sync:
         return
-    if site.open.sync != plan.sync or outer.commit != plan.base_commit:
-        return
-    if snapshot.phase is not SnapshotPhase.SEALED or snapshot.base_commit != outer.commit or not snapshot.tokens:
+    if not snapshot.tokens:
         return  # without a weight it cannot contribute: the coordinator plans anew
     if site.exchange is not None and _order(site.exchange.plan) >= _order(plan):
-        return
-    me = (site.site_id, ctx.identity.incarnation)
-    if me not in [(c.site_id, c.incarnation) for c in plan.contributors]:
         return
     site.ahead = None
     cancel_exchange(ctx)

@@ -3,6 +3,9 @@ ready, commits only with the weights that they said, and gives way to an ordinar
 
 from __future__ import annotations
 
+import pytest
+
+from atoll.coordinator.core.trouble import Probation
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -154,6 +157,52 @@ def test_17_without_a_weight_of_everybody_it_gives_way() -> None:
     assert (plan.attempt, [(c.site_id, c.tokens) for c in plan.contributors]) == (2, [(2, 4)])
 
 
+def test_who_is_done_leaves_and_comes_back_is_not_weighed_as_if_it_had_stayed() -> None:
+    """It discarded what it was done with: its new weight is of something else."""
+    story = steady("a", "b", quorum=1)
+    story.ready("b", tokens=4)
+    says_done(story, "b", (3, 4))  # a's Ready is on its way
+    story.leave("b")
+    story.connect("b", incarnation=2, state=(1, "s1"))
+    story.offer("b")
+    story.ready("b", tokens=9)
+    story.ready("a", tokens=3)
+    plan = story.plan()
+    assert plan.attempt == 2
+    assert [(c.site_id, c.incarnation, c.tokens) for c in plan.contributors] == [(1, 1, 3), (2, 2, 9)]
+
+
+def test_17_it_gives_way_where_a_site_cannot_exchange_at_all() -> None:
+    story = steady("a", "b", quorum=1)
+    story.ready("b", tokens=4)
+    story.failed("b")
+    story.ready("a", tokens=3)
+    plan = story.plan()
+    assert (plan.attempt, [c.site_id for c in plan.contributors]) == (2, [1])
+    assert not story.num("a", m.Weights)
+
+
+def test_who_is_in_the_run_and_not_in_the_plan_does_not_hear_its_weights() -> None:
+    story = steady("a", "b")
+    story.join("c")  # fetches the state
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    assert {name: story.num(name, m.Weights) for name in "abc"} == {"a": 1, "b": 1, "c": 0}
+
+
+def test_the_time_for_the_exchange_begins_when_all_are_ready() -> None:
+    story = steady("a", "b")
+    limits, deadline_s = story.core.run.limits, story.plan().deadline_s
+    story.wait(deadline_s + 2 * limits.stall_s + 1)  # training
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    assert not story.num("a", m.Evicted)
+    for name in "ab":
+        story.done(name, "s1")
+    assert story.last("a", m.Commit).commit == 2
+    assert story.core.run.exchange_times.longest([1, 2]) == 0
+
+
 def test_those_who_do_not_come_are_planned_without() -> None:
     story = steady("a", "b", "c", quorum=2)
     story.ready("a", tokens=3)
@@ -231,6 +280,35 @@ def test_16_it_gives_way_where_the_fewest_must_receive() -> None:
     assert story.plan().attempt == 2
     assert len(story.plan().contributors) == 2
     assert not story.num("a", m.Weights)
+
+
+@pytest.mark.parametrize("kind", ["receive_only", "reduce_nothing"])
+def test_16_there_is_none_after_exchanges_that_failed(kind: str) -> None:
+    story = Story(some_settings(min_sites=2))
+    story.start("a", "b")
+    for name in "ab":
+        story.ready(name)
+    probation: Probation = getattr(story.core.run.trouble, kind)
+    probation.note([1], 1)
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.last("a", m.Commit).commit == 1
+    assert (2, 1) not in story.plans()
+
+
+@pytest.mark.parametrize("circle", ["ab", "abc"], ids=["nobody", "not by all"])
+def test_16_there_is_none_where_it_would_give_way_for_who_can_be_dialled(circle: str) -> None:
+    """Known since the plan of this sync: each cannot dial the one before it."""
+    story = Story(some_settings(min_sites=len(circle)))
+    story.start(*circle)
+    for name in circle:
+        story.ready(name)
+    for place, name in enumerate(circle):
+        story.ready(name, unreachable=circle[place - 1])
+    for name in circle:
+        story.done(name, "s0")
+    assert story.last("a", m.Commit).commit == 1
+    assert (2, 1) not in story.plans()
 
 
 def test_there_is_none_while_somebody_is_away_or_catching_up() -> None:

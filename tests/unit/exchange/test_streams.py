@@ -16,10 +16,11 @@ from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, Encoded, pack_frames
 from atoll.node.exchange.peer_service import PeerService
 from atoll.protocol import wire
 from atoll.protocol.codecs import HEADER_BYTES
-from atoll.protocol.errors import AtollError, NotYetError, RefusedError, StaleError
+from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedError, StaleError
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, opening, plan, serving
+from tests.simulation.loop import SimLoop
 
 SECOND = plan(attempt=2)
 
@@ -91,6 +92,34 @@ def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_
             assert exchange.weights() == (5, 7)
 
     asyncio.run(main())
+
+
+def test_12_the_weight_of_a_plan_replaces_what_a_header_said_in_the_attempt_before(disk: Disk) -> None:
+    async def main() -> None:
+        async with serving(disk) as hub:
+            hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            await hub.find(opening(tokens=7))
+            exchange = hub.begin(SECOND, disk.data, site_id=1, contributes=True)
+            assert exchange.weights() == (5, 5)
+
+    asyncio.run(main())
+
+
+def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) -> None:
+    """The other one still trains."""
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            exchange = hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            watching = asyncio.ensure_future(exchange._watch())
+            await asyncio.sleep(10 * AHEAD.deadline_s)
+            assert not watching.done()
+            exchange.weigh(plan())
+            with pytest.raises(PeerError, match="site 2"):
+                await watching
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
 
 
 def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCode, list[int]]:

@@ -129,6 +129,30 @@ def test_17_without_a_weight_it_is_not_begun() -> None:
     assert isinstance(ready, e.Send)
 
 
+def test_a_plan_of_a_sync_that_was_abandoned_is_not_begun_in_the_next_one() -> None:
+    drive = with_a_plan()
+    drive.receive(m.Abandoned(sync=2, reason="test", next=opened(3, 1)))
+    (ready,) = seal(drive)
+    assert isinstance(ready, e.Send)
+
+
+def test_a_snapshot_that_missed_the_commit_is_not_exchanged_by_the_plan_after_it() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive.receive(AHEAD)
+    drive.receive(opened(2, 1))  # and commit 1 is still to come
+    assert not [o for o in drive.out if isinstance(o, e.BeginExchange)]
+    assert drive.core.site.exchange is None
+
+
+def test_who_receives_by_a_later_plan_does_not_go_back_to_it() -> None:
+    """The site was too slow, and was planned without; then it reaches its boundary."""
+    drive = with_a_plan()
+    drive.receive(plan(2, attempt=2, base=1, contributors=(2,), receivers=(1,)))
+    (ready,) = seal(drive)
+    assert isinstance(ready, e.Send)
+
+
 def test_an_ordinary_plan_takes_its_place() -> None:
     drive = with_a_plan()
     seal(drive)
