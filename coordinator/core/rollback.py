@@ -155,6 +155,11 @@ def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
     for site in found.holders:
         site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
         site.standing = Standing.MEMBER
+    # What is left of the void commits on other disks leads to no commit that will be looked for.
+    for site in run.members.sites.values():
+        if site.site_id and site.may_hold > found.commit:
+            site.may_hold = found.commit
+            run.persist(site.record())
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
     decisions.open_next(run, list(found.holders), before=message(run, found.commit))
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.

@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import catching_up, events, leases, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import DropSync, RollBack
-from atoll.node.core.state import Outer, Snapshot, SnapshotPhase
+from atoll.node.core.state import Outer, SnapshotPhase
 from atoll.protocol import messages as m
 
 
@@ -26,11 +26,14 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     site.open = None
     site.lacks = 0
     snapshot = site.snapshot
-    if snapshot.phase is SnapshotPhase.SEALED and snapshot.committed_in is not None and snapshot.committed_in > commit:
-        site.snapshot = Snapshot()
+    is_void = (
+        snapshot.phase is SnapshotPhase.SEALED and snapshot.committed_in is not None and snapshot.committed_in > commit
+    )
     if site.outer is not None and site.outer.commit > commit:
         site.outer = None
         site.final = False
+        is_void = True
+    if is_void:  # the samples are open again, for others too
         leases.voided(ctx)
         syncs.discard_local(ctx)
     site.rolling_back = RollBack(commit, message.branch)
@@ -58,6 +61,7 @@ def done(ctx: Context, event: events.DiskRolledBack) -> bool:
     if event.held == before:
         if before is None:
             catching_up.find_sources(ctx)
+        syncs.ready(ctx)
         return False
     if site.outer is not None:
         leases.voided(ctx)

@@ -46,6 +46,8 @@ def ready(ctx: Context) -> None:
     site, snapshot, open_ = ctx.site, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
     if open_ is None:
         return
+    if site.rolling_back is not None:
+        return  # said when that is done: it removes attempts from the log, also one that was begun meanwhile
     ctx.send(
         m.Ready(
             sync=open_.sync,
@@ -85,6 +87,8 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     receives = me in [(r.site_id, r.incarnation) for r in plan.receivers]
     if not contributes and not receives:
         return
+    if site.rolling_back is not None:
+        return  # it fetches the commit later
     if site.outer is None or site.outer.commit != plan.base_commit:
         if not contributes:
             return  # a joiner that is not there yet fetches the commit later

@@ -212,6 +212,22 @@ def test_a_site_that_left_with_a_commit_is_waited_for_until_an_operator_says_oth
     assert story.view.branch == 1, "no need for it"
 
 
+def test_what_a_site_has_of_void_commits_is_not_what_a_later_rollback_waits_for() -> None:
+    story = committed("a", "b", "c", count=3)
+    story.leave("c")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    back(story, "b", 1)
+    story.happens(e.RollbackAsked("the disk of c is gone"))
+    story.commit_one("a", "b", state="s1", following="s2")
+    assert (story.view.branch, story.view.last_commit) == (1, 2)
+    story.restart()
+    power_cut(story, "a", "b")
+    back(story, "a", 1, incarnation=3, branch=1)
+    back(story, "b", 1, incarnation=3, branch=1)
+    assert (story.view.branch, story.view.last_commit) == (2, 1)
+
+
 def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None:
     story = committed("a", "b")
     power_cut(story, "a", "b")

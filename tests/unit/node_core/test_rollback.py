@@ -66,6 +66,44 @@ def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
     assert drive.core.site.workers.contributed
 
 
+def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
+    """The samples are open again, for others too: what the ranks trained on them must not be in a contribution."""
+    drive = started()
+    drive(e.DataAnnounced(generation=1, num_samples=1000, round_samples=10, rounds_ahead=0))
+    drive.receive(m.Leases(ranges=(m.DataRange(first=0, num_samples=300),)))
+    drive.ask(10)
+    drive(
+        e.SnapshotSealed(generation=1, step=10, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=100)
+    )
+    drive.receive(plan(1))
+    drive.receive(commit(1, 1))
+    drive(e.ApplyFailed(1, "not in the log"))
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    drive.receive(opened(4, 0))
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert not drive.core.site.data.leased, "the coordinator says what is left of them"
+    assert drive.core.site.workers.discard_local
+
+
+def test_nothing_is_begun_in_a_log_from_which_void_attempts_are_about_to_be_removed() -> None:
+    drive = started()
+    drive.ask(10)
+    drive.sealed(10)
+    drive.receive(commit(1, 1, contributors=(2,)))
+    drive.wants(e.ApplyCommit)
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    drive.receive(opened(4, 0))
+    assert not drive.sent(), "a Ready would be followed by a plan"
+    drive.receive(plan(4, contributors=(2,), receivers=(1,)))
+    assert not [o for o in drive.out if isinstance(o, e.BeginExchange)]
+    drive(e.ApplyFailed(1, "not in the log"))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    (ready,) = drive.sent()
+    assert isinstance(ready, m.Ready)
+    assert ready.sync == 4
+
+
 def test_a_site_with_void_commits_rolls_its_disk_back_and_says_hello_anew() -> None:
     drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
     drive(e.SessionOpened())
