@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from atoll.coordinator.core.events import (
@@ -17,8 +18,8 @@ from atoll.coordinator.core.events import (
 from atoll.node.core import events as e
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
-from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, chunk_hash, state_hash
 from atoll.protocol.plans import weights
@@ -71,11 +72,13 @@ class _Kept:
                 case FinishedRecord():
                     self._finished = self._finished or record
 
-    def has(self, message: m.Open | m.Plan | m.Commit) -> bool:
+    def has(self, message: m.Open | m.Plan | m.Commit, same: differences.Same = differences.WHOLE) -> bool:
+        """`same`: what the message leaves out."""
         if id(message) in self._found:
             return True
         self._read()
-        there = any(message == said for said in reversed(self._said[type(message)]))
+        left_out: dict[str, Any] = {name: () for name in ("contributors", "trees") if getattr(same, name)}
+        there = any(message == replace(said, **left_out) for said in reversed(self._said[type(message)]))
         if there:
             self._found[id(message)] = message
         return there
@@ -182,7 +185,7 @@ class Checks:
         _, message = wire.unpack(envelope)
         match message:
             case m.Open() | m.Plan() | m.Commit():
-                there = self._kept.has(message)
+                there = self._kept.has(message, wire.left_out(envelope))
             case m.Weights(sync=sync, attempt=attempt, term=term, tokens=tokens):
                 there = (sync, attempt, term, tokens) in self._kept.weighed
             case m.Finished():
@@ -204,6 +207,8 @@ class Checks:
                 self._holds(node, commit, value)
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
+            case e.Received(message=m.Plan() as plan):
+                self.require(self._kept.has(plan), f"5: the plan of sync {plan.sync} is another one in the store")
 
     def _holds(self, node: SimNode, commit: int, value: bytes) -> None:
         if commit == 0:  # a seeder may be lost before its state is attested; then another makes one
