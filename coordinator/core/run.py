@@ -126,6 +126,8 @@ class Run:
         state = self.members.streams.get(stream)
         if state is not None:
             state.sent(self.now)
+            if isinstance(message, m.RolledBack):
+                state.rolled_back = (state.num_sent, message.commit)
             self.out.outputs.append(Send(stream, message))
 
     def send(self, site: Site, message: m.CoordinatorMessage) -> None:

@@ -83,7 +83,7 @@ def send_pending(run: Run, site: Site) -> None:
 
 
 def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
-    if not site.live:
+    if not site.live or run.members.streams[stream].is_void(message.commit):
         return
     if message.commit > run.log.last:
         refuse_ahead(run, stream, site.label, message.commit, run.branch)

@@ -45,7 +45,7 @@ class Session:
         self._credentials = credentials
         self._limits = limits
         self._handlers = handlers
-        self._outgoing: asyncio.Queue[m.SiteMessage | None] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[tuple[m.SiteMessage, int] | None] = asyncio.Queue()
         self._seq = 0
         self._received_seq = 0
         self._closing = False
@@ -55,7 +55,8 @@ class Session:
     def send(self, message: m.SiteMessage) -> None:
         """Dropped while there is no stream: Hello must be the first message of the next one."""
         if self._is_open:
-            self._outgoing.put_nowait(message)
+            # What was heard when this was said, not when it went.
+            self._outgoing.put_nowait((message, self._received_seq))
 
     async def close(self) -> None:
         """Send what is queued, then end the stream."""
@@ -110,9 +111,10 @@ class Session:
 
     async def _requests(self) -> AsyncIterator[session_pb2.SessionRequest]:
         outgoing = self._outgoing
-        while (message := await outgoing.get()) is not None:
+        while (item := await outgoing.get()) is not None:
+            message, ack = item
             self._seq += 1
-            yield wire.request(message, self._handlers.header(), self._seq, self._received_seq)
+            yield wire.request(message, self._handlers.header(), self._seq, ack)
 
     async def _read(self, call: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, bytes]) -> str:
         told = differences.NOTHING

@@ -61,3 +61,26 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
         await server.stop(0)
 
     asyncio.run(scenario())
+
+
+def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
+    """Not when it went: the coordinator takes it for an answer to what it acknowledges."""
+
+    async def scenario() -> None:
+        nothing = SessionHandlers(
+            opened=lambda: None,
+            lost=lambda reason: None,
+            received=lambda header, message: None,
+            header=lambda: HEADER,
+            heartbeat=lambda: m.Heartbeat(phase="training"),
+        )
+        session = Session("127.0.0.1:1", None, time_limits("local"), nothing)
+        session._is_open = True
+        session.send(m.Heartbeat(phase="before"))
+        session._received_seq = 1
+        session.send(m.Heartbeat(phase="after"))
+        requests = session._requests()
+        assert [(await anext(requests)).ack for _ in range(2)] == [0, 1]
+        await requests.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())

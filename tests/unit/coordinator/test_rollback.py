@@ -228,6 +228,27 @@ def test_what_a_site_has_of_void_commits_is_not_what_a_later_rollback_waits_for(
     assert (story.view.branch, story.view.last_commit) == (2, 1)
 
 
+def test_a_site_that_says_a_void_commit_before_it_hears_that_it_is_void_is_not_refused() -> None:
+    story = committed("a", "b", "c", count=3)
+    power_cut(story, "a", "b", "c")
+    back(story, "a", 1)
+    back(story, "b", 1)
+    back(story, "c", 0, lacks=False)  # and its own log leads on
+    story.sites["c"].hears = False
+    story.happens(e.RollbackAsked("c lost the others"))
+    assert (story.view.branch, story.view.last_commit) == (1, 1)
+    story.applied("c", 1, "s1")
+    story.applied("c", 2, "s2")
+    assert not story.num("c", m.Refused)
+    assert story.core.run.members.sites["c"].applied == 1
+    story.sites["c"].hears = True
+    story.drop("c")
+    story.connect("c", incarnation=2, state=(1, "s1"), branch=1)
+    story.commit_one("a", "b", state="s1", following="t2")
+    story.applied("c", 2, "t2")
+    assert story.core.run.members.sites["c"].applied == 2
+
+
 def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None:
     story = committed("a", "b")
     power_cut(story, "a", "b")
