@@ -21,6 +21,7 @@ SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 STORE_DAMAGE = "tests/unit/coordinator/test_store_damage.py"
 LEDGER = "tests/unit/coordinator/test_ledger.py"
 SITE = "tests/unit/node_core/test_site.py"
+SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
 CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
@@ -38,6 +39,7 @@ WORKERS = "tests/unit/local/test_worker_group.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
+DONORS = "tests/unit/exchange/test_donors.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 EXCHANGE = "tests/process/test_exchange.py"
 SPILL = "tests/unit/exchange/test_spill.py"
@@ -307,6 +309,14 @@ MUTATIONS = (
         tests=(ROLLBACK,),
     ),
     Mutation(
+        name="rolled back to a commit that was not read",
+        rule="what a rollback voids is read from the store first, however old",
+        file="coordinator/core/rollback.py",
+        old="    if not run.log.goes_back_to(commit):\n        obstacle",
+        new="    if False:\n        obstacle",
+        tests=(ROLLBACK,),
+    ),
+    Mutation(
         name="data of void commits stays done",
         rule="a rollback returns the ranges of the commits that it voids",
         file="coordinator/core/rollback.py",
@@ -354,6 +364,22 @@ MUTATIONS = (
         old="            if first < place:\n",
         new="            if False:\n",
         tests=(LEDGER,),
+    ),
+    Mutation(
+        name="a lease without bounds",
+        rule="a lease fits into a message, however scattered what is open",
+        file="coordinator/core/ledger.py",
+        old="if missing and (len(lease) < MAX_GRANTED or lease.holds(line.frontier - 1, line.frontier)):",
+        new="if missing:",
+        tests=(LEDGER,),
+    ),
+    Mutation(
+        name="any number of samples may be asked for",
+        rule="a request that cannot be right is refused",
+        file="coordinator/core/leases.py",
+        old=" or message.wanted > MAX_WANTED:",
+        new=":",
+        tests=(COORDINATOR_LEASES,),
     ),
     Mutation(
         name="lost lease is not returned",
@@ -654,7 +680,7 @@ MUTATIONS = (
         file="node/core/syncs.py",
         old="_order(p) == _order(message)",
         new="p.sync == message.sync",
-        tests=("tests/unit/node_core/test_plan_ahead.py",),
+        tests=(SITE_AHEAD,),
     ),
     Mutation(
         name="weights of the plan before count again",
@@ -671,6 +697,54 @@ MUTATIONS = (
         old="if contributors and contributors == told.contributors:",
         new="if contributors and len(contributors) == len(told.contributors):",
         tests=(DIFFERENCES,),
+    ),
+    Mutation(
+        name="who left and came back is weighed as if it had stayed",
+        rule="a contribution that was discarded is not in a commit, and neither is a later one in its place",
+        file="coordinator/core/plans.py",
+        old="if gone := [i for i in ids if i in attempt.departed]:",
+        new="if gone := list[int]():",
+        tests=(PLAN_AHEAD,),
+    ),
+    Mutation(
+        name="the time for the exchange includes training",
+        rule="before all are ready no deadline runs, as others may still train",
+        file="coordinator/core/syncs.py",
+        old="attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now",
+        new="attempt.plan, attempt.ranges = record.plan, record.ranges",
+        tests=(PLAN_AHEAD,),
+    ),
+    Mutation(
+        name="a late plan that came with the commit replaces a newer one",
+        rule="plans are ordered by (term, attempt); an older one never comes back",
+        file="node/core/syncs.py",
+        old="    if site.exchange is not None and _order(site.exchange.plan) >= _order(plan):\n        return\n",
+        new="",
+        tests=(SITE_AHEAD,),
+    ),
+    Mutation(
+        name="snapshot of an old base is exchanged by the plan of the next sync",
+        rule="a pseudo-gradient is taken from the base that the sync is opened on",
+        file="node/core/syncs.py",
+        old="return open_ if open_.base_commit == outer.commit else None",
+        new="return open_",
+        tests=(SITE_AHEAD,),
+    ),
+    Mutation(
+        name="a peer's header outdoes the plan",
+        rule="the weights are those of the plan, whatever was heard in an attempt before",
+        file="node/exchange/exchange.py",
+        old="held.weights[member.site_id, member.incarnation] = member.tokens",
+        new="held.weights.setdefault((member.site_id, member.incarnation), member.tokens)",
+        tests=(STREAMS,),
+    ),
+    Mutation(
+        name="peers that train are overdue",
+        rule="before all are ready nobody is blamed for silence and no deadline runs",
+        file="node/exchange/exchange.py",
+        old="                deadline = now + self.plan.deadline_s\n            elif",
+        new="                pass\n            elif",
+        tests=(STREAMS,),
     ),
     Mutation(
         name="committed without every Ready",
@@ -979,6 +1053,30 @@ MUTATIONS = (
         old="if donor is not None and donor_id in named:",
         new="if donor is not None:",
         tests=(COORDINATOR_STORIES,),
+    ),
+    Mutation(
+        name="everybody joins from the same donors",
+        rule="sites that join one after the other ask different donors",
+        file="node/exchange/donors.py",
+        old="first = ids[(self._header.site_id * GOLDEN % (1 << 32) * len(ids)) >> 32] if ids else 0",
+        new="first = ids[0] if ids else 0",
+        tests=(DONORS,),
+    ),
+    Mutation(
+        name="new peers wait behind silent hosts",
+        rule="a new peer is probed at once, whatever other probes wait for",
+        file="node/exchange/probing.py",
+        old="async with nullcontext() if is_new else self._turn:",
+        new="async with self._turn:",
+        tests=(PROBING,),
+    ),
+    Mutation(
+        name="every site probes the same few",
+        rule="each site is probed by as many others as it probes",
+        file="coordinator/core/reach.py",
+        old="tuple(ring[place + 1 : place + 1 + count])",
+        new="tuple(ring[1 : 1 + count])",
+        tests=(REACH,),
     ),
     Mutation(
         name="any answer is the peer",

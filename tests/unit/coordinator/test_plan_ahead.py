@@ -157,11 +157,13 @@ def test_17_without_a_weight_of_everybody_it_gives_way() -> None:
     assert (plan.attempt, [(c.site_id, c.tokens) for c in plan.contributors]) == (2, [(2, 4)])
 
 
-def test_who_is_done_leaves_and_comes_back_is_not_weighed_as_if_it_had_stayed() -> None:
-    """It discarded what it was done with: its new weight is of something else."""
+@pytest.mark.parametrize("was_done", [False, True])
+def test_who_leaves_and_comes_back_is_not_weighed_as_if_it_had_stayed(was_done: bool) -> None:
+    """Others may hold what it sent, and its new weight is of something else."""
     story = steady("a", "b", quorum=1)
     story.ready("b", tokens=4)
-    says_done(story, "b", (3, 4))  # a's Ready is on its way
+    if was_done:
+        says_done(story, "b", (3, 4))  # a's Ready is on its way
     story.leave("b")
     story.connect("b", incarnation=2, state=(1, "s1"))
     story.offer("b")
@@ -280,6 +282,20 @@ def test_16_it_gives_way_where_the_fewest_must_receive() -> None:
     assert story.plan().attempt == 2
     assert len(story.plan().contributors) == 2
     assert not story.num("a", m.Weights)
+
+
+@pytest.mark.parametrize("state", [None, (0, "s0")], ids=["with nothing", "with an older state"])
+def test_there_is_none_with_a_site_that_was_done_left_and_came_back(state: tuple[int, str] | None) -> None:
+    story = steady("a", "b", quorum=1)
+    for name in "ab":
+        story.ready(name)
+    story.done("b", "s1")
+    story.leave("b")
+    story.connect("b", state=state)
+    story.offer("b")
+    story.done("a", "s1")
+    assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2]
+    assert (3, 1) not in story.plans()
 
 
 @pytest.mark.parametrize("kind", ["receive_only", "reduce_nothing"])

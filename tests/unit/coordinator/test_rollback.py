@@ -354,6 +354,18 @@ def test_the_run_goes_back_to_what_is_left_however_old(commit: int) -> None:
     assert story.view.commits[-1].commit == commit + 1
 
 
+def test_who_asks_for_a_rollback_beyond_the_log_before_it_was_read_waits_for_that() -> None:
+    story = committed("a", "b", count=12)
+    power_cut(story, "a", "b")
+    with story.together():
+        for name in "ab":
+            back(story, name, 2)
+        story.happens(e.RollbackAsked("test"))
+    assert any("reads what followed commit 2 from its store" in line for line in story.log)
+    (record,) = story.core.run.rollbacks
+    assert (record.commit, record.voided) == (2, tuple(range(3, 13)))
+
+
 def test_the_data_of_commits_that_are_older_than_the_log_is_open_again() -> None:
     story = committed("a", "b", count=0)
     for number in range(12):
