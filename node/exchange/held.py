@@ -25,6 +25,7 @@ class HeldContributions:
         self._on_the_way: dict[Key, Encoded] = {}  # of those in memory: they are being written
         self.weights: dict[tuple[int, int], int] = {}  # of each site and incarnation
         self.num_bytes = 0
+        self._is_dropped = False
 
     def weigh(self, site_id: int, incarnation: int, tokens: int) -> None:
         """What the header of a site's contributions says. Raises RefusedError if it said something else before."""
@@ -33,7 +34,9 @@ class HeldContributions:
             raise RefusedError(f"site {site_id} says {tokens} tokens, it has {known}; a weight never changes")
 
     def add(self, site_id: int, incarnation: int, encoded: Encoded) -> bool:
-        """Whether it is new. Raises InvalidMessage if other bytes are held under the same key."""
+        """Whether it is new. Nothing after `drop`. Raises InvalidMessage if other bytes are held under the same key."""
+        if self._is_dropped:
+            return False
         key = (site_id, incarnation, encoded.chunk)
         found = self._in_memory.get(key) or self._on_disk.get(key)
         if found is not None:
@@ -99,6 +102,11 @@ class HeldContributions:
                 item.is_dropped = True
             self._count(-sum(item.num_bytes for item in spilled), in_memory=False)
             pool.submit(self._spill.remove, spilled)
+
+    def drop(self, pool: Executor) -> None:
+        """Forgets all, and what a stream still brings: nobody would ever forget that."""
+        self._is_dropped = True
+        self.keep(lambda _: False, pool)
 
     def _count(self, num_bytes: int, *, in_memory: bool = True) -> None:
         self.num_bytes += num_bytes

@@ -235,7 +235,7 @@ class Hub:
             exchange.payloads.clear()
         held = self._held.pop(sync, None)
         if held is not None:
-            held.keep(lambda _: False, self.pool)
+            held.drop(self.pool)
         if sync not in self._dropped:
             self._dropped.append(sync)
 

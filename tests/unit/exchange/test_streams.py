@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,9 +15,11 @@ import pytest
 from atoll.node.exchange.hub import MAX_EARLY
 from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, Encoded, pack_frames
 from atoll.node.exchange.peer_service import PeerService
+from atoll.node.exchange.spill import Spill
 from atoll.protocol import wire
 from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedError, StaleError
+from atoll.protocol.messages import Member
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, opening, plan, serving
@@ -140,6 +143,32 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
 def test_contributions_are_held(disk: Disk) -> None:
     _, held = sent(disk, disk.contributions)
     assert held == [item.chunk for item in disk.contributions]
+
+
+@pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
+def test_a_contribution_that_is_verified_when_its_sync_is_over_is_not_held(
+    disk: Disk, tmp_path: Path, limit_bytes: int
+) -> None:
+    """Nobody would ever forget it: the bound on memory would be lower from then on, and its file stay."""
+    frames = [peer_pb2.ExchangeRequest(open=opening()).SerializeToString(), *pack_frames(disk.contributions)]
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            spill = hub.spill = Spill(tmp_path, limit_bytes)
+            exchange = hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            take = exchange.take_contribution
+
+            def verified(member: Member, item: Encoded) -> None:
+                hub.drop_sync(1)  # while a thread verified it
+                take(member, item)
+
+            exchange.take_contribution = verified  # type: ignore[method-assign]
+            context: Any = FakeContext(frames)
+            with pytest.raises(Aborted):
+                await PeerService(hub).exchange(None, context)
+            assert (spill.memory_bytes, spill.disk_bytes) == (0, 0)
+
+    asyncio.run(main())
 
 
 def test_a_contribution_without_its_hash_is_not_held(disk: Disk) -> None:
