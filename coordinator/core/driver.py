@@ -314,9 +314,9 @@ def _step_planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> bool:
     run.report(logging.INFO, f"sync {sync.open.sync} attempt {attempt.plan.attempt}: all who were planned are ready")
     plan = record.plan
     said = m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights(plan))
-    planned = {(c.site_id, c.incarnation) for c in plan.contributors}
+    planned = set(attempt.ids())  # none of them has been lost
     for site in run.members.live():
-        if (site.site_id, site.incarnation) in planned:
+        if site.site_id in planned:
             run.send(site, said)  # with the commit, or with Welcome, it was sent the rest
     return True
 

@@ -121,10 +121,9 @@ def begin_ahead(ctx: Context) -> None:
         return
     if not snapshot.tokens:
         return  # without a weight it cannot contribute: the coordinator plans anew
-    if site.exchange is not None and _order(site.exchange.plan) >= _order(plan):
-        return
+    if site.exchange is not None:
+        return  # a later plan of this sync; those of the one before end with its commit
     site.ahead = None
-    cancel_exchange(ctx)
     plan = with_weights(plan, [snapshot.tokens if c.site_id == site.site_id else 0 for c in plan.contributors])
     site.exchange = Exchange(plan=plan, contributes=True)
     ctx.emit(BeginExchange(plan, True))

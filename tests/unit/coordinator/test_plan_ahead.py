@@ -394,6 +394,17 @@ def test_a_failed_link_waits_for_those_who_still_train() -> None:
     assert [c.tokens for c in story.plan().contributors] == [3, 4, 5]
 
 
+def test_16_after_it_has_failed_another_assignment_is_tried() -> None:
+    story = steady("a", "b")
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    first = story.plan()
+    story.failed("a", "b")
+    story.wait(2)
+    assert story.plan().attempt == 2
+    assert story.plan().trees != first.trees
+
+
 def test_a_done_of_the_plan_that_gave_way_counts_no_longer() -> None:
     story = steady("a", "b", quorum=1)
     story.ready("a", tokens=0)
