@@ -152,6 +152,7 @@ def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
         run.log.attest(found.commit, state_hash)
         run.persist(AttestationRecord(found.commit, state_hash))
     run.unreachable = ""
+    run.dispute = None  # over another commit of that number, perhaps
     for site in found.holders:
         site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
         site.standing = Standing.MEMBER

@@ -269,6 +269,25 @@ def test_holders_that_disagree_are_not_gone_back_to() -> None:
     assert story.view.branch == 0
 
 
+def test_what_sites_found_out_about_a_void_commit_does_not_count_for_the_next_of_its_number() -> None:
+    story = committed("a", "b", count=0)
+    for branch in (0, 1):
+        for name in "ab":
+            story.ready(name)
+        for name in "ab":
+            story.done(name, "s0")
+        for name in "ab":
+            story.applied(name, 1, f"s1 of {name}")
+        assert "their bytes are being checked" in story.view.state
+        for name in "ab":
+            story.says(name, m.Verified(commit=1, num_damaged=0))
+        assert "none of them find damage" in story.view.state
+        power_cut(story, "a", "b")
+        for name in "ab":
+            back(story, name, 0, incarnation=branch + 2, branch=branch)
+        assert (story.view.last_commit, story.view.branch) == (0, branch + 1)
+
+
 def test_a_site_that_comes_with_void_commits_is_told_and_joins_anew() -> None:
     story = committed("a", "b", "c")
     power_cut(story, "a", "b", "c")
