@@ -14,6 +14,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, TensorSpec
 from atoll.protocol.messages import AdmittedAs, RefusedKind
+from atoll.protocol.transport import parse_address
 
 KEY_BYTES = 32
 HASH_BYTES = 32
@@ -113,6 +114,10 @@ def _invalid(header: m.Header, message: m.Hello) -> str | None:
         return f"the incarnation is {header.incarnation}; it counts the node's starts from 1"
     if not message.address:
         return "no address where peers reach it; use --advertise HOST:PORT"
+    try:
+        parse_address(message.address)
+    except ConfigError as error:  # whoever is to dial it would fail, not the site
+        return f"{error}, with --advertise"
     if message.has_state and len(message.state_hash) != HASH_BYTES:
         return f"the state hash has {len(message.state_hash)} bytes, not {HASH_BYTES}"
     return None

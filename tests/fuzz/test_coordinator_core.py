@@ -27,7 +27,12 @@ HASHES = st.sampled_from([b"", *STATES, b"\1" * 31])
 MESSAGES = st.one_of(
     [instances(cls) for cls in SITE_MESSAGES]
     + [
-        instances(m.Hello, name=st.sampled_from([*NAMES, "", "d"]), key=st.sampled_from([a_hash("key a"), bytes(32)]))
+        instances(
+            m.Hello,
+            name=st.sampled_from([*NAMES, "", "d"]),
+            key=st.sampled_from([a_hash("key a"), bytes(32)]),
+            address=st.sampled_from(["a:1", "d:2", "nowhere"]),
+        )
         | instances(m.Hello, state_hash=HASHES),
         instances(m.Applied, commit=SMALL, state_hash=HASHES),
         instances(m.Done, sync=SMALL, attempt=SMALL, term=SMALL, last_commit=SMALL, state_hash=HASHES),

@@ -11,7 +11,7 @@ from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.reach import choose
 from atoll.coordinator.core.syncs import MIN_TRIES
 from atoll.protocol import messages as m
-from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.coordinator_story import Story, a_hash, some_settings
 
 
 def sites(*unreachable: tuple[int, ...]) -> list[Site]:
@@ -200,3 +200,12 @@ def test_16_where_nobody_can_be_spared_the_attempts_are_bounded() -> None:
         story.failed("b", "a")
         story.wait(3)
     assert story.core.run.num_abandoned == 1
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "host:port", "::1:7700", "host:70000"])
+def test_an_address_that_is_none_is_refused_at_the_door(address: str) -> None:
+    """What dials it would fail at the others, as an error of their own."""
+    story = Story(some_settings())
+    story.connect("a")
+    story.says("a", m.Hello(name="a", key=a_hash("key a"), address=address))
+    assert "--advertise" in story.last("a", m.Refused).text
