@@ -36,7 +36,7 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.store import RESTORE, Store
-from atoll.protocol import PROTOCOL_VERSION, differences, messages, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, transport, wire
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings
@@ -156,9 +156,9 @@ class CoordinatorServer:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         port = transport.bind(server, self.config.listen, self.config.credentials)
-        host, _ = transport.parse_address(self.config.listen)
-        self.address = transport.join_address(host, port)
-        if self.config.credentials is None and not transport.is_loopback(self.config.listen):
+        host, _ = addresses.parse_address(self.config.listen)
+        self.address = addresses.join_address(host, port)
+        if self.config.credentials is None and not addresses.is_loopback(self.config.listen):
             log.warning(
                 "%s can be reached from other machines and has no credentials: anybody who reaches it can join or "
                 "disturb the run; use it in a trusted network only",

@@ -18,7 +18,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from atoll.protocol import transport
+from atoll.protocol import addresses
 from atoll.protocol.errors import HostError
 
 ANSWER_LIMIT_S = 10.0
@@ -31,7 +31,7 @@ class StatusPage:
     """Serves until `close`. `document` is called on `loop`. Raises HostError if the port cannot be had."""
 
     def __init__(self, listen: str, document: Callable[[], Document], loop: asyncio.AbstractEventLoop) -> None:
-        host, port = transport.parse_address(listen)
+        host, port = addresses.parse_address(listen)
 
         async def on_loop() -> Document:
             return document()
@@ -46,7 +46,7 @@ class StatusPage:
                 f"cannot listen on {listen} for the status page: {error.strerror}; choose another --http-listen, or an "
                 "empty one to leave it out"
             ) from None
-        self.address = transport.join_address(host, self._server.server_address[1])
+        self.address = addresses.join_address(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="status page", daemon=True)
         self._thread.start()
 

@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 from collections.abc import Sequence
 
 import grpc
 import grpc.aio
 
-from atoll.protocol.errors import ConfigError, HostError
+from atoll.protocol.addresses import UNIX_PREFIX, parse_address
+from atoll.protocol.errors import HostError
 
 MAX_FRAME_BYTES = 1 << 20
 """Bound on one message between nodes."""
 MAX_SESSION_MESSAGE_BYTES = 32 << 20
 """Bound on one message between a node and the coordinator; manifests of many tensors are the largest."""
 
-UNIX_PREFIX = "unix:"
-
 _Options = Sequence[tuple[str, int | str]]
 
 # grpcio 1.85 logs a server that was never started from its `__dealloc__`: a handler that keeps the record keeps an
 # object whose memory is freed, and the process crashes later and elsewhere.
 logging.getLogger("grpc").setLevel(logging.INFO)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of "HOST:PORT"; an IPv6 host is written in brackets. Raises ConfigError."""
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:7700")
-    if bracketed:
-        host = host[1:-1]
-    elif ":" in host:
-        raise ConfigError(f"{address!r}: write the host of an IPv6 address in brackets, for example [::1]:7700")
-    return host, int(port)
-
-
-def join_address(host: str, port: int) -> str:
-    """The inverse of `parse_address`."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def is_loopback(address: str) -> bool:
-    """Whether "HOST:PORT" or "unix:PATH" can only be reached from this machine. Names are not looked up."""
-    if address.startswith(UNIX_PREFIX):
-        return True
-    host, _ = parse_address(address)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _common_options(max_message_bytes: int) -> list[tuple[str, int | str]]:

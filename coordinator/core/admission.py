@@ -11,10 +11,10 @@ from atoll.coordinator.core.membership import Site, Standing, key_digest
 from atoll.coordinator.core.run import Run
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, TensorSpec
 from atoll.protocol.messages import AdmittedAs, RefusedKind
-from atoll.protocol.transport import parse_address
 
 KEY_BYTES = 32
 HASH_BYTES = 32

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from atoll.protocol import transport
+from atoll.protocol import addresses, transport
 from atoll.protocol.errors import HostError, InvalidMessage, PeerError
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
@@ -28,7 +28,7 @@ class Run:
 
 async def discover(address: str, credentials: grpc.ChannelCredentials | None, wait_s: float) -> Run:
     """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`."""
-    transport.parse_address(address)
+    addresses.parse_address(address)
     channel = transport.open_channel(
         address, credentials=credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
     )
@@ -66,7 +66,7 @@ def _parse(text: str, address: str) -> Run:
 
 def local_address_towards(address: str) -> str:
     """The local IP address of a connection to `address`. Raises HostError if there is no route or name."""
-    host, port = transport.parse_address(address)
+    host, port = addresses.parse_address(address)
     try:
         family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
@@ -78,7 +78,7 @@ def local_address_towards(address: str) -> str:
 
 def address_for_peers(listen: str, port: int, coordinator: str) -> str:
     """What peers are told of a node that listens on `listen`: for all addresses, the one towards the coordinator."""
-    host, _ = transport.parse_address(listen)
+    host, _ = addresses.parse_address(listen)
     if host in ("0.0.0.0", "::"):
         host = local_address_towards(coordinator)
-    return transport.join_address(host, port)
+    return addresses.join_address(host, port)

@@ -20,7 +20,7 @@ from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
-from atoll.protocol import transport
+from atoll.protocol import addresses, transport
 from atoll.protocol.codecs import kernels
 
 log = logging.getLogger("atoll.node")
@@ -60,13 +60,13 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     )
     server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
     hub.attach(server)
-    listen = config.listen or transport.join_address(local_address_towards(config.coordinator), 0)
+    listen = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
     port = transport.bind(server, listen, None)
     address = config.advertise or address_for_peers(listen, port, config.coordinator)
-    if not transport.is_loopback(listen):
+    if not addresses.is_loopback(listen):
         log.warning(
             "%s is open to the network without credentials: anybody who reaches it can read the model",
-            transport.join_address(transport.parse_address(listen)[0], port),
+            addresses.join_address(addresses.parse_address(listen)[0], port),
         )
     await server.start()
     stack.push_async_callback(server.stop, 0.5)

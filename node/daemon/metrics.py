@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.node.local_protocol import CheckpointCounts
-from atoll.protocol import transport
+from atoll.protocol import addresses
 from atoll.protocol.errors import HostError
 
 
@@ -119,7 +119,7 @@ class MetricsServer:
     def __init__(self, address: str, facts: Callable[[], NodeFacts]) -> None:
         registry = CollectorRegistry()
         registry.register(NodeCollector(facts))
-        host, port = transport.parse_address(address)
+        host, port = addresses.parse_address(address)
         try:
             self._server: WSGIServer
             self._thread: threading.Thread

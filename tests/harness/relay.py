@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from atoll.protocol.transport import parse_address
+from atoll.protocol.addresses import parse_address
 
 
 class Relay:

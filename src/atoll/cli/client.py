@@ -17,7 +17,8 @@ def fetch_status(address: str, limit_s: float = ANSWER_LIMIT_S, *, data_ranges: 
     """
     import grpc
 
-    from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options, parse_address
+    from atoll.protocol.addresses import parse_address
+    from atoll.protocol.transport import MAX_SESSION_MESSAGE_BYTES, channel_options
     from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 
     parse_address(address)

@@ -60,9 +60,9 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
 
     from atoll.cli.config import run_settings
     from atoll.cli.template import render
+    from atoll.protocol.addresses import parse_address
     from atoll.protocol.settings import MODELS
     from atoll.protocol.strict import nearest
-    from atoll.protocol.transport import parse_address
 
     if args.listen is not None:
         parse_address(args.listen)

@@ -101,7 +101,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         NodeConfig,
         validate,
     )
-    from atoll.protocol.transport import parse_address
+    from atoll.protocol.addresses import parse_address
 
     for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
         if address:

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from atoll.protocol import errors, status, transport
+from atoll.protocol import addresses, errors, status, transport
 from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
 
 
@@ -19,8 +19,8 @@ from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
     [("127.0.0.1:80", ("127.0.0.1", 80)), ("[::1]:7700", ("::1", 7700)), ("host.example:0", ("host.example", 0))],
 )
 def test_an_address_and_back(address: str, expected: tuple[str, int]) -> None:
-    assert transport.parse_address(address) == expected
-    assert transport.join_address(*expected) == address
+    assert addresses.parse_address(address) == expected
+    assert addresses.join_address(*expected) == address
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ def test_an_address_and_back(address: str, expected: tuple[str, int]) -> None:
 )
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(ConfigError, match="address"):
-        transport.parse_address(address)
+        addresses.parse_address(address)
 
 
 def test_loopback() -> None:
     for address in ("127.0.0.1:1", "127.9.9.9:1", "localhost:1", "[::1]:1", "unix:/run/x"):
-        assert transport.is_loopback(address)
+        assert addresses.is_loopback(address)
     for address in ("0.0.0.0:1", "10.0.0.1:1", "host:1", "[::]:1"):
-        assert not transport.is_loopback(address)
+        assert not addresses.is_loopback(address)
 
 
 class Echo:

@@ -1,0 +1,40 @@
+"""Addresses as people write them: HOST:PORT, [IPv6]:PORT or unix:PATH. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+
+from atoll.protocol.errors import ConfigError
+
+UNIX_PREFIX = "unix:"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of "HOST:PORT"; an IPv6 host is written in brackets. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{address!r} is not an address; write HOST:PORT, for example 127.0.0.1:7700")
+    if bracketed:
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f"{address!r}: write the host of an IPv6 address in brackets, for example [::1]:7700")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `parse_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether "HOST:PORT" or "unix:PATH" can only be reached from this machine. Names are not looked up."""
+    if address.startswith(UNIX_PREFIX):
+        return True
+    host, _ = parse_address(address)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
