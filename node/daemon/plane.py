@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import differing, rebuild
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import StateError
@@ -116,7 +118,7 @@ class DataPlane:
                 self._rebuild()
 
         async with self.lock:
-            await asyncio.to_thread(work)
+            await run_to_its_end(work)
         return self.held()
 
     async def verify(self) -> int:
@@ -128,7 +130,7 @@ class DataPlane:
             return len({*outer.damaged(), *differing(outer, self.log, self.snapshots, self.optimizer)})
 
         async with self.lock:
-            return await asyncio.to_thread(work)
+            return await run_to_its_end(work)
 
     async def distrust(self) -> list[int]:
         """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state."""
@@ -143,7 +145,7 @@ class DataPlane:
             return damaged
 
         async with self.lock:
-            return await asyncio.to_thread(work)
+            return await run_to_its_end(work)
 
     def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
         payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""
@@ -162,7 +164,7 @@ class DataPlane:
             return outer.state_hash()
 
         async with self.lock:
-            return await asyncio.to_thread(work)
+            return await run_to_its_end(work)
 
     def sync_data(self) -> SyncData:
         assert self.outer is not None
@@ -184,7 +186,7 @@ class DataPlane:
 
         async with self.lock:
             await self._keep_log_for_snapshot(commit.commit)
-            return await asyncio.to_thread(work)
+            return await run_to_its_end(work)
 
     # --- snapshots
 
@@ -204,7 +206,7 @@ class DataPlane:
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
         self._snapshot, self._snapshot_began = done, self.outer.commit or 0
         try:
-            await asyncio.to_thread(self.snapshots.write, self.outer, keep)
+            await run_to_its_end(partial(self.snapshots.write, self.outer, keep))
         except StateError as error:
             log.error("%s", error)
             await self._mend()
@@ -231,13 +233,13 @@ class DataPlane:
                 )
 
         async with self.lock:
-            await asyncio.to_thread(work)
+            await run_to_its_end(work)
 
     async def _keep_log_for_snapshot(self, commit: int) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
         oldest = self.snapshots.files[0].oldest if self.snapshots.files else self._snapshot_began
         if self._snapshot is not None and oldest + self.settings.sync.log_commits < commit:
-            await self._snapshot
+            await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, mode: MergeMode) -> None:
         """Fill PUBLISH. SHIFT needs the workers' version in it."""
@@ -259,14 +261,14 @@ class DataPlane:
                 self._published_frozen = True
 
         async with self.lock:
-            await asyncio.to_thread(work)
+            await run_to_its_end(work)
 
     async def save(self, folder: Path, info: Mapping[str, Any]) -> None:
         """Write the model, its slots and its manifest; commits wait meanwhile."""
         outer = self.outer
         assert outer is not None
         async with self.lock:
-            await asyncio.to_thread(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info)
+            await run_to_its_end(partial(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info))
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -24,6 +24,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
+from atoll.node.threads import run_to_its_end
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
@@ -90,7 +91,6 @@ class _Fetch:
         self._layout = outer.layout
         self._log = payload_log
         self._optimizer = optimizer
-        self._loop = asyncio.get_running_loop()
         self.known = Known(outer.layout.manifest, outer.slots)
         self._donors = Donors(
             self.known,
@@ -344,5 +344,5 @@ class _Fetch:
         await asyncio.gather(*(self._in_pool(lambda chunk=chunk: work(chunk)) for chunk in behind))  # type: ignore[misc]
         self._donors.moved()
 
-    def _in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        return self._loop.run_in_executor(self._hub.pool, work)
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await run_to_its_end(work, self._hub.pool)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,4 +139,86 @@ def test_damage_that_a_snapshot_finds_is_mended_or_the_site_says_so(home: Home, 
     else:
         with pytest.raises(StateError, match="1 chunks are damaged and cannot be put together here"):
             asyncio.run(plane.write_snapshot())
+    plane.close()
+
+
+def test_a_cancelled_commit_keeps_the_state_to_itself_until_its_thread_is_done(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    record = logged(plane.log, outer, 1, payloads(outer))
+    order, may_go_on, apply_chunk = list[str](), threading.Event(), plane._apply_chunk
+
+    async def main() -> None:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow(*args: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            may_go_on.wait()
+            apply_chunk(*args)
+            order.append("applied")
+
+        async def roll_back() -> None:
+            await plane.roll_back(0)
+            order.append("rolled back")
+
+        monkeypatch.setattr(plane, "_apply_chunk", slow)
+        applying = loop.create_task(plane.apply(record))
+        await begun.wait()
+        rolling_back = loop.create_task(roll_back())
+        for _ in range(2):  # the second one must not let go either
+            applying.cancel()
+            for _ in range(10):
+                await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+        await rolling_back
+
+    asyncio.run(main())
+    assert order[-1] == "rolled back"
+    assert order.count("applied") == plane.layout.num_sync_chunks
+    plane.close()
+
+
+def test_a_commit_that_is_cancelled_while_it_waits_for_a_snapshot_leaves_the_snapshot_alone(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, log_commits=1))
+    plane = DataPlane(home, settings, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.write_snapshot())
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    record = logged(plane.log, outer, 2, payloads(outer, (2,)))
+    may_go_on, write = threading.Event(), plane.snapshots.write
+
+    async def main() -> None:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def slow(*args: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            may_go_on.wait()
+            write(*args)
+
+        monkeypatch.setattr(plane.snapshots, "write", slow)
+        writing = loop.create_task(plane.write_snapshot())
+        await begun.wait()
+        applying = loop.create_task(plane.apply(record))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        applying.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        may_go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await applying
+        await writing
+
+    asyncio.run(main())
+    assert plane.snapshots.files[0].newest == 1
     plane.close()
