@@ -217,8 +217,10 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
 
 def _patience(run: Run, sync: Sync, waiting: list[Site]) -> Patience:
     assert sync.first_ready_at is not None
+    if any(s.site_id in sync.ready for s in waiting):  # it comes back, or is evicted within the grace
+        return Patience(sync.first_ready_at + run.limits.sync_wait_s, frozenset())
     return run.stragglers.patience(
-        [s.site_id for s in waiting if s.site_id not in sync.ready],
+        [s.site_id for s in waiting],
         [s.site_id for s in run.members.live() if s.site_id in sync.expected or s.site_id in sync.ready],
         num_steps=sync.open.num_steps,
         opened_at=sync.opened_at,

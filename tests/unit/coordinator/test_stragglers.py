@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from atoll.coordinator.core.stragglers import Patience, Stragglers
+from atoll.protocol import messages as m
+from tests.harness.coordinator_story import Story, some_settings
 
 STEPS = 100
 
@@ -98,3 +100,39 @@ def test_what_says_nothing_about_the_speed_is_not_counted() -> None:
     assert stragglers.window_s(1, STEPS) == 10.0
     stragglers.forget(1)
     assert stragglers.window_s(1, STEPS) is None
+
+
+def ready_without_a_stream() -> Story:
+    """Windows of 10 s are known of a, b and c. b is ready and loses its stream, then all others are ready: d, who
+    joined, so that a plan is made anew, and c is the last."""
+    story = Story(some_settings(min_sites=3, quorum=2))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name, train=10.0)
+    for name in "abc":
+        story.done(name, "s0")
+    for name in "abc":
+        story.applied(name, 1, "s1")
+    story.join("d")
+    story.applied("d", 1, "s1")
+    story.wait(10)
+    story.ready("b", train=10.0)
+    story.drop("b")
+    for name in "adc":
+        story.ready(name, train=10.0)
+    return story
+
+
+def test_who_is_ready_and_renews_its_stream_is_waited_for() -> None:
+    story = ready_without_a_stream()
+    assert (2, 2) not in story.plans()
+    story.connect("b", state=(1, "s1"))
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3, 4]
+
+
+def test_who_is_ready_and_does_not_come_back_is_not_waited_for_longer_than_the_grace() -> None:
+    story = ready_without_a_stream()
+    story.wait(story.core.run.limits.reconnect_grace_s)
+    plan: m.Plan = story.last("a", m.Plan)
+    assert plan.attempt == 2
+    assert [c.site_id for c in plan.contributors] == [1, 3, 4]
