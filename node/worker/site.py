@@ -291,9 +291,10 @@ class _JoinedSite(Site):
             what, until_s = self._busy[-1] if self._busy else ("", 0.0)
             self._client.busy(what, max(0.0, until_s - time.monotonic()))
             if not self._busy:
-                busy_s = time.monotonic() - began_s  # is neither training nor part of the step rate
-                self._resumed_at_s += busy_s
-                self._reported_at_s += busy_s
+                # Is neither training nor part of the step rate; a boundary or report within it has begun anew.
+                now_s = time.monotonic()
+                self._resumed_at_s += now_s - max(began_s, self._resumed_at_s)
+                self._reported_at_s += now_s - max(began_s, self._reported_at_s)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -266,6 +267,21 @@ def test_busy_within_busy_goes_back_to_the_outer_one(node: FakeNode) -> None:
     said = node.said("busy")
     assert [b["what"] for b in said] == ["evaluation", "checkpoint", "evaluation", ""]
     assert 400 < said[2]["limit_s"] <= 500, "what is left of it"
+
+
+def test_steps_within_busy_leave_no_time_that_is_negative(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(site_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    net, optimizer = model()
+    node.script = [first(1), (1, SNAPSHOT), (1, go_on(2)), (2, SNAPSHOT), (2, STOP)]
+    with atoll.join(net, optimizer) as site:
+        with site.busy("compiling"):
+            now_s += 60
+            site.step(tokens=10)  # a boundary
+            now_s += 5
+        now_s += 2
+        site.step(tokens=10)
+    assert [b["train_s"] for b in node.said("sealed")] == [60, 2]
 
 
 def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
