@@ -342,7 +342,8 @@ class WorkerGroup:
         if not 0 <= limit_s < math.inf:
             raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
         if status.busy:
-            status.moved_at += now - status.busy_since  # the time of a step stood still meanwhile
+            # The time of a step stood still meanwhile, but for steps that were done within it.
+            status.moved_at += now - max(status.busy_since, status.moved_at)
         status.busy, status.busy_since = what, now
         status.busy_until = now + limit_s
         return []
@@ -471,6 +472,10 @@ class WorkerGroup:
         """The node itself stood still for so long; what ranks said meanwhile is not read yet."""
         for status in self.ranks:
             status.moved_at += seconds
+            status.busy_since += seconds
+            status.busy_until += seconds
+            if status.draws_since is not None:
+                status.draws_since += seconds
 
     def _normal(self) -> str:
         normal_s = self._step_times.normal_s

@@ -403,6 +403,30 @@ def test_a_busy_rank_has_the_time_it_announced() -> None:
     assert watched(group)[0] == 18.0, "the time of its step goes on where it was"
 
 
+def test_a_rank_is_excused_whatever_it_does_while_the_node_stands_still() -> None:
+    group = joined(1)
+    group.progress(0, 1, 1.0, 2.5, 0.0)
+    group.busy(0, "evaluation", 500.0, 1.0)
+    group.excuse(1000.0)
+    assert watched(group)[0] == 1501.0, "its end may have been said, and not be read yet"
+    group.busy(0, "", 0.0, 1009.0)
+    assert watched(group)[0] == 1018.0, "as without the pause"
+    group.data_set(0, DataSet(num_samples=10, batch_size=1, batches_ahead=0))
+    group.draw(0, 0, 0, 1, 1010.0)
+    group.excuse(100.0)
+    group.drawn(0, 0, 1, 1112.0)
+    assert watched(group)[0] == 1120.0
+
+
+def test_a_step_of_a_busy_rank_is_a_step() -> None:
+    group = joined(1)
+    group.progress(0, 1, 1.0, 2.5, 0.0)
+    group.busy(0, "the first steps", 500.0, 1.0)
+    group.progress(0, 2, 1.0, 2.5, 300.0)
+    group.busy(0, "", 0.0, 301.0)
+    assert watched(group)[0] == 311.0
+
+
 def test_the_limit_is_what_is_normal_for_the_site() -> None:
     times = StepTimes()
     assert times.limit_s(FLOOR_S) == FLOOR_S
