@@ -98,10 +98,14 @@ class Launcher:
         watching, self._watching = self._watching, None
         if watching is None:
             return
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
         assert self._tree is not None
-        await self._end(self._tree)
+        watching.cancel()
+        try:
+            await asyncio.gather(watching, return_exceptions=True)
+            await self._end(self._tree)
+        except asyncio.CancelledError:
+            self._watching = watching  # not all are gone: the next call ends them
+            raise
 
     async def _watch(self, tree: _Tree) -> None:
         code = await tree.first_failure()

@@ -152,6 +152,23 @@ def wait_until_gone(pids: list[int]) -> None:
         os.close(fd)
 
 
+def test_a_stop_that_is_cancelled_is_finished_by_the_next() -> None:
+    async def main() -> None:
+        deaf = "import os, signal, time; signal.signal(15, signal.SIG_IGN); print(os.getpid()); time.sleep(600)"
+        async with running(sys.executable, "-c", deaf, stop_limit_s=0.1) as site:
+            pid = int((await site.lines.queue.get()).split()[-1])
+            stopping = asyncio.get_running_loop().create_task(site.launcher.stop())
+            for _ in range(3):
+                await asyncio.sleep(0)
+            stopping.cancel()
+            await asyncio.gather(stopping, return_exceptions=True)
+            assert stopping.cancelled()
+            await site.launcher.stop()
+            wait_until_gone([pid])
+
+    in_loop(main)
+
+
 def test_a_run_of_two_ranks(tmp_path: Path) -> None:
     """Snapshot, fresh values, a sync with steps after the boundary, a shift, and the end."""
     trace = tmp_path / "trace-{rank}"
