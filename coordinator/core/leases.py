@@ -73,10 +73,10 @@ def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
 
 
 def settle(run: Run) -> None:
-    """Contributions of lost sites that no commit can list any more are open again."""
+    """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
+    be in the next attempt, with others."""
     attempt = run.sync.attempt if run.sync is not None else None
-    ids = attempt.ids() if attempt is not None else ()
     for number, site_id in list(run.ledger.kept):
-        if site_id not in ids:
+        if attempt is None or (site_id not in attempt.lost and site_id not in attempt.departed):
             run.ledger.give_back(number, (site_id, KEPT))
     run.persist_ledger()

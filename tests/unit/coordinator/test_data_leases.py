@@ -53,6 +53,25 @@ def test_9_a_contributor_lost_after_everybody_is_done_is_in_the_commit_and_so_is
     assert story.wants("a", 100) == ranges_of("10-49,60-119"), "only the rest of b's lease went to a"
 
 
+def test_9_the_data_of_a_start_that_is_over_is_open_again_if_the_next_attempt_has_the_site_with_other_data() -> None:
+    story = a_story("a", "b", "c", min_sites=3, quorum=3)
+    for name in "abc":
+        story.wants(name, 50)
+    for name, text in ("a", "0-9"), ("b", "50-59"), ("c", "100-109"):
+        story.ready(name, data=ranges_of(text))
+    story.drop("b")  # it may be lost as well: the next attempt waits for that
+    story.connect("c", incarnation=2, state=(0, "s0"))
+    story.offer("c")
+    story.wants("c", 20)
+    story.ready("c", data=ranges_of("110-119"))
+    story.connect("b", state=(0, "s0"))
+    assert [(c.site_id, c.incarnation) for c in story.plan().contributors] == [(1, 1), (2, 1), (3, 2)]
+    for name in "abc":
+        story.done(name, "s0")
+    assert done(story) == ranges_of("0-9,50-59,110-119")
+    assert story.wants("a", 50) == ranges_of("10-49,100-109")
+
+
 def test_9_the_data_of_a_plan_survives_the_coordinator() -> None:
     story = two_planned()
     story.restart()
