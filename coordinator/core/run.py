@@ -204,7 +204,7 @@ class Run:
             return
         sync.drop(site.site_id, site.incarnation)
         attempt = sync.attempt
-        if attempt is not None and site.site_id in attempt.ids():
+        if attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation:
             if after_done and site.site_id in attempt.done:
                 attempt.departed.add(site.site_id)
             else:

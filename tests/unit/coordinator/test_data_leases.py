@@ -72,6 +72,25 @@ def test_9_the_data_of_a_start_that_is_over_is_open_again_if_the_next_attempt_ha
     assert story.wants("a", 50) == ranges_of("10-49,100-109")
 
 
+def test_9_what_becomes_of_a_later_start_is_no_matter_for_the_contribution_of_one_that_left_when_it_was_done() -> None:
+    story = a_story("a", "b", "c", min_sites=3, quorum=2)
+    story.wants("c", 50)
+    for name, text in ("a", ""), ("b", ""), ("c", "0-9"):
+        story.ready(name, data=ranges_of(text))
+    story.done("c", "s0")
+    story.leave("c")
+    story.connect("c", incarnation=2, state=(0, "s0"))
+    story.offer("c")
+    story.drop("c")
+    story.wait(story.core.run.limits.reconnect_grace_s)
+    assert not story.core.run.members.sites["c"].live
+    for name in "ab":
+        story.done(name, "s0")
+    commit = story.last("a", m.Commit)
+    assert (commit.attempt, [(c.site_id, c.incarnation) for c in commit.contributors]) == (1, [(1, 1), (2, 1), (3, 1)])
+    assert done(story) == ranges_of("0-9")
+
+
 def test_9_the_data_of_a_plan_survives_the_coordinator() -> None:
     story = two_planned()
     story.restart()
