@@ -117,7 +117,7 @@ class Observer:
                 self._train_s += train_s
                 if num_steps:
                     self._loss = loss
-                if train_s > 0:  # else the same snapshot again; num_steps counts those with a loss
+                if train_s > 0:  # else the same snapshot again; num_steps is 0 without a loss
                     self._journal.write(
                         "window",
                         step=step,

@@ -227,7 +227,8 @@ class _JoinedSite(Site):
         self._has_values = False  # an APPLY came in this generation
         self._publish_mode: MergeMode | None = None
         self._loss: Tensor | float | None = None
-        self._loss_steps = 0
+        self._loss_steps = 0  # of the window, with a loss
+        self._window_step = 0  # from which what the next snapshot reports was trained
         self._mean_loss = math.nan
         self._next_step = 0  # ask there
         self._train_s = 0.0
@@ -384,6 +385,8 @@ class _JoinedSite(Site):
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:
         loss_sum = self._take_loss()
+        # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
+        num_steps = self._steps - self._window_step if self._loss_steps else 0
         is_seed = not self._has_values
         self._shared.write_snapshot(with_frozen=is_seed)
         hashes = self._shared.hashes() if answer.hash_shared else None
@@ -393,13 +396,13 @@ class _JoinedSite(Site):
             fragment=answer.fragment,
             data_rank=self._data_rank,
             tokens=self._tokens,
-            loss_sum=loss_sum,
-            num_steps=self._loss_steps,
+            loss_sum=loss_sum * (num_steps / self._loss_steps) if num_steps else 0.0,
+            num_steps=num_steps,
             train_s=self._train_s,
             piece_hashes=hashes,
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
         )
-        self._tokens_at_snapshot, self._snapshot_step = self._tokens, self._steps
+        self._tokens_at_snapshot, self._snapshot_step, self._window_step = self._tokens, self._steps, self._steps
         self._loss_steps = 0
         self._train_s = 0.0
 
@@ -425,7 +428,9 @@ class _JoinedSite(Site):
         if answer.mode is MergeMode.REPLACE:
             self._tokens = 0
             self._base_step = self._steps
-            self._loss, self._loss_steps = None, 0  # of steps that are now undone, if any
+            # Of steps that are now undone, if any.
+            self._loss, self._loss_steps = None, 0
+            self._window_step, self._train_s = self._steps, 0.0
         elif answer.mode is MergeMode.MERGE:
             self._tokens -= self._tokens_at_snapshot
             self._base_step = self._snapshot_step

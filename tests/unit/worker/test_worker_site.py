@@ -121,6 +121,16 @@ def test_local_progress_that_is_discarded_is_not_counted(node: FakeNode) -> None
     assert site.inner_step == 11
 
 
+def test_a_loss_that_is_given_now_and_then_stands_for_all_steps_of_the_window(node: FakeNode) -> None:
+    """The coordinator divides the window's time by its steps: it would take this site for a slow one."""
+    net, optimizer = model()
+    node.script = [first(4), (4, SNAPSHOT), (4, go_on(6)), (6, SNAPSHOT), (6, STOP)]
+    with atoll.join(net, optimizer) as site:
+        while site.running:
+            site.step(tokens=10, loss=1.5 if site.inner_step % 2 else None)
+    assert [(b["loss_sum"], b["num_steps"]) for b in node.said("sealed")] == [(6.0, 4), (3.0, 2)]
+
+
 def test_progress_is_told_however_short_a_window_is(node: FakeNode) -> None:
     net, optimizer = model()
     node.script = [first(2), (2, SNAPSHOT), (2, go_on(4)), (4, STOP)]
