@@ -82,6 +82,7 @@ class Session:
         channel = transport.open_channel(
             self.address, credentials=self._credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
+        tasks: list[asyncio.Task[str]] = []
         try:
             try:
                 async with asyncio.timeout(self._limits.connect_s):
@@ -97,15 +98,15 @@ class Session:
             call = method(self._requests())
             self._is_open = True
             self._handlers.opened()
-            tasks = [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
-            done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in pending:
-                task.cancel()
-            await asyncio.gather(*pending, return_exceptions=True)
-            reasons = [task.result() for task in done]
+            tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            reasons = [task.result() for task in tasks if task.done()]
             return self._received_seq > 0, next(r for r in reasons if r)
         finally:
             self._is_open = False
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
@@ -20,6 +20,30 @@ NO_BODY = wire.response(m.Pulse(), HEADER, 1, 0)
 NO_BODY.ClearField("pulse")
 
 
+async def serving(serve: Callable[[AsyncIterator[bytes], Any], AsyncIterator[bytes]]) -> tuple[grpc.aio.Server, str]:
+    """A server with that Session, and its address."""
+    server = transport.create_server(max_message_bytes=1 << 20)
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Session": grpc.stream_stream_rpc_method_handler(serve)}
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("atoll.protocol.v1.CoordinatorService", handlers),)
+    )
+    port = transport.bind(server, "127.0.0.1:0", None)
+    await server.start()
+    return server, f"127.0.0.1:{port}"
+
+
+def a_session(address: str, heard: asyncio.Queue[Any]) -> Session:
+    """What it is told goes to `heard`, and why it lost a stream."""
+    handlers = SessionHandlers(
+        opened=lambda: None,
+        lost=heard.put_nowait,
+        received=lambda _, message: heard.put_nowait(message),
+        header=lambda: HEADER,
+        heartbeat=lambda: m.Heartbeat(phase="training"),
+    )
+    return Session(address, None, time_limits("local"), handlers)
+
+
 @pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], NO_BODY.SerializeToString()])
 def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard(bad: bytes) -> None:
     async def scenario() -> None:
@@ -32,26 +56,9 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
             async for _ in requests:
                 pass
 
-        server = transport.create_server(max_message_bytes=1 << 20)
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {"Session": grpc.stream_stream_rpc_method_handler(serve)}
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("atoll.protocol.v1.CoordinatorService", handlers),)
-        )
-        port = transport.bind(server, "127.0.0.1:0", None)
-        await server.start()
+        server, address = await serving(serve)
         heard: asyncio.Queue[Any] = asyncio.Queue()
-        session = Session(
-            f"127.0.0.1:{port}",
-            None,
-            time_limits("local"),
-            SessionHandlers(
-                opened=lambda: None,
-                lost=heard.put_nowait,
-                received=lambda _, message: heard.put_nowait(message),
-                header=lambda: HEADER,
-                heartbeat=lambda: m.Heartbeat(phase="training"),
-            ),
-        )
+        session = a_session(address, heard)
         task = asyncio.create_task(session.run())
         assert "a message that cannot be read" in await heard.get()
         assert await heard.get() == m.Pulse()
@@ -59,6 +66,29 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
         await session.close()
         await task
         await server.stop(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_cancelled_leaves_no_task_behind() -> None:
+    """Its heartbeats would go on being asked for while the node stops."""
+
+    async def scenario() -> None:
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield GOOD
+            async for _ in requests:
+                pass
+
+        server, address = await serving(serve)
+        before = asyncio.all_tasks()
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        task = asyncio.create_task(a_session(address, heard).run())
+        assert await heard.get() == m.Pulse()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        ours = {t for t in asyncio.all_tasks() - before if "Session." in t.get_coro().__qualname__}  # type: ignore[union-attr]
+        await server.stop(0)
+        assert not ours
 
     asyncio.run(scenario())
 
