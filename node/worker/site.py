@@ -107,7 +107,7 @@ class Site:
         del loss
         self._count_batches()
         self._steps += 1
-        self._tokens += tokens
+        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
         return Step(True, False, self.inner_step)
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Iterable[Any]:
@@ -248,7 +248,7 @@ class _JoinedSite(Site):
             return Step(False, False, self.inner_step)
         self._count_batches()
         self._steps += 1
-        self._tokens += tokens
+        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
         if loss is not None:
             self._add_loss(loss)
         if self._steps == 1 and self._is_restored:
@@ -282,6 +282,8 @@ class _JoinedSite(Site):
 
     @contextmanager
     def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
+        if not 0 <= limit_s < math.inf:
+            raise ConfigError(f"site.busy got limit_s = {limit_s}; give the seconds after which it must be over")
         began_s = time.monotonic()
         self._busy.append((what, began_s + limit_s))
         self._client.busy(what, limit_s)

@@ -89,7 +89,8 @@ def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     assert node.told[-1] == ("close", {})
 
 
-def test_tokens_and_steps_follow_the_base(node: FakeNode) -> None:
+@pytest.mark.parametrize("tokens", [10, torch.tensor(10)])
+def test_tokens_and_steps_follow_the_base(node: FakeNode, tokens: int) -> None:
     """A merge keeps what came after the snapshot, a shift keeps everything since the old base."""
     net, optimizer = model()
     node.script = [
@@ -104,7 +105,7 @@ def test_tokens_and_steps_follow_the_base(node: FakeNode) -> None:
     inner = []
     with atoll.join(net, optimizer, ramp_steps=0) as site:
         while site.running:
-            inner.append(site.step(tokens=10).inner_step)
+            inner.append(site.step(tokens=tokens).inner_step)
     assert inner == [41, 42, 43, 46, 47]
     assert [b["tokens"] for b in node.said("sealed")] == [20, 30]
     assert [b["num_steps"] for b in node.said("sealed")] == [0, 0]  # no loss was given
@@ -267,6 +268,16 @@ def test_busy_is_told_and_ended(node: FakeNode) -> None:
     with atoll.join(net, optimizer) as site, pytest.raises(RuntimeError), site.busy("evaluation", limit_s=5):
         raise RuntimeError
     assert node.said("busy") == [{"what": "evaluation", "limit_s": 5}, {"what": "", "limit_s": 0.0}]
+
+
+@pytest.mark.parametrize("limit_s", [math.inf, math.nan, -1.0])
+def test_busy_needs_a_limit(node: FakeNode, limit_s: float) -> None:
+    """The node would cut the rank off, and start new workers that say the same."""
+    net, optimizer = model()
+    node.script = [first(9)]
+    with atoll.join(net, optimizer) as site, pytest.raises(ConfigError, match="limit_s"), site.busy("all", limit_s):
+        pass
+    assert node.said("busy") == []
 
 
 def test_busy_within_busy_goes_back_to_the_outer_one(node: FakeNode) -> None:
