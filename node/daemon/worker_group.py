@@ -198,6 +198,8 @@ class WorkerGroup:
         status.due, status.moved_at = Due.LAYOUT, now
         self._checkpoints[rank] = checkpoints
         self._tensors[rank] = (tensors, fingerprint, data_rank)
+        if self._reasons:
+            return self._unequal_end(list(self._reasons), rank)
         if len(self._tensors) < self.world_size or self.failed:
             return []
         in_order = [self._tensors[r] for r in range(self.world_size)]
@@ -381,7 +383,7 @@ class WorkerGroup:
         if self.failed:
             return []
         ahead = [s.rank for s in self.ranks if s.due is not Due.GONE and s.point > status.point]
-        waiting = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
+        waiting = [s.rank for s in self.ranks if s.due in (Due.LAYOUT, Due.ANSWER) and s.point == status.point]
         if not told_to_stop and (ahead or waiting):
             return self._unequal_end([rank], (ahead or waiting)[0])
         if len(self._reasons) < self.world_size:

@@ -184,6 +184,20 @@ def test_all_ranks_leave() -> None:
     assert group.goodbye(1, "loader ended", False) == [WorkersLeft(generation=3, reason="loader ended")]
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_rank_that_leaves_before_it_has_joined_does_not_leave_the_others_waiting(is_first: bool) -> None:
+    group = WorkerGroup(3, 2, 0.0, StepTimes())
+    for rank in range(2):
+        group.hello(rank, 100 + rank, 0.0)
+    if is_first:
+        assert group.goodbye(1, "loader ended", False) == []
+        outcome = group.join(0, TENSORS, b"f", 0, 0.0)
+    else:
+        assert group.join(0, TENSORS, b"f", 0, 0.0) == []
+        outcome = group.goodbye(1, "loader ended", False)
+    assert "rank 1 at step 0 (loader ended), but rank 0 goes on" in failure(outcome)
+
+
 def test_stop_reaches_a_rank_that_comes_late() -> None:
     group = joined(2)
     group.boundary(0, 0, 0, 0.0)
