@@ -411,8 +411,10 @@ class Node:
 
     async def _seed(self) -> None:
         assert self.plane is not None
-        self.handle(e.StateSeeded(state_hash=await self.plane.seed(self.config.from_saved)))
-        self._snapshot_if_due()
+        state_hash = await self.plane.seed(self.config.from_saved)
+        if self.plane.snapshot_is_due:  # before anybody counts on it: there is no other copy
+            await self.plane.write_snapshot()
+        self.handle(e.StateSeeded(state_hash=state_hash))
 
     async def _fetch_state(self, sources: m.Sources) -> None:
         plane = self.plane

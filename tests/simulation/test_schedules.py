@@ -11,7 +11,7 @@ import pytest
 from atoll.node.exchange.spill import Spilled
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
-from tests.simulation.faults import FAULTS, draw_faults, strike
+from tests.simulation.faults import FAULTS, Fault, draw_faults, strike
 from tests.simulation.large import NUM_SYNCS, large
 from tests.simulation.world import Outcome, World, draw_shape_of, play
 
@@ -43,6 +43,13 @@ def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> Non
         outcome = behind_nat(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
+
+
+def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing() -> None:
+    for seed in range(60):
+        cut = Fault(kind="power_cut", after_events=8 + seed % 20, delay_s=0.02, lasts_s=5.0, draw=seed)
+        outcome = one(8300 + seed, [cut])
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
 def test_a_hundred_sites() -> None:
