@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -16,6 +18,9 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_SESSION_MESSAGE_BYTES = 32 << 20
 """Bound on one message between a node and the coordinator; manifests of many tensors are the largest."""
 
+LAST_CALLS_S = 1.0
+
+T = TypeVar("T")
 _Options = Sequence[tuple[str, int | str]]
 
 # grpcio 1.85 logs a server that was never started from its `__dealloc__`: a handler that keeps the record keeps an
@@ -65,6 +70,21 @@ def server_options(max_message_bytes: int) -> _Options:
 def create_server(*, max_message_bytes: int) -> grpc.aio.Server:
     """A server without ports; credentials belong to each port, see `bind`."""
     return grpc.aio.server(options=server_options(max_message_bytes))
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """`asyncio.run`, which lets calls end that a stopped server leaves behind: grpcio 1.85 prints a traceback for each
+    that is cancelled with the loop."""
+
+    async def whole() -> T:
+        try:
+            return await main
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            if left:
+                await asyncio.wait(left, timeout=LAST_CALLS_S)
+
+    return asyncio.run(whole())
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:

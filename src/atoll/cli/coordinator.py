@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import asyncio
     import logging
 
     from atoll.coordinator.main import serve
+    from atoll.protocol import transport
 
     logging.basicConfig(
         level=logging.DEBUG if args.debug else logging.INFO, format="%(message)s", stream=sys.stderr, force=True
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     loaded, parent = prepare(args)
     for name in loaded.from_environment:
         print(f"from the environment: {name}", file=sys.stderr)
-    asyncio.run(serve(loaded.coordinator, loaded.settings, resume_parent=parent))
+    transport.run(serve(loaded.coordinator, loaded.settings, resume_parent=parent))
     return 0
 
 

@@ -86,11 +86,10 @@ def run(args: argparse.Namespace) -> int:
         from atoll.cli.dry_run import dry_run
 
         return dry_run(config)
-    import asyncio
-
     from atoll.node.daemon.main import run_node
+    from atoll.protocol import transport
 
-    return asyncio.run(run_node(config))
+    return transport.run(run_node(config))
 
 
 def node_config(args: argparse.Namespace) -> NodeConfig:

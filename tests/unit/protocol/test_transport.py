@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
@@ -12,6 +14,8 @@ import pytest
 
 from atoll.protocol import addresses, errors, status, transport
 from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
+
+NUM_CALLERS = 8
 
 
 @pytest.mark.parametrize(
@@ -100,6 +104,44 @@ def test_a_server_that_never_started_leaves_no_log_record_of_itself(caplog: pyte
     with caplog.at_level(logging.DEBUG):  # grpcio logs the dying object, and whoever keeps that record crashes
         asyncio.run(main())
     assert [r for r in caplog.records if r.name.startswith("grpc") and r.args] == []
+
+
+def test_calls_that_are_under_way_when_a_program_ends_print_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    def call(port: int, begun: threading.Barrier) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            method: grpc.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream("/test.Echo/Stream")
+            answers = method(iter([b"x"]))
+            next(answers)
+            begun.wait()
+            with pytest.raises(grpc.RpcError):
+                next(answers)
+
+    async def stream(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async for data in requests:
+            await context.write(data)
+        await asyncio.Event().wait()
+
+    async def main(callers: list[threading.Thread]) -> None:
+        server = transport.create_server(max_message_bytes=1000)
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Stream": grpc.stream_stream_rpc_method_handler(stream)
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        begun = threading.Barrier(NUM_CALLERS + 1, timeout=30)
+        callers += [threading.Thread(target=call, args=(port, begun)) for _ in range(NUM_CALLERS)]
+        for caller in callers:
+            caller.start()
+        await asyncio.to_thread(begun.wait)
+        await server.stop(0)
+
+    for _ in range(5):
+        callers: list[threading.Thread] = []
+        transport.run(main(callers))
+        for caller in callers:
+            caller.join()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
