@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import events, syncs
+from atoll.node.core import endings, events, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import CancelFetch, FetchState
 from atoll.node.core.state import Outer, Snapshot, SnapshotPhase
@@ -12,6 +12,8 @@ from atoll.protocol import messages as m
 
 FETCH_RETRY_S = 0.5
 MAX_FETCH_BACKOFF_S = 8.0
+MAX_FETCHES_AT_THE_END = 3
+"""Of a state that the others may have taken with them."""
 
 
 def hold(ctx: Context, outer: Outer) -> None:
@@ -52,6 +54,8 @@ def sources(ctx: Context, message: m.Sources) -> None:
         # The coordinator sends Sources again when there is a donor; the payloads may be in the site's own log.
         if site.outer is not None and site.lacks != outer_commit + 1:
             site.commits.update((c.commit, c) for c in message.commits if c.commit > outer_commit)
+        elif site.over:
+            endings.exit(ctx, 0, site.over)  # whoever had it has left
         return
     site.fetching = True
     ctx.emit(FetchState(message))
@@ -96,6 +100,9 @@ def fetch_failed(ctx: Context, reason: str) -> None:
     site = ctx.site
     site.fetching = False
     site.fetch_failures += 1
+    if site.over and site.fetch_failures == MAX_FETCHES_AT_THE_END:
+        endings.exit(ctx, 0, site.over)
+        return
     delay_s = min(FETCH_RETRY_S * 2.0**site.fetch_failures, MAX_FETCH_BACKOFF_S)
     site.retry_fetch_at = ctx.now + delay_s
     ctx.report(logging.WARNING, f"could not fetch the state ({reason}); again in {delay_s:g} s")

@@ -145,6 +145,7 @@ class SiteCore:
                 syncs.exchange_broken(self.ctx, event)
             case events.CommitApplied():
                 syncs.commit_applied(self.ctx, event)
+                self._finished_meanwhile()
             case events.ApplyFailed():
                 syncs.apply_failed(self.ctx, event)
             case events.Published(version=version, mode=mode):
@@ -164,8 +165,8 @@ class SiteCore:
                 self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
             case events.DiskRolledBack():
                 is_news = rollback.done(self.ctx, event)
-                if self.site.rolling_back is None and self.site.finished is not None:
-                    self._finished(self.site.finished)
+                if self._finished_meanwhile():
+                    pass
                 elif is_news and self.site.connected:
                     self._hello()
             case events.LeaveAsked(reason):
@@ -337,9 +338,9 @@ class SiteCore:
 
     def _finished(self, message: m.Finished) -> None:
         site, commit = self.ctx.site, message.commit
+        site.finished = message
         if site.rolling_back is not None:
-            site.finished = message  # void commits leave the disk first
-            return
+            return  # void commits leave the disk first
         if site.outer is not None and site.outer.commit == commit:
             if not site.final:
                 site.final = True
@@ -350,6 +351,14 @@ class SiteCore:
         next_is_here = site.outer is not None and site.outer.commit + 1 in site.commits
         if site.applying is None and not (next_is_here and commit in site.commits):
             endings.exit(self.ctx, 0, site.over)
+
+    def _finished_meanwhile(self) -> bool:
+        """The end of the run again, which was heard while a commit was applied or the disk rolled back."""
+        site = self.ctx.site
+        if site.finished is None or site.applying is not None or site.rolling_back is not None:
+            return False
+        self._finished(site.finished)
+        return True
 
     def _leave_asked(self, reason: str) -> None:
         site = self.ctx.site

@@ -182,7 +182,7 @@ class SiteState:
     leaving: str = ""
     leave_deadline: float | None = None
     final: bool = False  # the commit in `outer` is the last one
-    finished: Finished | None = None  # to be looked at when the disk is rolled back
+    finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
     over: str = ""  # the run is, and how; the last commit is being applied
     saving: int | None = None
     exited: bool = False
