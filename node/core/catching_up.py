@@ -54,8 +54,6 @@ def sources(ctx: Context, message: m.Sources) -> None:
         # The coordinator sends Sources again when there is a donor; the payloads may be in the site's own log.
         if site.outer is not None and site.lacks != outer_commit + 1:
             site.commits.update((c.commit, c) for c in message.commits if c.commit > outer_commit)
-        elif site.over:
-            endings.exit(ctx, 0, site.over)  # whoever had it has left
         return
     site.fetching = True
     ctx.emit(FetchState(message))
