@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.messages import Commit, CoordinatorMessage, Member, Plan, Tree, Weights
+from atoll.protocol.plans import weighed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,9 @@ def after(message: CoordinatorMessage, told: Told) -> Told:
         case Plan(contributors=contributors, trees=trees):
             return Told(contributors=contributors, trees=trees)
         case Weights(tokens=tokens) if len(tokens) == len(told.contributors):
-            contributors = tuple(replace(c, tokens=t) for c, t in zip(told.contributors, tokens, strict=True))
-            return replace(told, contributors=contributors)
+            return replace(told, contributors=weighed(told.contributors, tokens))
     return told
 
 
 def _without_weights(told: Told) -> tuple[Member, ...]:
-    return tuple(replace(c, tokens=0) for c in told.contributors)
+    return weighed(told.contributors, [0] * len(told.contributors))

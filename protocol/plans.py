@@ -38,9 +38,13 @@ def is_weighed(plan: Plan) -> bool:
 
 def with_weights(plan: Plan, tokens: Sequence[int]) -> Plan:
     """The plan with these weights of its contributors, one for each."""
-    pairs = zip(plan.contributors, tokens, strict=True)
-    contributors = tuple(c if c.tokens == t else replace(c, tokens=t) for c, t in pairs)
-    return replace(plan, contributors=contributors)
+    return replace(plan, contributors=weighed(plan.contributors, tokens))
+
+
+def weighed(members: Sequence[Member], tokens: Sequence[int]) -> tuple[Member, ...]:
+    """The members with these weights, one for each."""
+    pairs = zip(members, tokens, strict=True)
+    return tuple(c if c.tokens == t else replace(c, tokens=t) for c, t in pairs)
 
 
 def weights(plan: Plan | Commit) -> tuple[int, ...]:

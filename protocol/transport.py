@@ -19,6 +19,7 @@ MAX_SESSION_MESSAGE_BYTES = 32 << 20
 """Bound on one message between a node and the coordinator; manifests of many tensors are the largest."""
 
 LAST_CALLS_S = 1.0
+"""For what a stopped server leaves behind, see `run`."""
 
 T = TypeVar("T")
 _Options = Sequence[tuple[str, int | str]]

@@ -98,7 +98,7 @@ def fetch_failed(ctx: Context, reason: str) -> None:
     site = ctx.site
     site.fetching = False
     site.fetch_failures += 1
-    if site.over and site.fetch_failures == MAX_FETCHES_AT_THE_END:
+    if site.over and site.fetch_failures >= MAX_FETCHES_AT_THE_END:
         endings.exit(ctx, 0, site.over)
         return
     delay_s = min(FETCH_RETRY_S * 2.0**site.fetch_failures, MAX_FETCH_BACKOFF_S)

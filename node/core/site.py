@@ -165,9 +165,7 @@ class SiteCore:
                 self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
             case events.DiskRolledBack():
                 is_news = rollback.done(self.ctx, event)
-                if self._finished_meanwhile():
-                    pass
-                elif is_news and self.site.connected:
+                if not self._finished_meanwhile() and is_news and self.site.connected:
                     self._hello()
             case events.LeaveAsked(reason):
                 self._leave_asked(reason)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind, MergeMode
@@ -776,19 +778,22 @@ def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_wh
     assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 2: complete")
 
 
-def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends() -> None:
+@pytest.mark.parametrize("num_failed_before", [0, 7])
+def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_before: int) -> None:
     """Where no donor is left the coordinator says so; those that it names may be leaving."""
     drive = started()
+    drive.core.site.fetch_failures = num_failed_before
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive.receive(m.Finished(commit=1, reason="complete", run_step=10, run_tokens=300))
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
-    for attempt in range(3):
+    num_fetches = 1 if num_failed_before else 3
+    for attempt in range(num_fetches):
         assert isinstance(drive.sent()[-1], m.FindSources), "others may still be here"
         donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
         drive.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,)))
         drive.wants(e.FetchState)
         drive(e.FetchFailed("it has left"))
-        if attempt < 2:
+        if attempt < num_fetches - 1:
             drive.now += 8.0
             drive(e.Tick())
     assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 1: complete")
