@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import RunSettings, SyncSettings
 
 HELP = "write a commented run.toml"
 EPILOG = """\
@@ -21,21 +22,34 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    run, sync = RunSettings(run_id="of-the-defaults"), SyncSettings()
     parser.add_argument(
         "path", nargs="?", type=Path, default=Path("run.toml"), help="file or folder (default: run.toml)"
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="where the coordinator listens")
     parser.add_argument(
-        "--data", metavar="NAME", help='data set: "stdlib", "local" (each site its own), or a name for files all share'
+        "--listen",
+        metavar="HOST:PORT",
+        help="where the coordinator listens; without it, where only this machine can reach it",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help=f'data set: "stdlib", "local" (each site its own), or a name for files all share (default: {run.data})',
     )
     parser.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, metavar="N", help="length of the run in inner steps of each site")
+    length.add_argument(
+        "--steps", type=int, metavar="N", help=f"length of the run in inner steps of each site (default: {run.steps})"
+    )
     length.add_argument("--tokens", type=int, metavar="N", help="length of the run in tokens of all sites")
-    parser.add_argument("--sync-every", type=int, metavar="H", help="inner steps between two syncs")
-    parser.add_argument("--codec", help="fp32, bf16 or int8")
-    parser.add_argument("--min-sites", type=int, metavar="N", help="training starts with so many sites")
-    parser.add_argument("--time-limits", metavar="PRESET", help="local, lan or wan")
+    parser.add_argument(
+        "--sync-every", type=int, metavar="H", help=f"inner steps between two syncs (default: {sync.every})"
+    )
+    parser.add_argument("--codec", help=f"fp32, bf16 or int8 (default: {sync.codec})")
+    parser.add_argument(
+        "--min-sites", type=int, metavar="N", help=f"training starts with so many sites (default: {run.min_sites})"
+    )
+    parser.add_argument("--time-limits", metavar="PRESET", help=f"local, lan or wan (default: {run.time_limits})")
     parser.add_argument("--name", metavar="NAME", help="beginning of the run's id (default: the folder's name)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
 
