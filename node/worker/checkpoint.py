@@ -43,7 +43,7 @@ READ_LIMIT_S = 60.0
 UNREADABLE = (ConfigError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError)
 """What comes of a damaged header."""
 _RANK = re.compile(r"rank-(\d{1,9})\.")
-_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.safetensors")
+_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.(?:safetensors|new)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class LocalCheckpoints:
         """Copy the state to host memory and begin to write it, unless the last one is still being written."""
         if self._is_off:
             return
-        if self._writer is not None and self._writer.is_alive():
+        if self.is_writing:
             self._num_skipped += 1
             if self._num_skipped == 1:
                 self._say(
@@ -237,8 +237,8 @@ class LocalCheckpoints:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
             self._failed(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
             return
-        if not tensors and not values["state"]:
-            return  # SGD without momentum: nothing to keep
+        if not tensors and not values["state"] and self._owner.world == 1:
+            return  # SGD without momentum: nothing to keep; other ranks may need this one's file to go on from theirs
         about = {
             "owner": asdict(self._owner),
             "run_step": run_step,
@@ -262,6 +262,10 @@ class LocalCheckpoints:
             target=self._write, args=(item, about, tensors), name="atoll-optimizer-checkpoint"
         )
         self._writer.start()
+
+    @property
+    def is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
 
     def finish(self) -> None:
         """Until the last one is written or has failed."""
@@ -344,14 +348,17 @@ class LocalCheckpoints:
         return 0
 
     def _prune(self) -> None:
-        """Keep what is since the second newest checkpoint that all ranks have; rank 0 removes what ranks left that
-        are no more."""
+        """Keep what is since the second newest checkpoint that all ranks have; of more than MAX_KEPT the newest that
+        all have and what slower ranks are writing first. Rank 0 removes what ranks left that are no more."""
         listed = _listed(self._folder)
         own = sorted(listed.pop(self._owner.rank))
         common = sorted(i for i in own if all(i in listed.get(r, ()) for r in self._others()))
         oldest = common[-NUM_KEPT] if len(common) >= NUM_KEPT else own[0]
-        for index, item in enumerate(own):
-            if item < oldest or index < len(own) - MAX_KEPT:
+        being_written = _listed(self._folder, "new")
+        slower = [i for i in own if any(i in being_written.get(r, ()) for r in self._others())]
+        kept = list(dict.fromkeys([*common[-1:], *reversed(slower), *reversed(own)]))[:MAX_KEPT]
+        for item in own:
+            if item < oldest or item not in kept:
                 _remove(self._path(item))
         if self._owner.rank == 0:
             for path in [*self._folder.glob("rank-*.safetensors"), *self._folder.glob("rank-*.new")]:
@@ -383,10 +390,10 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _listed(folder: Path) -> dict[int, list[CheckpointId]]:
-    """What lies in the folder, by rank."""
+def _listed(folder: Path, kind: str = "safetensors") -> dict[int, list[CheckpointId]]:
+    """What lies in the folder, by rank; "new": what is being written."""
     found: dict[int, list[CheckpointId]] = {}
-    for path in folder.glob("rank-*.safetensors"):
+    for path in folder.glob(f"rank-*.{kind}"):
         match = _NAME.fullmatch(path.name)
         if match is not None:
             rank, incarnation, generation, step = (int(n) for n in match.groups())

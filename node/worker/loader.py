@@ -59,14 +59,22 @@ class Loader:
     ) -> None:
         self._batches = batches
         self._running = running
+        self._num_iterators = 0
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Batches(batches), **options)
 
     def __iter__(self) -> Iterator[Any]:
         self._batches.rewind()
         if not self._running():
             return  # the loader's workers would draw at once
+        self._num_iterators += 1
+        number = self._num_iterators
         fetched = iter(self._loader)
         while self._running():
+            if number != self._num_iterators:
+                raise ConfigError(
+                    "an iterator of site.loader goes on after a newer iterator began, which draws the same samples; "
+                    "use one at a time"
+                )
             batch = next(fetched)
             if self._batches.give_out():
                 yield batch

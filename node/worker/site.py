@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
@@ -196,7 +197,7 @@ class _JoinedSite(Site):
             raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
-        tensors = find_tensors(modules, optimizers, buffers)
+        self._tensors = tensors = find_tensors(modules, optimizers, buffers)
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.worker_settings.checkpoint_folder
@@ -312,6 +313,8 @@ class _JoinedSite(Site):
             self.running = False
         else:
             self._connection.tell(error)
+            if error is not None and self._checkpoints is not None and self._checkpoints.is_writing:
+                traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
         if self._checkpoints is not None:
             self._checkpoints.finish()
         disconnect()
@@ -390,6 +393,8 @@ class _JoinedSite(Site):
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - self._window_step if self._loss_steps else 0
         is_seed = not self._has_values
+        self._tensors.reshard()
+        self._tensors.check_trained(self._optimizers)
         self._shared.write_snapshot(with_frozen=is_seed)
         hashes = self._shared.hashes() if answer.hash_shared else None
         self._client.sealed(

@@ -99,6 +99,21 @@ class ModelTensors:
         """FSDP2: after a forward without backward, modules hold gathered copies; writes must go to the shards."""
         reshard(self.modules)
 
+    def check_trained(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Raises ConfigError, naming it, for a parameter that is trained only since join: it would be in no average."""
+        known = {identity(h.parameter) for h in self.held if h.parameter is not None and h.spec.role is Role.TRAINABLE}
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if not parameter.requires_grad or identity(parameter) in known:
+                        continue
+                    names = (i.name for m in self.modules for i in _walk(m, "") if i.tensor is parameter)
+                    raise ConfigError(
+                        f"{next(names, 'a parameter')!r} of shape {list(parameter.shape)} was added or unfrozen after "
+                        "atoll.join, so the other sites do not know it; join with every parameter that will be trained "
+                        "in the optimizer and requires_grad = True"
+                    )
+
 
 def reshard(modules: Sequence[nn.Module]) -> None:
     for module in modules:

@@ -461,7 +461,46 @@ def test_what_another_rank_still_needs_is_kept(tmp_path: Path) -> None:
     ranks[1].write(4)
     assert common() == {at(3), at(4)}
     ranks[0].write(5, 6, 7, 8, 9)
-    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(6), at(7), at(8), at(9))
+    assert Rank(tmp_path, rank=0, world=2).checkpoints.usable == (at(4), at(7), at(8), at(9))
+    assert common() == {at(4)}, "a crash now needs it"
+
+
+def test_what_a_much_slower_rank_is_writing_is_kept(tmp_path: Path) -> None:
+    ranks = [Rank(tmp_path, rank=rank, world=2) for rank in range(2)]
+    for rank in ranks:
+        rank.begin()
+        rank.train(1)
+        rank.write(1)
+    aside = tmp_path / "rank-1.1-1-2.new"
+    aside.touch()
+    ranks[0].write(2, 3, 4, 5, 6, 7)
+    ranks[1].write(2)
+    assert not aside.exists()
+    of = [set(Rank(tmp_path, rank=rank, world=2).checkpoints.usable) for rank in range(2)]
+    assert of[0] & of[1] == {at(1), at(2)}
+    assert len(of[0]) == checkpoint.MAX_KEPT
+
+
+def test_a_rank_whose_optimizer_keeps_nothing_does_not_cost_the_others_theirs(tmp_path: Path) -> None:
+    """Of a pipeline, for example, whose stages have different optimizers."""
+
+    def ranks() -> list[Rank]:
+        return [
+            Rank(tmp_path, rank=0, world=2),
+            Rank(tmp_path, lambda p: torch.optim.SGD(p, lr=0.1), rank=1, world=2),
+        ]
+
+    for rank in ranks():
+        rank.begin()
+        rank.train(1)
+        rank.write(1)
+    again = ranks()
+    assert [rank.checkpoints.usable for rank in again] == [(at(1),), (at(1),)]
+    assert all(rank.go_on() for rank in again)
+    assert again[0].optimizer.state
+    assert not again[1].optimizer.state
+    for rank in again:
+        rank.train(1)
 
 
 def test_files_of_ranks_that_are_no_more_are_removed(tmp_path: Path) -> None:

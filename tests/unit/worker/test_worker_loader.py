@@ -88,6 +88,19 @@ def test_a_new_iterator_goes_on_where_training_stopped(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_iterator_that_goes_on_after_a_newer_one_began_is_refused(node: FakeNode, num_workers: int) -> None:
+    """The newer one began after the last batch that was trained on: what this one gives would be trained on twice."""
+    node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
+    loader = joined().loader(Numbers(), 4, num_workers=num_workers)
+    older, newer = iter(loader), iter(loader)
+    assert next(older).tolist() == samples(0, 4)
+    assert next(newer).tolist() == samples(0, 4)
+    with pytest.raises(ConfigError, match="newer iterator"):
+        next(older)
+    assert next(newer).tolist() == samples(4, 4)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_loader_that_is_made_after_the_run_is_over_draws_nothing(node: FakeNode, num_workers: int) -> None:
     """Of a late joiner, which is told to stop when it joins: the node would refuse to hear of its data."""
     node.script = [(0, apply(MergeMode.REPLACE, 0, fresh=True)), (0, STOP)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -401,6 +402,62 @@ def test_the_ramp_is_gone_when_the_site_ends_within_it(node: FakeNode) -> None:
         assert optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_the_reason_of_a_crash_is_said_before_a_checkpoint_is_waited_for(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The disk may be so slow that the node ends the rank first, for a hang."""
+    node.checkpoint_folder = str(tmp_path)
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    node.script = [first(9)]
+    net, _ = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+    reading, writing = os.pipe()
+    finish = LocalCheckpoints.finish
+    said: list[str] = []
+
+    def watched(checkpoints: LocalCheckpoints) -> None:
+        said.append(capsys.readouterr().err)
+        os.write(writing, b"the disk goes on")
+        finish(checkpoints)
+
+    monkeypatch.setattr(LocalCheckpoints, "finish", watched)
+
+    def go_on() -> None:
+        with atoll.join(net, optimizer) as site:
+            train(net, optimizer)
+            site.step(tokens=1)
+            raise ZeroDivisionError("in the second step")
+
+    with monkeypatch.context() as slow:
+        slow.setattr(os, "fsync", lambda descriptor: os.read(reading, 1))
+        with pytest.raises(ZeroDivisionError):
+            go_on()
+    os.close(reading)
+    os.close(writing)
+    assert "ZeroDivisionError: in the second step" in said[0]
+    assert "Traceback" in said[0]
+
+
+@pytest.mark.parametrize("late", ["unfrozen", "added"])
+def test_a_parameter_that_is_trained_only_after_join_is_refused(node: FakeNode, late: str) -> None:
+    """It would be in no average: the sites would drift apart in silence."""
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    if late == "unfrozen":
+        net[1].requires_grad_(False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    node.script = [first(1), (1, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        if late == "unfrozen":
+            net[1].requires_grad_(True)
+        else:
+            net.append(nn.Linear(1, 1))
+            optimizer.add_param_group({"params": net[2].parameters()})
+        name = r"1\.bias|1\.weight" if late == "unfrozen" else r"2\.bias|2\.weight"
+        with pytest.raises(ConfigError, match=f"'({name})'.*after atoll.join"):
+            site.step(tokens=1)
+    assert not node.said("sealed")
 
 
 # --- without a node
