@@ -135,6 +135,7 @@ class Hello:
     atoll_version: str = bounded(64, "")
     from_saved_model: bool = False
     branch: int = 0
+    process_id: bytes = bounded(16, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

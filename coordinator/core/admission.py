@@ -150,7 +150,22 @@ def _refused_by_name(run: Run, stream: int, header: m.Header, message: m.Hello) 
             str(site.incarnation),
         )
         return True
+    if header.incarnation == site.incarnation and site.hello is not None:
+        return _refused_as_a_copy(run, stream, site, message)
     return False
+
+
+def _refused_as_a_copy(run: Run, stream: int, site: Site, message: m.Hello) -> bool:
+    """Whether another process has said Hello as this start of the node. Both would contribute under one key."""
+    assert site.hello is not None
+    if message.process_id == site.hello.process_id:
+        return False
+    text = (
+        f"{site.label}: another process is start {site.incarnation} of this node, at {site.address}: the --home of one "
+        "is a copy of the other's; end one of them, and start it with a --home and a --name of its own"
+    )
+    run.refuse(stream, RefusedKind.STALE, text)
+    return True
 
 
 def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site:

@@ -117,6 +117,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     run.persist(record)
     run.persist_ledger()
     run.log.append(record)
+    _note_who_may_hold_it(run, plan, number)
     run.num_abandoned_in_a_row = 0
     ids = attempt.ids()
     run.exchange_times.note(ids, run.now - attempt.planned_at)
@@ -140,6 +141,15 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     if ahead is not None:
         for site in at_base:
             run.send(site, ahead.plan)
+
+
+def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
+    """Who was planned and has gone since may have all payloads on its disk: a rollback waits for it."""
+    for member in (*plan.contributors, *plan.receivers):
+        site = run.members.by_id(member.site_id)
+        if site is not None and not site.live and site.may_hold < number:
+            site.may_hold = number
+            run.persist(site.record())
 
 
 def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:

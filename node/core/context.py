@@ -24,6 +24,7 @@ class SiteIdentity:
     from_saved_model: bool
     max_retained_bytes: int
     bandwidth_bytes_per_s: int
+    process_id: bytes = b""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -192,6 +192,7 @@ class SiteCore:
                 atoll_version=identity.atoll_version,
                 from_saved_model=identity.from_saved_model,
                 branch=site.branch,
+                process_id=identity.process_id,
             )
         )
 

@@ -12,6 +12,7 @@ from atoll.node.dataplane.disk import disk_error, sync_folder
 from atoll.protocol.errors import HostError
 
 KEY_BYTES = 32
+PROCESS_ID_BYTES = 16
 MAX_INCARNATION = (1 << 63) - 1  # stores keep signed integers
 SOCKET_FOLDER_PREFIX = "atoll-"
 """Of the temporary folder with the socket and pipes of one start."""
@@ -38,6 +39,8 @@ class Home:
             self._remove_left_over()
             self.key = self._read_key()
             self.incarnation = self._next_incarnation()
+            self.process_id = secrets.token_bytes(PROCESS_ID_BYTES)
+            """Of this start alone: a copy of the folder has the same key, and counts its starts on from the same."""
             self.branch = self._number("branch")
             """In which the commits on this disk are numbered; see `keep_branch`."""
         except BaseException:

@@ -85,6 +85,7 @@ class Node:
             from_saved_model=config.from_saved is not None,
             max_retained_bytes=config.max_retained_bytes,
             bandwidth_bytes_per_s=config.bandwidth_bytes_per_s,
+            process_id=home.process_id,
         )
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None

@@ -288,15 +288,17 @@ class WorkerGroup:
 
     def data_set(self, rank: int, data: DataSet) -> Outcome:
         self._enter(rank, Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
-        bounds = (
-            0 < data.num_samples <= MAX_SAMPLES,
-            0 < data.batch_size <= MAX_BATCH,
-            data.batches_ahead <= MAX_BATCH,
-        )
-        if not all(bounds) or rank in self._data:
+        if data.num_samples <= 0 or data.batch_size <= 0 or rank in self._data:
             raise InvalidMessage(f"rank {rank} announces {data} as its data" + (" again" if rank in self._data else ""))
         is_first = not self._data
         self._data[rank] = data
+        if data.num_samples > MAX_SAMPLES or max(data.batch_size, data.batches_ahead) > MAX_BATCH:
+            return self.fail(
+                f"rank {rank} loads {data.num_samples} samples in batches of {data.batch_size}, {data.batches_ahead} "
+                f"of them ahead; at most {MAX_SAMPLES} samples, batches of {MAX_BATCH} and {MAX_BATCH} of them ahead "
+                "are possible: give site.loader a smaller batch_size, num_workers or prefetch_factor",
+                exit_code=ConfigError.exit_code,
+            )
         if is_first:
             return [
                 DataAnnounced(

@@ -336,6 +336,7 @@ class Hello(_message.Message):
     ATOLL_VERSION_FIELD_NUMBER: _builtins.int
     FROM_SAVED_MODEL_FIELD_NUMBER: _builtins.int
     BRANCH_FIELD_NUMBER: _builtins.int
+    PROCESS_ID_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     key: _builtins.bytes
     """32 bytes from the node's key file; the coordinator keeps only its digest"""
@@ -350,6 +351,8 @@ class Hello(_message.Message):
     """started with --from: may seed commit 0 of a resumed run"""
     branch: _builtins.int
     """of the commits that it knows; see RolledBack"""
+    process_id: _builtins.bytes
+    """random: two processes with one key and start count (a copied home) are told apart"""
     def __init__(
         self,
         *,
@@ -362,10 +365,11 @@ class Hello(_message.Message):
         atoll_version: _builtins.str = ...,
         from_saved_model: _builtins.bool = ...,
         branch: _builtins.int = ...,
+        process_id: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "state_hash", b"state_hash"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "atoll_version", b"atoll_version", "branch", b"branch", "from_saved_model", b"from_saved_model", "has_state", b"has_state", "key", b"key", "last_commit", b"last_commit", "name", b"name", "process_id", b"process_id", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -231,6 +231,7 @@ class Story:
         saved: bool = False,
         again: bool = False,
         branch: int = 0,
+        process: str = "",
     ) -> None:
         """Opens a stream (unless `again`, on the one there is) and says Hello."""
         site = self.sites.setdefault(name, FakeSite(name))
@@ -247,6 +248,7 @@ class Story:
             state_hash=a_hash(state[1]) if state else b"",
             from_saved_model=saved,
             branch=branch,
+            process_id=process.encode(),
         )
         header = m.Header(protocol_version=version, run_id=run_id or "run", term=term, incarnation=site.incarnation)
         assert site.stream is not None

@@ -29,3 +29,31 @@ def test_a_start_with_a_state_ahead_of_the_log_does_not_end_the_one_that_is_in_t
     site = story.core.run.members.sites["a"]
     assert (site.incarnation, site.stream, site.live) == (1, old.stream, True)
     assert site.site_id in story.core.run.sync.ready  # type: ignore[union-attr]
+
+
+def test_a_copy_of_a_home_does_not_take_the_stream_of_the_start_that_is_in_the_run() -> None:
+    """With the same key and the same start count. Reducers would take chunks of both for one contribution."""
+    story = Story(some_settings())
+    story.join("a", process="first")
+    story.applied("a", 0, "s0")
+    story.join("b")
+    story.applied("b", 0, "s0")
+    story.ready("a")
+    first = story.sites.pop("a")
+    story.connect("a", process="copy", state=(0, "s0"))
+    refused = story.last("a", m.Refused)
+    assert (refused.kind, "copy of the other's" in refused.text) == (RefusedKind.STALE, True)
+    site = story.core.run.members.sites["a"]
+    assert (site.stream, site.live) == (first.stream, True)
+    story.sites["a"] = first
+    story.connect("a", process="first", state=(0, "s0"))  # a new stream of the same process
+    assert site.stream == first.stream
+    assert site.site_id in story.core.run.sync.ready  # type: ignore[union-attr]
+    story.connect("a", process="copy", incarnation=2, state=(0, "s0"))  # the next start of either is one of its own
+    assert site.incarnation == 2
+    story.restart()
+    story.connect("a", process="copy", state=(0, "s0"))
+    assert story.core.run.members.sites["a"].stream is not None
+    story.sites.pop("a")
+    story.connect("a", process="first", incarnation=2, state=(0, "s0"))
+    assert story.last("a", m.Refused).kind is RefusedKind.STALE

@@ -212,6 +212,45 @@ def test_a_site_that_left_with_a_commit_is_waited_for_until_an_operator_says_oth
     assert story.view.branch == 1, "no need for it"
 
 
+def test_a_site_that_left_when_it_was_done_may_have_the_commit_that_followed() -> None:
+    """Done means that all payloads are on its disk."""
+    story = committed("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    story.done("b", "s2")
+    story.leave("b")
+    for name in "ac":
+        story.done(name, "s2")
+    for name in "ac":
+        story.applied(name, 3, "s3")
+    power_cut(story, "a", "c")
+    back(story, "a", 2)
+    back(story, "c", 2)
+    assert "b (site 2) may have them" in story.view.state
+    story.restart()
+    back(story, "a", 2)
+    back(story, "c", 2)
+    assert "b (site 2) may have them" in story.view.state
+    back(story, "b", 2, lacks=False)
+    story.applied("b", 3, "s3")  # its own log leads on
+    assert (story.view.last_commit, story.view.branch) == (3, 0)
+
+
+def test_a_site_that_was_lost_before_its_done_was_heard_may_have_the_commit_that_followed() -> None:
+    story = committed("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name in "ac":
+        story.done(name, "s2")
+    story.drop("b")
+    story.wait(story.core.run.limits.reconnect_grace_s)
+    assert story.view.last_commit == 3
+    power_cut(story, "a", "c")
+    back(story, "a", 2)
+    back(story, "c", 2)
+    assert "b (site 2) may have them" in story.view.state
+
+
 def test_what_a_site_has_of_void_commits_is_not_what_a_later_rollback_waits_for() -> None:
     story = committed("a", "b", "c", count=3)
     story.leave("c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,16 @@ def test_a_home_keeps_its_key_and_counts_starts(tmp_path: Path) -> None:
     second = Home(tmp_path / "home")
     second.close()
     assert (second.key, second.incarnation) == (first.key, first.incarnation + 1)
+
+
+def test_a_copy_of_a_home_has_the_same_key_and_count_and_is_another_process(tmp_path: Path) -> None:
+    Home(tmp_path / "home").close()
+    shutil.copytree(tmp_path / "home", tmp_path / "copy")
+    first, second = Home(tmp_path / "home"), Home(tmp_path / "copy")
+    first.close()
+    second.close()
+    assert (second.key, second.incarnation) == (first.key, first.incarnation)
+    assert second.process_id != first.process_id
 
 
 def test_what_a_killed_node_left_outside_of_its_home_goes_at_its_next_start(tmp_path: Path) -> None:

@@ -507,6 +507,16 @@ def test_ranks_load_the_same_data_in_batches_of_one_size(other: DataSet) -> None
     assert "rank 1 loads" in failure(group.data_set(1, other))
 
 
+@pytest.mark.parametrize("large", [DataSet(num_samples=100, batch_size=1 << 25, batches_ahead=2),
+                                   DataSet(num_samples=100, batch_size=4, batches_ahead=1 << 25),
+                                   DataSet(num_samples=1 << 50, batch_size=4, batches_ahead=2)])  # fmt: skip
+def test_data_in_larger_pieces_than_are_possible_are_a_wrong_configuration(large: DataSet) -> None:
+    """No crash that is tried again and again."""
+    group = joined(1)
+    all_ask(group, 0, 0, go_on(5))
+    assert "smaller batch_size" in failure(group.data_set(0, large))
+
+
 @pytest.mark.parametrize("wrong", [DataSet(num_samples=0, batch_size=4, batches_ahead=0),
                                    DataSet(num_samples=9, batch_size=0, batches_ahead=0)])  # fmt: skip
 def test_data_that_makes_no_sense_is_refused(wrong: DataSet) -> None:

@@ -39,6 +39,7 @@ class Driver:
             from_saved_model=from_saved_model,
             max_retained_bytes=1 << 20,
             bandwidth_bytes_per_s=0,
+            process_id=b"this process",
         )
         self.core = SiteCore(identity, SETTINGS, held, self.now)
         self.out: list[e.Output] = []
@@ -163,7 +164,9 @@ def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
 def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     drive = Driver()
     drive(e.SessionOpened())
-    assert isinstance(drive.sent()[0], m.Hello)
+    hello = drive.sent()[0]
+    assert isinstance(hello, m.Hello)
+    assert hello.process_id == b"this process"
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     assert drive.wants(e.StartWorkers) == e.StartWorkers(1, settings_to_json(SETTINGS))
     drive.joined()
