@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -64,6 +65,15 @@ def write_whole(path: Path, data: bytes, *, fsync: bool = False) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise disk_error(error, path, len(data)) from error
+
+
+def allow_open_files(count: int, what: str) -> None:
+    """Raises this process's soft limit of open files if it is below `count`. HostError if the hard one is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != soft < count:
+        if resource.RLIM_INFINITY != hard < count:
+            raise HostError(f"{what} needs {count} open files, this process may have {hard}; raise `ulimit -Hn`")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
 
 
 def sync_folder(folder: Path) -> None:

@@ -199,14 +199,22 @@ class PayloadFile:
             raise StateError(f"{self.path.name}: chunk {chunk} has no payload in this layout")
         with self._in_use():
             entry = self._read(_ENTRY_BYTES, _INDEX_OFFSET + _ENTRY_BYTES * chunk)
-            offset, length, expected = self._parse(chunk, entry)
+            try:
+                offset, length, expected = self._parse(chunk, entry)
+            except StateError:
+                self._lose(chunk)
+                raise
             data = self._read(length, offset)
         if payload_hash(data) != expected:
-            with self._lock:  # missing from now on, so that it can be put again
-                self._hashes.pop(chunk, None)
-                self.sealed = False
+            self._lose(chunk)
             raise StateError(f"{self.path.name}: the payload of chunk {chunk} is damaged; fetch it again")
         return data
+
+    def _lose(self, chunk: int) -> None:
+        """Missing from now on, so that it can be put again."""
+        with self._lock:
+            if self._hashes.pop(chunk, None) is not None:
+                self.sealed = False
 
     def _parse(self, chunk: int, entry: bytes) -> tuple[int, int, bytes]:
         body = entry[: _ENTRY.size]

@@ -11,7 +11,7 @@ import re
 import threading
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, sync_folder, write_whole
+from atoll.node.dataplane.disk import allow_open_files, disk_error, sync_folder, write_whole
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
@@ -22,6 +22,7 @@ from atoll.protocol.messages import MAX_LOG_COMMITS, Commit
 log = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 22
+_OTHER_OPEN_FILES = 512  # of the process: each commit's payloads are one open file
 _ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})\.payloads")
 _RECORD = re.compile(r"commit-(\d{1,20})\.record")
 
@@ -36,6 +37,7 @@ class PayloadLog:
     def __init__(self, folder: Path, layout: Layout, run_id: str, keep_commits: int, *, fsync: bool = False) -> None:
         if not 1 <= keep_commits <= MAX_LOG_COMMITS:
             raise ConfigError(f"sync.log_commits = {keep_commits}: choose 1 to {MAX_LOG_COMMITS}")
+        allow_open_files(keep_commits + _OTHER_OPEN_FILES, f"sync.log_commits = {keep_commits}")
         self._folder = folder
         self._layout = layout
         self._run_id = run_id

@@ -106,10 +106,11 @@ class _Rebuild:
 
     def _bring_all(self) -> bool:
         """False if it has to be tried again."""
-        sources = {chunk: self._sources(chunk, with_snapshots=False) for chunk in self._sync_chunks}
+        held = self._outer.versions  # of all chunks: once, not for each of a hundred thousand
+        sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=False) for chunk in self._sync_chunks}
         target = _newest_common(list(sources.values()))
         if target is None or target < self._newest:
-            sources = {chunk: self._sources(chunk, with_snapshots=True) for chunk in self._sync_chunks}
+            sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=True) for chunk in self._sync_chunks}
             target = _newest_common(list(sources.values()))
         for chunk, found in sources.items():
             if target is not None:
@@ -120,9 +121,8 @@ class _Rebuild:
                 return False
         return True
 
-    def _sources(self, chunk: int, *, with_snapshots: bool) -> list[_Source]:
-        """The newest first."""
-        held = self._outer.versions[chunk]
+    def _sources(self, chunk: int, held: int | None, *, with_snapshots: bool) -> list[_Source]:
+        """The newest first. `held`: its version in the outer state."""
         found = [] if held is None else [_Source(held, self._reach(chunk, held), None)]
         for file in self._snapshots.files if with_snapshots else ():
             version = file.version(chunk)

@@ -54,6 +54,27 @@ def to_json(saved: SavedManifest) -> str:
     return json.dumps(table, indent=1)
 
 
+def place_for(folder: Path) -> Path:
+    """Where a save to `folder` goes: what it replaces as a whole is not there, empty, or a saved model.
+
+    Raises ConfigError for anything else: it would be removed.
+    """
+    try:
+        folder = folder.resolve()
+        is_used = next(folder.iterdir(), None) is not None
+    except FileNotFoundError:
+        return folder
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{folder}: no place for a saved model: {error}") from None
+    if is_used and not all((folder / name).is_file() for name in (MANIFEST_NAME, MODEL_NAME)):
+        raise ConfigError(
+            f"{folder} holds other files than a saved model, and saving replaces the whole folder; name one of its own"
+        )
+    if folder.is_mount():
+        raise ConfigError(f"{folder} is a mount point, and saving replaces the whole folder; name a folder in it")
+    return folder
+
+
 def load_manifest(path: Path) -> SavedManifest:
     """The manifest of a saved model: `path` is the file or its folder.
 

@@ -22,6 +22,7 @@ from atoll.node.dataplane.saved_manifest import (
     OUTER_NAME,
     SavedManifest,
     load_manifest,
+    place_for,
     to_json,
 )
 from atoll.protocol.digest import DIGEST_BYTES
@@ -37,11 +38,13 @@ def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...]
     """Writes the outer state, which must not change meanwhile, in the place of what `folder` held.
 
     `info` has at least run_step, run_tokens and settings (a table), and goes into the manifest as it is. Raises
-    ConfigError if one of these is missing, StateError if the state is not at one commit, HostError if the disk is full.
+    ConfigError if one of these is missing or `folder` holds other files, StateError if the state is not at one commit,
+    HostError if the disk is full.
     """
     for key, kind in (("run_step", int), ("run_tokens", int), ("settings", dict)):
         if not isinstance(info.get(key), kind):
             raise ConfigError(f"{folder}: a saved model's {key} must be a {kind.__name__}, not {info.get(key)!r}")
+    folder = place_for(folder)
     commit = outer.commit
     hashes = None if commit is None else outer.chunk_hashes(commit)
     if commit is None or hashes is None:
@@ -63,15 +66,19 @@ def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...]
         aside.mkdir(parents=True)
     except OSError as error:
         raise disk_error(error, aside) from error
-    tied = {"tied": json.dumps({t.alias: t.name for t in layout.manifest.tied})} if layout.manifest.tied else {}
-    tensors = _Tensors(outer, layout)
-    entries = in_file_order(Entry(t.name, t.dtype, t.shape, _own_bytes(t)) for t in tensors.carried)
-    write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": outer.run_id, **tied})
-    entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
-    write(aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(hashes)), {"run": outer.run_id})
-    write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True)
-    if outer.commit != commit:
-        raise StateError(f"{folder}: the outer state changed while it was saved; apply no commit meanwhile")
+    try:
+        tied = {"tied": json.dumps({t.alias: t.name for t in layout.manifest.tied})} if layout.manifest.tied else {}
+        tensors = _Tensors(outer, layout)
+        entries = in_file_order(Entry(t.name, t.dtype, t.shape, _own_bytes(t)) for t in tensors.carried)
+        write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": outer.run_id, **tied})
+        entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
+        write(aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(hashes)), {"run": outer.run_id})
+        write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True)
+        if outer.commit != commit:
+            raise StateError(f"{folder}: the outer state changed while it was saved; apply no commit meanwhile")
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)  # a full disk would stay full
+        raise
     _put_in_place(aside, folder)
 
 

@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="this node's own folder: key, outer state, log (default: ~/.local/state/atoll/RUN/NAME)",
     )
-    parser.add_argument("--save", type=Path, metavar="DIR", help="where the model is saved (default: HOME/model)")
+    parser.add_argument(
+        "--save", type=Path, metavar="DIR", help="where the model is saved, a folder of its own (default: HOME/model)"
+    )
     parser.add_argument(
         "--from", type=Path, dest="from_saved", metavar="DIR", help="the saved model that a resumed run starts from"
     )
@@ -100,6 +102,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         NodeConfig,
         validate,
     )
+    from atoll.node.dataplane.saved_manifest import place_for
     from atoll.protocol.addresses import parse_address
 
     for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
@@ -114,6 +117,8 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         script = Path(args.command[0])
         if not script.is_file():
             raise ConfigError(f"{script}: no such script; the first word behind -- is the script to run")
+    if args.save is not None:
+        place_for(args.save)
     retained, buffer = args.max_retained_mib, args.reduce_buffer_mib
     config = NodeConfig(
         coordinator=args.coordinator,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import shutil
 import threading
 from dataclasses import replace
@@ -328,3 +329,47 @@ def test_a_payload_that_turns_out_damaged_is_missing_and_can_be_put_again(
     assert log.read(1, 1) == found[1]
     log.close()
     assert reopened(tmp_path / "log", used).read(1, 1) == found[1]
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_payload_whose_place_is_lost_can_be_put_again(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], cut: bool
+) -> None:
+    log = reopened(tmp_path / "log", used)
+    sealed_commit(log, 1, found)
+    (path,) = (tmp_path / "log").glob("attempt-*")
+    lost = next(iter(found)) if cut else 1  # payloads were put in the opposite order: the first one is the last
+    with path.open("r+b") as file:
+        if cut:
+            file.truncate(path.stat().st_size - 1)
+        else:
+            file.seek(128 + 64 * lost)
+            file.write(b"\xff\xff")
+    with pytest.raises(StateError, match=f"chunk {lost}"):
+        log.read(1, lost)
+    (record,) = log.commits()
+    again = log.open_commit(record)
+    assert again.missing() == [lost]
+    again.put(lost, found[lost], payload_hash(found[lost]))
+    again.seal(False)
+    assert log.read(1, lost) == found[lost]
+    log.close()
+    assert reopened(tmp_path / "log", used).read(1, lost) == found[lost]
+
+
+def test_a_long_log_gets_as_many_open_files_as_it_needs(
+    tmp_path: Path, used: Layout, found: dict[int, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_commits = 100
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_commits, hard))
+        log = reopened(tmp_path / "log", used, keep=num_commits)
+        for number in range(1, num_commits + 1):
+            sealed_commit(log, number, found)
+        log.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (200, 300))
+    with pytest.raises(HostError, match="log_commits = 100 needs 612 open files, this process may have 300"):
+        reopened(tmp_path / "log", used, keep=num_commits)

@@ -204,3 +204,20 @@ def test_what_is_discarded_meanwhile_does_not_come_back(site: Site, monkeypatch:
     site.snapshot()
     assert site.snapshots.files == []
     assert not list((site.folder / "snapshots").glob("*.snapshot"))
+
+
+def test_putting_together_does_not_list_all_chunks_for_each_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path).commit(2).snapshot().commit(1)
+    listed = vars(OuterState)["versions"]
+    num_lists = 0
+
+    def versions(self: OuterState) -> object:
+        nonlocal num_lists
+        num_lists += 1
+        return listed.fget(self)
+
+    monkeypatch.setattr(OuterState, "versions", property(versions))
+    site.restarted(without_outer=True)
+    assert num_lists < len(site.layout.chunks), "with a hundred thousand chunks it would take for ever"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from safetensors import safe_open
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
 from atoll.node.dataplane.saved_model import load_manifest, restore, save
-from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, manifest, payloads, seeded
 
@@ -122,6 +123,51 @@ def test_an_interrupted_save_leaves_the_former_one(
     assert load_manifest(folder) == before
     save(folder, outer, used, SLOTS, INFO)
     assert load_manifest(folder).commit == 3
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    folder = tmp_path / "everything"
+    folder.mkdir()
+    save(folder, outer, used, SLOTS, INFO)  # an empty folder may go
+    other = tmp_path / "thesis"
+    other.mkdir()
+    (other / "chapter-1").write_text("three years")
+    (other / "manifest.json").write_text("{}")  # of something else
+    with pytest.raises(ConfigError, match="thesis holds other files than a saved model"):
+        save(other, outer, used, SLOTS, INFO)
+    assert (other / "chapter-1").read_text() == "three years"
+    with pytest.raises(ConfigError, match="chapter-1"):
+        save(other / "chapter-1", outer, used, SLOTS, INFO)
+    with pytest.raises(ConfigError, match="/proc"):
+        save(Path("/proc"), outer, used, SLOTS, INFO)
+
+
+def test_a_save_through_a_link_and_to_here_goes_where_it_points(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big, link = tmp_path / "big" / "model", tmp_path / "link"
+    big.mkdir(parents=True)
+    link.symlink_to(big)
+    for step in (1, 2):
+        save(link, outer, used, SLOTS, INFO | {"run_step": step})
+    assert link.is_symlink()
+    assert load_manifest(big).run_step == 2
+    monkeypatch.chdir(big)
+    save(Path(), outer, used, SLOTS, INFO | {"run_step": 3})
+    assert load_manifest(big).run_step == 3
+
+
+def test_a_save_that_fails_gives_its_room_back(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(HostError, match="no space is left"):
+        save(tmp_path / "model", outer, used, SLOTS, INFO)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_state_between_commits_is_not_saved(tmp_path: Path, used: Layout, outer: OuterState) -> None:
