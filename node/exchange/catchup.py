@@ -19,7 +19,7 @@ from atoll.node.dataplane.outer_state import OuterState, record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
-from atoll.node.exchange.donors import DonorKey, Donors, donor_key
+from atoll.node.exchange.donors import DonorKey, Donors, donor_key, together
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.progress import Pace
@@ -38,6 +38,8 @@ DONORS_ASKED_FOR = 4
 """How often the coordinator is asked for a donor of a commit, before the site goes on from what it has."""
 LISTS_ASKED = 8
 """Newest attested commits whose hash lists are asked for; of each donor also that of its own commit."""
+APPLIED_AT_ONCE = 8
+"""Chunks; a fetch that is cancelled waits for these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,9 +212,9 @@ class _Fetch:
     async def _first_lists(self) -> None:
         while not self._useful_lists():
             newest = sorted(self.known.attested, reverse=True)[:LISTS_ASKED]
-            for client in self._donors.usable():
-                own = {client.donor.commit} & self.known.attested.keys()
-                await self._ask_lists(client, sorted({*newest, *own}))
+            asked = [(c, {c.donor.commit} & self.known.attested.keys()) for c in self._donors.usable()]
+            # At once: some that are silent, one after the other, would use up the time in which something has to move.
+            await together([self._ask_lists(client, sorted({*newest, *own})) for client, own in asked])
             if not self._useful_lists():
                 await self._donors.ask_again("no donor has the hash list of an attested commit")
 
@@ -335,13 +337,19 @@ class _Fetch:
 
     async def _apply(self, record: Commit, file: PayloadFile) -> None:
         versions = self._outer.versions
-
-        def work(chunk: int) -> None:
-            self._outer.apply(chunk, file.read(chunk), record.commit, self._optimizer)
-
         chunks = self._layout.chunks[: self._layout.num_sync_chunks]
-        behind = [c.index for c in chunks if c.num_elements and versions[c.index] == record.commit - 1]
-        await asyncio.gather(*(self._in_pool(lambda chunk=chunk: work(chunk)) for chunk in behind))  # type: ignore[misc]
+        behind = iter([c.index for c in chunks if c.num_elements and versions[c.index] == record.commit - 1])
+
+        async def work() -> None:
+            for chunk in behind:
+                await self._in_pool(
+                    lambda chunk=chunk: self._outer.apply(  # type: ignore[misc]
+                        chunk, file.read(chunk), record.commit, self._optimizer
+                    )
+                )
+
+        # Nothing may be written after the end: the disk may be rolled back next.
+        await together([work() for _ in range(APPLIED_AT_ONCE)])
         self._donors.moved()
 
     async def _in_pool(self, work: Callable[[], T]) -> T:

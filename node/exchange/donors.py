@@ -38,6 +38,8 @@ MAX_BATCH_CHUNKS = 1024
 MAX_STRIKES = 3
 """Answers that are not right, before a donor is not asked any more."""
 ASK_AGAIN_S = 0.3
+ARRIVAL_STALLS = 0.125
+"""Within which one of the donors that are to dial is here: with the wait for a first answer less than a stall."""
 BUSY_S = 0.1
 MAX_BUSY_DOUBLINGS = 5
 """A donor that serves others rests for BUSY_S, then for twice as long, ..., while others are asked."""
@@ -74,7 +76,7 @@ class Donors:
         self._here: dict[DonorKey, DonorClient] = {}  # those that dialled this site
         self._unanswered: set[DonorKey] = set()  # dialled, and failed before the first answer
         self._strikes: Counter[DonorKey] = Counter()
-        self._failures: Counter[DonorKey] = Counter()
+        self._failures: Counter[tuple[DonorKey, bool]] = Counter()  # of each way: whether the donor had dialled
         self._resting: set[DonorKey] = set()  # failed, until the coordinator has been asked again
         self._busy_until: dict[DonorKey, float] = {}
         self._busy_answers: Counter[DonorKey] = Counter()  # in a row
@@ -130,7 +132,7 @@ class Donors:
                         batches.append(batch)
 
         while batches:
-            await _all([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
+            await together([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
             if batches:
                 if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
                     raise StateError(all_may_lack)
@@ -175,7 +177,12 @@ class Donors:
         that join have the highest ids, one after the other."""
         ids = sorted(d.site_id for d in self.known.donors)
         first = ids[(self._header.site_id * GOLDEN % (1 << 32) * len(ids)) >> 32] if ids else 0
-        return sorted(donors, key=lambda d: (self._failures[donor_key(d)], -d.commit, d.site_id < first, d.site_id))
+
+        def place(donor: Donor) -> tuple[int, int, bool, int]:
+            num_failures = self._failures[donor_key(donor), self._expected.is_here(donor)]
+            return num_failures, -donor.commit, donor.site_id < first, donor.site_id
+
+        return sorted(donors, key=place)
 
     def _client(self, donor: Donor) -> DonorClient:
         key, here = donor_key(donor), self._expected.is_here(donor)
@@ -221,7 +228,7 @@ class Donors:
             self._strikes[key] += 1
         elif isinstance(error, RefusedError):
             self._strikes[key] = MAX_STRIKES
-        self._failures[key] += 1
+        self._failures[key, client is self._here.get(key)] += 1
         self._resting.add(key)
 
     async def ask_again(self, why: str) -> None:
@@ -233,6 +240,7 @@ class Donors:
         self.known.learn(await self._refresh(tuple(donor.site_id for donor in absent)))
         if absent:
             await asyncio.sleep(ASK_AGAIN_S)  # they are on their way
+            await self._expected.wait_for_first(ARRIVAL_STALLS * self._pace.stall_s)
         self._resting.clear()
 
     def _check_stall(self, why: str) -> None:
@@ -272,8 +280,8 @@ def _batches(chunks: list[int], size_bytes: Callable[[int], int]) -> list[set[in
     return batches
 
 
-async def _all(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs them together; the first error, or a cancellation, ends all."""
+async def together(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs them together; the first error, or a cancellation, ends all. When this returns all have ended."""
     tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         await asyncio.gather(*tasks)

@@ -93,6 +93,7 @@ class ExpectedDonors:
 
     def __init__(self) -> None:
         self._streams: dict[Site, _Streams] = {}
+        self._arrived = asyncio.Event()
 
     def expect(self, sites: Collection[Site]) -> None:
         """Besides those that are here; others that were expected before are not any more."""
@@ -119,6 +120,16 @@ class ExpectedDonors:
     @property
     def num_here(self) -> int:
         return sum(bool(streams) for streams in self._streams.values())
+
+    async def wait_for_first(self, limit_s: float) -> None:
+        """Until a donor is here, but not longer than this."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not self.num_here:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            return
 
     async def take(self, site: Site, where: str) -> DonorStream:
         """One that waits for a request. Raises PeerError if the donor has left."""
@@ -150,6 +161,7 @@ class ExpectedDonors:
         stream = DonorStream(site, context)
         streams.idle.append(stream)
         streams.notify()
+        self._arrived.set()
         return stream
 
     def gone(self, stream: DonorStream) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -250,6 +252,42 @@ def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
             assert records(joiner) == records(first)
             all_bytes = sum(len(data) for _, data in records(first))
             assert joiner.hub.received_bytes < 0.9 * all_bytes
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_nothing_is_written_after_a_fetch_has_ended_in_the_middle_of_a_commit(tmp_path: Path, how: str) -> None:
+    """Whoever waits for the end may roll the disk back next."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, away = await run.add(2)
+            await run.sync([first])
+            loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+            apply = away.outer.apply
+
+            def apply_later(chunk: int, *args: Any) -> None:
+                if how == "failed" and chunk == 0:
+                    raise StateError("the payload of chunk 0 is damaged")
+                loop.call_soon_threadsafe(begun.set)
+                assert go_on.wait(10)
+                apply(chunk, *args)
+
+            away.outer.apply = apply_later  # type: ignore[method-assign,assignment]
+            task = asyncio.create_task(fetch(run, away, [first]))
+            await begun.wait()
+            if how == "cancelled":
+                task.cancel()
+            done, _ = await asyncio.wait([task], timeout=0.2)
+            assert not done, "a thread writes a chunk"
+            go_on.set()
+            with pytest.raises((StateError, asyncio.CancelledError)):
+                await task
+            assert away.outer.versions.count(1) < len(away.data.chunks), "it ended before all were begun"
+            away.outer.apply = apply  # type: ignore[method-assign]
+            await fetch(run, away, [first])
+            assert records(away) == records(first)
 
     asyncio.run(main())
 

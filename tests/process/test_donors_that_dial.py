@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -40,12 +42,12 @@ class Transfer:
         self.on_ask: Callable[[], None] = lambda: None
         for site in (joiner, *donors):
             site.hub.site_id = site.site_id
-        self._closed = {site.site_id: closed_port() for site in donors}
+        self.addresses = {site.site_id: closed_port() for site in donors}
 
     def sources(self) -> Sources:
         found = self.run.sources(self.donors)
         return replace(
-            found, donors=tuple(replace(d, address=self._closed.get(d.site_id, d.address)) for d in found.donors)
+            found, donors=tuple(replace(d, address=self.addresses.get(d.site_id, d.address)) for d in found.donors)
         )
 
     async def refresh(self, undialled: tuple[int, ...]) -> Sources:
@@ -98,6 +100,25 @@ def test_state_and_payloads_come_from_donors_that_nobody_can_dial(
             last = await run.sync(donors)
             got = await transfer.fetch()
             assert got == Fetched(commit=2, state_hash=donors[0].outer.state_hash(), record=last)
+            assert records(joiner) == records(donors[0])
+            await nothing_is_left(transfer)
+
+    asyncio.run(main())
+
+
+def test_donors_that_are_silent_are_asked_to_dial_before_the_patience_ends(tmp_path: Path) -> None:
+    """A firewall drops what is sent to them. Nobody waits for one after the other."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            donors = await run.add(4)
+            (joiner,) = await run.add(seeded=False)
+            transfer = Transfer(run, joiner, donors, stall_s=4.0)
+            with contextlib.ExitStack() as stack:
+                for site in donors:
+                    host = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # nobody accepts
+                    transfer.addresses[site.site_id] = f"127.0.0.1:{host.getsockname()[1]}"
+                assert (await transfer.fetch()).commit == 0
             assert records(joiner) == records(donors[0])
             await nothing_is_left(transfer)
 

@@ -236,3 +236,28 @@ def test_no_more_donors_are_asked_to_dial_than_are_asked_at_once(monkeypatch: py
         await donors.close()
 
     asyncio.run(main())
+
+
+def test_one_that_dialled_is_asked_before_more_are_dialled_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a large run most of those whom the prober does not know may be behind firewalls."""
+    monkeypatch.setattr(donor_pool, "ASK_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        offered = [donor(i) for i in range(2, 2 + 4 * MAX_DONORS)]
+        expected = ExpectedDonors()
+
+        class Coordinator(Asked):
+            async def refresh(self, undialled: tuple[int, ...]) -> Sources:
+                asyncio.get_running_loop().call_later(0.05, dials, expected, undialled[3])
+                return await super().refresh(undialled)
+
+        asked = Coordinator(offered)
+        donors = donors_of(1, offered, expected=expected, asked=asked)
+        for client in donors.usable():
+            donors.failed(client, PeerError("no answer"))
+        await donors.ask_again("a test")
+        assert expected.num_here == 1, "it was waited for"
+        assert asked.undialled[0][3] in {client.donor.site_id for client in donors.usable()}
+        await donors.close()
+
+    asyncio.run(main())
