@@ -59,8 +59,8 @@ def done(ctx: Context, event: events.DiskRolledBack) -> bool:
     site.rolling_back = None
     before = (site.outer.commit, site.outer.state_hash) if site.outer is not None else None
     if event.held == before:
-        if before is None:
-            catching_up.find_sources(ctx)
+        if before is None or (site.commits and before[0] + 1 not in site.commits):
+            catching_up.find_sources(ctx)  # put off until now
         syncs.ready(ctx)
         return False
     if site.outer is not None:

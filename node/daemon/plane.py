@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,13 @@ class DataPlane:
         def work() -> bytes:
             self.log.commit(commit)
             chunks = self.layout.chunks[: self.layout.num_sync_chunks]
-            list(self._pool.map(lambda chunk: self._apply_chunk(outer, chunk, commit.commit), chunks))
+            jobs = [self._pool.submit(self._apply_chunk, outer, chunk, commit.commit) for chunk in chunks]
+            wait(jobs, return_when=FIRST_EXCEPTION)
+            for job in jobs:
+                job.cancel()
+            wait(jobs)  # nothing may be written after the end: the disk may be rolled back next
+            for job in jobs:  # in the order in which they were begun, so those that were cancelled come last
+                job.result()
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()

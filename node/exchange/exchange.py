@@ -16,7 +16,7 @@ import grpc.aio
 from atoll.node.exchange.counters import Counters, Traffic
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.link import ReducerLink
-from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.spill import Spill, Spilled
@@ -36,6 +36,8 @@ from atoll.protocol.plans import is_weighed, plan_digest, reducers, weights, wit
 from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
+FRAME_RATES = 4
+"""A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
 PATIENCE = 1.25
 """With contributions of unequal size, or an uplink that is shared unevenly."""
 
@@ -91,6 +93,9 @@ class Exchange:
         self._writer: PayloadWriter | None = None
         self._loop = asyncio.get_running_loop()
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
+        # Progress is seen in whole frames, and a site sends to all others at once.
+        fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, len(plan.contributors) - 1)
+        self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
         self.me = self._own_member()
         self._all_ready = is_weighed(plan)
         for member in plan.contributors:

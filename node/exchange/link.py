@@ -268,7 +268,7 @@ class ReducerLink:
         for chunk in chunks:
             encoded = data.contribution(chunk)
             items.append(Encoded(chunk, encoded, data.payload_hash(encoded)))
-        return list(pack_frames(items))
+        return list(pack_frames(items, self._exchange.frame_bytes))
 
     # --- down
 

@@ -18,6 +18,8 @@ from atoll.protocol.v1 import peer_pb2
 
 FRAME_BYTES = 512 << 10
 """Of one message that carries chunks; large enough to be cheap, small enough to overlap with the work on it."""
+MIN_FRAME_BYTES = 64 << 10
+"""Smaller ones cost more than they are worth."""
 MIN_PART_BYTES = 4 << 10
 """Of every part but a chunk's last, so that a chunk cannot come as a million objects."""
 MAX_HAS_PAYLOADS = 1 << 17

@@ -126,7 +126,8 @@ class ServedStream:
                 fresh = exchange.payloads[num_seen : EARLY_PAYLOADS if early else None]
                 num_seen += len(fresh)
                 with exchange.uplink.sending():
-                    for frame in pack_frames(item for item in fresh if item.chunk not in self._has_payloads):
+                    lacking = (item for item in fresh if item.chunk not in self._has_payloads)
+                    for frame in pack_frames(lacking, exchange.frame_bytes):
                         await self._send(frame)
                 said_at = loop.time()
             elif num_seen == len(exchange.own_chunks):

@@ -22,10 +22,21 @@ from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.service_name import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import NotYetError, PeerError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.relay import Relay
-from tests.harness.sites import PACE, Run, Site, big_layout, expected_payloads, small_layout, star_plan, until
+from tests.harness.sites import (
+    PACE,
+    Run,
+    Site,
+    big_layout,
+    expected_payloads,
+    run_all,
+    small_layout,
+    star_plan,
+    until,
+)
 from tests.process.test_catchup import fetch, records
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
@@ -386,6 +397,26 @@ def test_a_donor_that_trickles_is_named_and_another_gives_the_rest(tmp_path: Pat
             assert records(joiner) == records(good)
             with pytest.raises(PeerError, match="site 2"):
                 await fetch(run, (await run.add(seeded=False))[0], [bad], stall_limit_s=1)
+            await relay.stop()
+
+    asyncio.run(main())
+
+
+def test_a_link_on_which_a_full_frame_takes_longer_than_a_stall_gets_smaller_ones(tmp_path: Path) -> None:
+    """Progress is whole messages. The link has fifteen times the slowest rate: it is no trickle."""
+
+    async def main() -> None:
+        manifest = Manifest.canonical([TensorSpec(name="w", shape=(1_200_000,), dtype="F32", role=Role.TRAINABLE)])
+        async with Run(tmp_path, Layout(manifest, 600_000)) as run:
+            first, second = await run.add(2)
+            relay = await Relay(second.address).start()
+            relay.trickle(7500, 0.05)
+            second.address = relay.address
+            plan = star_plan(run.layout, run.sites, stall_limit_s=3.0, slowest_bytes_per_s=10_000)
+            for site in run.sites:
+                site.train(1)
+            await run_all(plan, run.sites)
+            assert first.payloads(plan) == second.payloads(plan)
             await relay.stop()
 
     asyncio.run(main())

@@ -222,3 +222,31 @@ def test_a_commit_that_is_cancelled_while_it_waits_for_a_snapshot_leaves_the_sna
     asyncio.run(main())
     assert plane.snapshots.files[0].newest == 1
     plane.close()
+
+
+def test_nothing_is_written_after_a_commit_has_failed(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may be rolled back next."""
+    stopped_in_commit_1(home, 0)
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    (record,) = plane.log.commits()
+    assert plane.outer is not None
+    writing, go_on, written = threading.Event(), threading.Event(), threading.Event()
+
+    def apply(chunk: int, *_: Any) -> None:
+        if chunk == 0:
+            assert writing.wait(10)
+            threading.Timer(0.1, go_on.set).start()
+            raise StateError("the payload of chunk 0 is damaged")
+        writing.set()
+        assert go_on.wait(10)
+        written.set()
+
+    monkeypatch.setattr(plane.outer, "apply", apply)
+
+    async def main() -> None:
+        with pytest.raises(StateError, match="damaged"):
+            await plane.apply(record)
+        assert written.is_set()
+
+    asyncio.run(main())
+    plane.close()

@@ -51,6 +51,16 @@ def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> Non
     assert drive.answer().kind is e.AnswerKind.APPLY
 
 
+def test_a_site_too_far_behind_to_go_on_by_itself_asks_when_its_disk_is_rolled_back() -> None:
+    """Its question was put off, and nothing that it could hear again brings it up."""
+    drive = behind()
+    drive.receive(m.RolledBack(branch=1, commit=2, reason="asked by a person"))
+    drive.receive(commit(2, 2))  # the coordinator's log begins there
+    assert not drive.sent()
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0)]
+
+
 def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
     """The site is behind the commit that the run goes back to."""
     drive = started()
