@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class AdminServer:
         *,
         stop: Callable[[str], None],
         roll_back: Callable[[str], None],
-        document: Callable[[], dict[str, Any]],
+        document: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self.path = socket_path(store_path)
         self._stop = stop
@@ -82,7 +82,7 @@ class AdminServer:
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 try:
-                    answer = self._execute(json.loads(await reader.readline()))
+                    answer = await self._execute(json.loads(await reader.readline()))
                 except (ValueError, asyncio.LimitOverrunError) as error:
                     answer = {"ok": False, "error": f"not a line of JSON: {error}"}
                 writer.write(json.dumps(answer).encode() + b"\n")
@@ -92,16 +92,16 @@ class AdminServer:
         finally:
             writer.close()
 
-    def _execute(self, request: Any) -> dict[str, Any]:
+    async def _execute(self, request: Any) -> dict[str, Any]:
         command = request.get("command") if isinstance(request, dict) else None
         if command == "status":
-            return {"ok": True, "status": self._document()}
+            return {"ok": True, "status": await self._document()}
         if command == "stop":
-            status = self._document()
+            status = await self._document()
             self._stop(str(request.get("reason") or "atoll stop")[:1024])
             return {"ok": True, "over": status["state"] if status["finished"] else ""}
         if command == "rollback":
-            unreachable = self._document()["unreachable"]
+            unreachable = (await self._document())["unreachable"]
             if not unreachable:
                 return {
                     "ok": False,

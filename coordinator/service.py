@@ -134,6 +134,7 @@ class CoordinatorServer:
         self._bodies = _Bodies()
         self._num_streams = 0
         self._stopping = False
+        self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
         self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
@@ -186,7 +187,8 @@ class CoordinatorServer:
                     break
                 item = self._events.get_nowait()
             try:
-                await self._execute(self._core.handle_all([event for event, _ in batch], time.monotonic()))
+                async with self._deciding:
+                    await self._execute(self._core.handle_all([event for event, _ in batch], time.monotonic()))
             finally:
                 for _, stream in batch:
                     if stream is not None:
@@ -214,8 +216,12 @@ class CoordinatorServer:
         """Commits that nobody who is here can reach are given up."""
         self._events.put_nowait((RollbackAsked(reason), None))
 
-    def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
-        """The run for people and programs, as on /status.json. Call it on the event loop."""
+    async def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
+        """The run for people and programs, as on /status.json; of decisions only what is kept."""
+        async with self._deciding:
+            return self._document(data_ranges=data_ranges)
+
+    def _document(self, *, data_ranges: bool) -> dict[str, Any]:
         document = asdict(self._core.view(time.monotonic()))
         for commit in document["commits"]:
             commit["time"] = self._commit_times.get(commit["commit"])
@@ -239,6 +245,7 @@ class CoordinatorServer:
                         commit = getattr(record, "commit", None)
                         if isinstance(commit, messages.Commit):
                             self._commit_times[commit.commit] = now
+                            self._commit_times.pop(commit.commit - messages.MAX_LOG_COMMITS, None)
                 case Send(number, message):
                     if number in self._streams:
                         stream = self._streams[number]
@@ -314,7 +321,7 @@ class CoordinatorServer:
         return "the coordinator ended it"
 
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
-        return session_pb2.StatusResponse(json=json.dumps(self.document(data_ranges=request.data_ranges)))
+        return session_pb2.StatusResponse(json=json.dumps(await self.document(data_ranges=request.data_ranges)))
 
 
 def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:

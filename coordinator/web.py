@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -30,14 +30,13 @@ Document = dict[str, Any]
 class StatusPage:
     """Serves until `close`. `document` is called on `loop`. Raises HostError if the port cannot be had."""
 
-    def __init__(self, listen: str, document: Callable[[], Document], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, listen: str, document: Callable[[], Coroutine[Any, Any, Document]], loop: asyncio.AbstractEventLoop
+    ) -> None:
         host, port = addresses.parse_address(listen)
 
-        async def on_loop() -> Document:
-            return document()
-
         def from_thread() -> Document:
-            return asyncio.run_coroutine_threadsafe(on_loop(), loop).result(ANSWER_LIMIT_S)
+            return asyncio.run_coroutine_threadsafe(document(), loop).result(ANSWER_LIMIT_S)
 
         try:
             self._server = _Server(host, port, from_thread)
@@ -166,8 +165,9 @@ class _Collector:
             ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", _attempt(d)),
         ):
             yield GaugeMetricFamily(name, text, value)
-        if d["losses"]:
-            yield GaugeMetricFamily("atoll_loss", "Mean training loss of the newest commit.", d["losses"][-1][3])
+        said = [commit["mean_loss"] for commit in d["commits"] if commit["mean_loss"] is not None]
+        if said:  # the curve of a long run is thinned out, and lacks the newest one
+            yield GaugeMetricFamily("atoll_loss", "Mean training loss of the newest commit.", said[-1])
         for name, text, value in (
             ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
             ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),

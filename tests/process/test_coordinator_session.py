@@ -7,7 +7,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.coordinator import admin, service
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
@@ -169,7 +171,7 @@ def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
             assert (await client.hear(m.Commit)).final
             client.say(m.Applied(commit=1, state_hash=a_hash("s1")))
             await client.hear(m.Finished)
-        document = server.document()
+        document = await server.document()
         assert document["finished"]
         assert document["state_hash"] == a_hash("s1").hex()
         assert document["commits"][0]["time"] > 0
@@ -213,7 +215,7 @@ def test_malformed_messages_cost_one_stream_and_are_counted(data: bytes, says: s
         assert refused.kind is m.RefusedKind.INVALID
         assert says in refused.text
         assert await bad.ended()
-        assert server.document()["num_malformed"] == 1
+        assert (await server.document())["num_malformed"] == 1
         a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         b.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         await a.hear(m.Open)
@@ -224,13 +226,42 @@ def test_malformed_messages_cost_one_stream_and_are_counted(data: bytes, says: s
     serving(test, tmp_path)
 
 
+def test_5_people_see_a_decision_when_it_is_kept(tmp_path: Path) -> None:
+    class SlowStore(MemoryStore):
+        def __init__(self) -> None:
+            super().__init__()
+            self.writes, self.may_write = threading.Event(), threading.Event()
+
+        def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+            self.writes.set()
+            assert self.may_write.wait(LIMIT_S)
+            super().persist(term, records, wall_time_s)
+
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
+        store = SlowStore()
+        server = CoordinatorServer(config, SETTINGS, store)
+        running = asyncio.create_task(server.run())
+        server.ask_to_stop("enough")
+        assert await asyncio.to_thread(store.writes.wait, LIMIT_S)
+        asked = asyncio.create_task(server.document())
+        await asyncio.sleep(0)
+        assert not asked.done()
+        store.may_write.set()
+        assert (await asked)["state"] == "finished: enough"
+        await server.stop()
+        await running
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("data", [b"\xff" * 100, TRUNCATED], ids=["noise", "truncated"])
 def test_bytes_that_are_no_message_cost_one_stream_and_nobody_is_refused(data: bytes, tmp_path: Path) -> None:
     async def test(server: CoordinatorServer) -> None:
         a, b = await both_at_commit_0(server)
         a.raw(data)
         assert await a.ended()
-        document = server.document()
+        document = await server.document()
         assert (document["num_malformed"], document["num_refused"]) == (1, 0)
         b.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         await b.hear(m.Pulse)
@@ -266,7 +297,7 @@ def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
         await deaf.join()
         # Large answers that nobody takes: the transport's windows fill up, then the queue.
         sent = 0
-        while server.document()["sites"][1]["connected"]:
+        while (await server.document())["sites"][1]["connected"]:
             deaf.say(m.FindSources(has_state=False, after_commit=0))
             sent += 1
             await asyncio.sleep(0)
@@ -324,6 +355,7 @@ COORDINATOR = """
 import asyncio, sys
 from pathlib import Path
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.protocol.errors import AtollError
 from atoll.protocol.settings import RunSettings

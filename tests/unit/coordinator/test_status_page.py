@@ -36,7 +36,10 @@ def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
     """Runs `check(base url)` on a thread while the page is served."""
 
     async def main() -> None:
-        page = StatusPage("127.0.0.1:0", lambda: document, asyncio.get_running_loop())
+        async def on_loop() -> dict[str, Any]:
+            return document
+
+        page = StatusPage("127.0.0.1:0", on_loop, asyncio.get_running_loop())
         try:
             await asyncio.to_thread(check, f"http://{page.address}")
         finally:
@@ -101,11 +104,21 @@ def test_metrics_are_well_formed() -> None:
             assert set(sample.labels) <= {"site", "state", "run_id", "codec", "version"}
 
 
+def test_the_loss_is_that_of_the_newest_commit_though_the_curve_of_a_long_run_is_thinned_out() -> None:
+    document = a_document()
+    document["losses"] = [(1, 10, 100, 9.0)]
+    families = {f.name: f for f in text_string_to_metric_families(metrics(document).decode())}
+    assert [s.value for s in families["atoll_loss"].samples] == [2.0]
+
+
 def test_a_taken_port_is_named() -> None:
+    async def nothing() -> dict[str, Any]:
+        return {}
+
     def check(base: str) -> None:
         loop = asyncio.new_event_loop()
         with pytest.raises(HostError, match="--http-listen"):
-            StatusPage(base.removeprefix("http://"), dict, loop)
+            StatusPage(base.removeprefix("http://"), nothing, loop)
         loop.close()
 
     served(check, a_document())
