@@ -21,6 +21,7 @@ class LearningRateRamp:
         self._scale = 1.0 / (num_steps + 1)
         self._saved: dict[int, list[float | Tensor]] = {}
         self._handles: list[RemovableHandle] = []
+        self._optimizers = optimizers
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before))
             self._handles.append(optimizer.register_step_post_hook(self._after))
@@ -34,12 +35,15 @@ class LearningRateRamp:
         return False
 
     def remove(self) -> None:
+        for optimizer in self._optimizers:
+            self._restore(optimizer)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
+        self._restore(optimizer)  # if its last step raised, nobody came after it
         saved: list[float | Tensor] = []
         for group in optimizer.param_groups:
             rate = group["lr"]
@@ -53,7 +57,11 @@ class LearningRateRamp:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         del args, kwargs
-        for group, rate in zip(optimizer.param_groups, self._saved.pop(id(optimizer)), strict=True):
+        self._restore(optimizer)
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        # Groups may have been added since a step that raised.
+        for group, rate in zip(optimizer.param_groups, self._saved.pop(id(optimizer), ()), strict=False):
             if isinstance(rate, Tensor):
                 group["lr"].copy_(rate)
             else:

@@ -70,7 +70,7 @@ class Held:
 
     def local(self) -> Tensor:
         """This rank's slice, sharing its storage. A buffer is looked up, as modules may replace it."""
-        tensor = self.owner._buffers[self.key] if self.parameter is None else self.parameter
+        tensor = self.owner._buffers.get(self.key) if self.parameter is None else self.parameter
         if tensor is None:
             raise ConfigError(f"the buffer {self.spec.name!r} was removed from the model after atoll.join")
         tensor = tensor.detach()

@@ -12,6 +12,7 @@ from atoll.node.dataplane.bases import cast_base
 from atoll.node.local_protocol import piece_hash
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
+from atoll.protocol.errors import ConfigError
 from tests.harness.fake_node import FakeNode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -162,6 +163,18 @@ def test_a_replaced_buffer_is_followed() -> None:
     net.mean = torch.full((3,), 4.0)
     shared.write_snapshot(with_frozen=False)
     assert node.values(node.snapshot, "mean").tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("how", ["deleted", "none"])
+def test_a_buffer_that_was_removed_is_named(how: str) -> None:
+    net = Net()
+    _, _, shared = share(net)
+    if how == "deleted":
+        del net.mean
+    else:
+        net._buffers["mean"] = None
+    with pytest.raises(ConfigError, match="'mean' was removed"):
+        shared.write_snapshot(with_frozen=False)
 
 
 def test_swap_in_and_back() -> None:

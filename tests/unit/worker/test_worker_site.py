@@ -395,6 +395,27 @@ def test_an_optimizer_from_a_checkpoint_needs_no_ramp_until_the_loss_is_not_fini
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_step_that_raises_within_the_ramp_does_not_keep_its_learning_rate(node: FakeNode, goes_on: bool) -> None:
+    """Of a script that catches it, when memory was too small for this batch, and leaves the batch out."""
+    net, optimizer = model()
+    node.script = [first(99, run_step=500)]
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with atoll.join(net, optimizer, ramp_steps=3):
+        too_large = optimizer.register_step_pre_hook(fail)
+        with pytest.raises(MemoryError):
+            train(net, optimizer)
+        too_large.remove()
+        if goes_on:
+            seen = rates_seen(optimizer)
+            train(net, optimizer)
+            assert seen == [0.25]
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0]
+
+
 def test_the_ramp_is_gone_when_the_site_ends_within_it(node: FakeNode) -> None:
     net, optimizer = model()
     node.script = [first(99, run_step=500)]
