@@ -93,6 +93,10 @@ class Launcher:
             raise
         self._watching = asyncio.get_running_loop().create_task(self._watch(tree))
 
+    async def wait(self, limit_s: float) -> bool:
+        """Until all processes have ended, by themselves or by `stop`; False if the limit came first."""
+        return self._watching is None or bool((await asyncio.wait({self._watching}, timeout=limit_s))[0])
+
     async def stop(self) -> None:
         """End all processes: SIGTERM, and SIGKILL after the limit. Idempotent; `on_exit` is not called."""
         watching, self._watching = self._watching, None

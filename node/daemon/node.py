@@ -52,6 +52,8 @@ EXIT_GRACE_S = 1.0
 """From a rank's lost connection to the exit of the workers, which says why."""
 FLUSH_S = 2.0
 """How long the last words to the coordinator may take."""
+SCRIPT_END_S = 600.0
+"""How long a script may go on after its workers have left the run."""
 
 
 class Node:
@@ -142,6 +144,8 @@ class Node:
             code, text = await self._result
             await self.session.close()
             await asyncio.wait({session}, timeout=FLUSH_S)
+            if code == 0:
+                await self._wait_for_workers()
             return code, text
         finally:
             if self._timer is not None:
@@ -164,8 +168,10 @@ class Node:
 
     def leave_now(self, reason: str) -> None:
         """Say goodbye and end, whatever is under way."""
-        self.session.send(m.Leave(reason=reason))
-        if not self._result.done():
+        if self._result.done():
+            self._spawn(self._stop_workers())
+        else:
+            self.session.send(m.Leave(reason=reason))
             self._result.set_result((LEFT_AT_ONCE, reason))
 
     def handle(self, event: e.Event) -> None:
@@ -183,7 +189,10 @@ class Node:
         self._set_timer()
 
     def leave(self, reason: str) -> None:
-        self.handle(e.LeaveAsked(reason))
+        if self._result.done():
+            self.leave_now(reason)
+        else:
+            self.handle(e.LeaveAsked(reason))
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -331,6 +340,15 @@ class Node:
                 )
                 self.handle(failed)
 
+    async def _wait_for_workers(self) -> None:
+        """They have left the run; their script may still evaluate, or write files of its own."""
+        assert self._launcher is not None
+        if await self._launcher.wait(EXIT_GRACE_S):
+            return
+        log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", SCRIPT_END_S)
+        if not await self._launcher.wait(SCRIPT_END_S):
+            log.warning("the script did not end within %g s of leaving the run and is killed", SCRIPT_END_S)
+
     async def _stop_workers(self) -> None:
         async with self._worker_lock:
             assert self._launcher is not None
@@ -349,6 +367,8 @@ class Node:
             self._lost_workers.cancel()
         if self.core.site.workers.running:
             self._crashed(ended.generation, ended.text)
+        elif ended.code != 0:
+            log.error("after they had left the run %s", ended.text)
 
     def _workers_crashed(self, generation: int, text: str) -> None:
         """They have not ended, or not yet."""

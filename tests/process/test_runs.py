@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import urllib.request
@@ -200,6 +201,31 @@ def test_a_loader_that_ends_leaves_the_run(tmp_path: Path) -> None:
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         assert_equal_at_the_end(run, ["a", "b"])
         assert run.status()["num_evicted"] == 0
+
+
+def test_what_a_script_does_after_the_run_is_waited_for(tmp_path: Path) -> None:
+    """a saves a file of its own, c fails at that, and b is not given the time: Ctrl-C."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    train = " ".join(map(shlex.quote, WORKER))
+    save = f"{train} && read -r line < {gate} && echo $line > {tmp_path}/"
+    with LocalRun(tmp_path, SETTINGS) as run:
+        run.start_coordinator()
+        run.start_node("c", ["sh", "-c", f"{train} && echo no room && exit 5"])
+        for name in "ba":
+            run.start_node(name, ["sh", "-c", save + name])
+            run.nodes[name].wait_for_line("listening", LIMIT_S)
+        for name in "ab":
+            run.nodes[name].wait_for_line("waiting at most 600 s for their script", LIMIT_S)
+        run.nodes["b"].interrupt()
+        assert run.nodes["b"].wait(LIMIT_S) == 0
+        gate.write_text("saved\n")
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
+        assert_equal_at_the_end(run, ["a", "b", "c"])
+        assert (tmp_path / "a").read_text() == "saved\n"
+        assert not (tmp_path / "b").exists()
+        c = "\n".join(run.nodes["c"].lines)
+        assert "after they had left the run the workers ended with exit code 5\n[rank 0] no room" in c
 
 
 def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:

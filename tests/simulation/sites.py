@@ -221,6 +221,9 @@ class SimLauncher:
         await asyncio.sleep(0.01)
         self._on_exit(WorkersExit(generation=generation, code=0 if text == "stopped" else 1, text=text))
 
+    async def wait(self, limit_s: float) -> bool:
+        return self._task is None or bool((await asyncio.wait({self._task}, timeout=limit_s))[0])
+
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()
