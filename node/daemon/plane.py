@@ -109,12 +109,14 @@ class DataPlane:
 
         def work() -> None:
             self.log.roll_back(commit)
-            self.snapshots.roll_back(commit)
-            if self.outer is not None and any((version or 0) > commit for version in self.outer.versions):
+            is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
+            if self.outer is not None and is_void:
                 self.outer.close()
                 self.outer = None
                 self._published_frozen = False
                 OuterState.discard(self.home.state_folder)
+            self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
+            if is_void:
                 self._rebuild()
 
         async with self.lock:
@@ -190,8 +192,8 @@ class DataPlane:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()
 
+        await self._keep_log_for_snapshot(commit.commit)  # without the lock, which `_mend` takes
         async with self.lock:
-            await self._keep_log_for_snapshot(commit.commit)
             return await run_to_its_end(work)
 
     # --- snapshots
@@ -208,11 +210,14 @@ class DataPlane:
 
         Raises StateError if that cannot be done here, HostError for the disk.
         """
-        assert self.outer is not None
+        num_cleared = self.snapshots.num_cleared  # before `outer`, which a rollback in a thread takes away first
+        outer = self.outer
+        if outer is None:
+            return  # rolled back since it was due
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
-        self._snapshot, self._snapshot_began = done, self.outer.commit or 0
+        self._snapshot, self._snapshot_began = done, outer.commit or 0
         try:
-            await run_to_its_end(partial(self.snapshots.write, self.outer, keep))
+            await run_to_its_end(partial(self.snapshots.write, outer, keep, num_cleared))
         except StateError as error:
             log.error("%s", error)
             await self._mend()

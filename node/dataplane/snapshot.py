@@ -82,7 +82,8 @@ class Snapshots:
         self._folder = folder
         self._aside = folder / "snapshot.new"
         self._lock = threading.Lock()
-        self._num_cleared = 0
+        self.num_cleared = 0
+        """How often snapshots were removed by `clear` or `roll_back`."""
         self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         self._key = state_key(layout, slots, run_id)
         self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
@@ -96,13 +97,12 @@ class Snapshots:
             raise disk_error(error, folder) from error
         self._open_all()
 
-    def write(self, outer: OuterState, keep: int) -> None:
+    def write(self, outer: OuterState, keep: int, num_cleared: int) -> None:
         """A snapshot of `outer` as it is now, on the disk for good; then at most `keep` are left. Nothing comes of it
-        if `clear` is called meanwhile.
+        if snapshots were removed since `num_cleared` was read: read it before `outer` is chosen.
 
         Raises StateError if a chunk is missing, or its bytes do not have its hash any more; HostError for the disk.
         """
-        num_cleared = self._num_cleared
         if self._frozen_chunks and self.frozen is None:
             self._write_aside(outer, self._frozen_chunks)
             self._put_in_place(num_cleared, FROZEN)
@@ -116,7 +116,7 @@ class Snapshots:
     def clear(self) -> None:
         """Removes all, for good: what is discarded must not come back."""
         with self._lock:
-            self._num_cleared += 1
+            self.num_cleared += 1
             for path in sorted(self._folder.iterdir()):
                 path.unlink(missing_ok=True)
             self.files, self.frozen = [], None
@@ -125,7 +125,7 @@ class Snapshots:
     def roll_back(self, commit: int) -> None:
         """Removes, for good, those with chunks of later commits, and the one that is being written."""
         with self._lock:
-            self._num_cleared += 1
+            self.num_cleared += 1
             for file in self.files:
                 if file.newest > commit:
                     file.path.unlink(missing_ok=True)
@@ -163,7 +163,7 @@ class Snapshots:
     def _put_in_place(self, num_cleared: int, name: str) -> None:
         path = self._folder / name
         with self._lock:
-            if num_cleared != self._num_cleared:
+            if num_cleared != self.num_cleared:
                 return
             try:
                 os.replace(self._aside, path)

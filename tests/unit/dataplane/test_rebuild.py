@@ -42,7 +42,7 @@ class Site:
         return self
 
     def snapshot(self, keep: int = 2) -> Site:
-        self.snapshots.write(self.outer, keep)
+        self.snapshots.write(self.outer, keep, self.snapshots.num_cleared)
         return self
 
     def restarted(self, *, without_outer: bool = False) -> OuterState:

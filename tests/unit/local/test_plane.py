@@ -14,9 +14,10 @@ import pytest
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
+from atoll.node.dataplane.payload_file import payload_hash
 from atoll.protocol.errors import StateError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
-from tests.harness.data_plane import DTYPES, RUN, filled, logged, manifest, payloads
+from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads
 
 SETTINGS = RunSettings(
     run_id=RUN,
@@ -249,4 +250,97 @@ def test_nothing_is_written_after_a_commit_has_failed(home: Home, monkeypatch: p
         assert written.is_set()
 
     asyncio.run(main())
+    plane.close()
+
+
+def test_a_snapshot_that_begins_during_a_rollback_does_not_bring_the_void_commit_back(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    seeded = plane.held()
+    asyncio.run(plane.write_snapshot())
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    may_write, written = threading.Event(), threading.Event()
+    write, roll_back = plane.snapshots.write, plane.snapshots.roll_back
+
+    def late(*args: Any) -> None:  # its thread begins after the rollback's
+        may_write.wait()
+        write(*args)
+        written.set()
+
+    def then_write(commit: int) -> None:
+        roll_back(commit)
+        may_write.set()
+        written.wait()
+
+    monkeypatch.setattr(plane.snapshots, "write", late)
+    monkeypatch.setattr(plane.snapshots, "roll_back", then_write)
+
+    async def main() -> tuple[int, bytes] | None:
+        writing = asyncio.get_running_loop().create_task(plane.write_snapshot())
+        await asyncio.sleep(0)  # it has begun
+        held = await plane.roll_back(0)
+        await writing
+        return held
+
+    assert asyncio.run(main()) == seeded
+    assert [file.newest for file in plane.snapshots.files] == [0]
+    plane.close()
+    assert started_again(home) == seeded
+
+
+def test_damage_that_a_snapshot_finds_is_mended_while_a_commit_waits_for_it(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, log_commits=2, snapshots=1))
+    plane = DataPlane(home, settings, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.write_snapshot())
+    for number in (1, 2):
+        asyncio.run(plane.apply(logged(plane.log, outer, number, payloads(outer, (number,)))))
+    held, found = plane.held(), payloads(outer, (3,))
+    path = home.state_folder / "outer.chunks"
+    with path.open("r+b") as file:
+        file.seek(path.read_bytes().index(outer.read(2).data))
+        file.write(b"\xff" * 8)
+    writer = plane.log.begin(3, 1, 0)
+    for chunk, payload in found.items():
+        writer.put(chunk, payload, payload_hash(payload))
+    writer.seal(False)
+    record = commit_record(3)
+    record = replace(record, payload_digest=writer.digest(record))
+    may_go_on, write = threading.Event(), plane.snapshots.write
+    mended: list[tuple[int, bytes] | None] = []
+
+    def slow(*args: Any) -> None:
+        may_go_on.wait()
+        write(*args)
+
+    monkeypatch.setattr(plane.snapshots, "write", slow)
+
+    async def snapshot() -> None:
+        await plane.write_snapshot()
+        mended.append(plane.held())
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(60):
+            writing = loop.create_task(snapshot())
+            await asyncio.sleep(0)
+            applying = loop.create_task(plane.apply(record))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            may_go_on.set()
+            await writing
+            await applying
+
+    asyncio.run(main())
+    assert mended == [held], "from the log, before the commit drops from it"
+    assert outer.commit == 3
+    assert outer.damaged() == []
     plane.close()
