@@ -119,6 +119,8 @@ class LocalCheckpoints:
         if loaded is not None and loaded[0] != chosen:
             loaded = None  # its memory is needed for the other one
         _, tensors, about = loaded or self._load(chosen)
+        if not tensors and not about["values"]["state"]:
+            return False  # it keeps nothing, or not where optimizers of torch do
         self._state.restore(tensors, about["values"])
         if self._owner.rank == 0:
             self._say(f"the inner optimizer is restored from step {about['run_step']} of the run")
