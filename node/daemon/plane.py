@@ -48,6 +48,7 @@ class DataPlane:
         self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
+        self._is_distrusted = False  # until it is fetched or seeded anew
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
@@ -79,6 +80,7 @@ class DataPlane:
 
     def fresh_outer(self) -> OuterState:
         """An empty outer state to seed or fetch into; one that is partly fetched is kept."""
+        self._is_distrusted = False
         if self.outer is None:
             self.outer = OuterState.create(
                 self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id
@@ -135,7 +137,9 @@ class DataPlane:
             return await run_to_its_end(work)
 
     async def distrust(self) -> list[int]:
-        """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state."""
+        """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state, and no other is
+        made of it."""
+        self._is_distrusted = True
 
         def work() -> list[int]:
             self.snapshots.clear()
@@ -212,8 +216,8 @@ class DataPlane:
         """
         num_cleared = self.snapshots.num_cleared  # before `outer`, which a rollback in a thread takes away first
         outer = self.outer
-        if outer is None:
-            return  # rolled back since it was due
+        if outer is None or self._is_distrusted:
+            return  # since it was due
         keep, done = self.settings.sync.snapshots, asyncio.get_running_loop().create_future()
         self._snapshot, self._snapshot_began = done, outer.commit or 0
         try:

@@ -344,3 +344,23 @@ def test_damage_that_a_snapshot_finds_is_mended_while_a_commit_waits_for_it(
     assert outer.commit == 3
     assert outer.damaged() == []
     plane.close()
+
+
+def test_no_snapshot_is_made_of_a_state_that_is_distrusted(home: Home) -> None:
+    """It is due when the commit that was being applied meanwhile is done."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.write_snapshot())
+
+    async def main() -> None:
+        assert await plane.distrust() == []
+        await plane.write_snapshot()
+        assert plane.snapshots.files == []
+        assert plane.fresh_outer() is outer, "what is right of it need not be fetched"
+        await plane.write_snapshot()
+        assert len(plane.snapshots.files) == 1
+
+    asyncio.run(main())
+    plane.close()
