@@ -54,6 +54,8 @@ FLUSH_S = 2.0
 """How long the last words to the coordinator may take."""
 SCRIPT_END_S = 600.0
 """How long a script may go on after its workers have left the run."""
+SCRIPT_NOTICE_S = 5.0
+"""After which the node says that it waits for that; leaving Python and torch takes a second or two."""
 
 
 class Node:
@@ -343,7 +345,7 @@ class Node:
     async def _wait_for_workers(self) -> None:
         """They have left the run; their script may still evaluate, or write files of its own."""
         assert self._launcher is not None
-        if await self._launcher.wait(EXIT_GRACE_S):
+        if await self._launcher.wait(SCRIPT_NOTICE_S):
             return
         log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", SCRIPT_END_S)
         if not await self._launcher.wait(SCRIPT_END_S):
