@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,6 +52,15 @@ class NodeConfig:
     debug: bool = False
     """Tracebacks and debug lines in the log."""
 
+    @property
+    def num_rank_threads(self) -> int:
+        return self.num_threads or max(1, _num_cores() // self.num_ranks)
+
+    @property
+    def num_kernel_threads(self) -> int:
+        """Of the node's own kernels, which run while the workers wait."""
+        return self.num_threads or _num_cores()
+
 
 def validate(config: NodeConfig) -> None:
     """Raises ConfigError, naming the flag, if a value is out of range."""
@@ -74,3 +84,8 @@ def default_home(run_id: str, name: str, environment: Mapping[str, str]) -> Path
     """`$XDG_STATE_HOME/atoll/RUN/NAME`, or the same below `~/.local/state`."""
     state = environment.get("XDG_STATE_HOME") or str(Path(environment.get("HOME", ".")) / ".local" / "state")
     return Path(state) / "atoll" / run_id / name
+
+
+def _num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0))

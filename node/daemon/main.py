@@ -14,7 +14,7 @@ from atoll.node.daemon.discover import Run, address_for_peers, discover, local_a
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.metrics import MetricsServer
-from atoll.node.daemon.node import Node, num_kernel_threads
+from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
@@ -48,7 +48,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
     if run.settings.data == "local" and not config.data_paths and not config.command:
         log.warning("no --data: this site trains on the source of Python's standard library")
-    plane = await asyncio.to_thread(DataPlane.load, home, run.settings, num_kernel_threads(config))
+    plane = await asyncio.to_thread(DataPlane.load, home, run.settings, config.num_kernel_threads)
     hub = Hub(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
@@ -56,7 +56,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
         max_retained_bytes=config.max_retained_bytes,
         spill=await asyncio.to_thread(Spill, home.spill_folder, config.reduce_buffer_bytes),
         fsync=run.settings.sync.fsync,
-        num_threads=num_kernel_threads(config),
+        num_threads=config.num_kernel_threads,
     )
     server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
     hub.attach(server)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -165,7 +164,7 @@ class Node:
             launcher=config.launcher,
             command=config.command,
             num_ranks=config.num_ranks,
-            num_threads=config.num_threads or max(1, num_cores() // config.num_ranks),
+            num_threads=config.num_rank_threads,
         )
 
     def leave_now(self, reason: str) -> None:
@@ -401,7 +400,7 @@ class Node:
             pieces = self.local_server.pieces
             assert pieces is not None
             if self.plane is None:
-                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest, num_kernel_threads(self.config))
+                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest, self.config.num_kernel_threads)
             plane = self.plane
             if plane.layout.manifest.digest != pieces.manifest.digest:
                 raise InvalidMessage(
@@ -586,16 +585,6 @@ class Node:
     def close(self) -> None:
         if self.plane is not None:
             self.plane.close()
-
-
-def num_cores() -> int:
-    """That this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
-def num_kernel_threads(config: NodeConfig) -> int:
-    """Of the node's own kernels, which run while the workers wait."""
-    return config.num_threads or num_cores()
 
 
 def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:

@@ -30,7 +30,7 @@ def main() -> None:
 def device() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
-    return f"CPU, {torch.get_num_threads()} threads"
+    return "CPU"
 
 
 if __name__ == "__main__":

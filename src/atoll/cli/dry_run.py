@@ -70,7 +70,7 @@ def facts(settings: RunSettings, config: NodeConfig, described: Described) -> li
     lines += [
         ("data", data),
         ("ports", ports(config)),
-        ("device", f"{described.device}, {config.num_ranks} rank(s)"),
+        ("device", f"{described.device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"),
     ]
     return lines
 

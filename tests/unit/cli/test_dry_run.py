@@ -23,7 +23,7 @@ MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(1024, 1024), dtype="F
 
 def fake_torch(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     del kwargs
-    answer = {"tensors": [["w", [1024, 1024], "F32", 1]], "tied": [], "device": "CPU, 2 threads"}
+    answer = {"tensors": [["w", [1024, 1024], "F32", 1]], "tied": [], "device": "CPU"}
     return subprocess.CompletedProcess(args[0], 0, json.dumps(answer), "")
 
 
@@ -56,10 +56,13 @@ def test_what_a_process_with_torch_says_is_checked() -> None:
 
 
 def test_a_script_of_ones_own_is_not_run() -> None:
-    config = replace(CONFIG, command=("train.py",), advertise="203.0.113.7:7000", listen="127.0.0.1:7000")
+    config = replace(
+        CONFIG, command=("train.py",), num_ranks=2, num_threads=3, advertise="203.0.113.7:7000", listen="127.0.0.1:7000"
+    )
     lines = dict(dry_run.facts(SETTINGS, config, dry_run.describe(SETTINGS, run=fake_torch)))
     assert "made by train.py" in lines["model"]
     assert "manifest" not in lines
+    assert lines["device"] == "CPU, 2 rank(s) of 3 thread(s)"
     assert "listens on 127.0.0.1:7000, told to others as 203.0.113.7:7000" in lines["ports"]
 
 
