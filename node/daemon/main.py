@@ -74,7 +74,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     node = Node(config=config, run=run, home=home, plane=plane, hub=hub, address=address, journal=journal)
     stack.callback(node.close)
     if config.http_listen:
-        metrics = MetricsServer(config.http_listen, node.observer.facts)
+        metrics = MetricsServer(config.http_listen, node.observer.facts, asyncio.get_running_loop())
         stack.callback(metrics.close)
         log.info("metrics on http://%s/metrics", config.http_listen)
     log.info("listening for peers on %s", address)

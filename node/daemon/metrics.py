@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from atoll.node.local_protocol import CheckpointCounts
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError
+
+ANSWER_LIMIT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +117,18 @@ class NodeCollector(Collector):
 
 
 class MetricsServer:
-    """/metrics on an address of its own. Raises HostError if the port is taken."""
+    """/metrics on an address of its own. `facts` is called on `loop`: what it reads changes there. Raises HostError if
+    the port is taken."""
 
-    def __init__(self, address: str, facts: Callable[[], NodeFacts]) -> None:
+    def __init__(self, address: str, facts: Callable[[], NodeFacts], loop: asyncio.AbstractEventLoop) -> None:
+        async def on_loop() -> NodeFacts:
+            return facts()
+
+        def from_thread() -> NodeFacts:
+            return asyncio.run_coroutine_threadsafe(on_loop(), loop).result(ANSWER_LIMIT_S)
+
         registry = CollectorRegistry()
-        registry.register(NodeCollector(facts))
+        registry.register(NodeCollector(from_thread))
         host, port = addresses.parse_address(address)
         try:
             self._server: WSGIServer
