@@ -256,7 +256,8 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
     if not site.live:
         return
     sources = sources_for(run, site, message)
-    if run.finished is not None and not sources.donors:
+    own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1
+    if run.finished is not None and not sources.donors and (own_log_ends or not sources.commits):
         run.refuse(
             stream,
             RefusedKind.STATE,

@@ -43,12 +43,12 @@ def sources(ctx: Context, message: m.Sources) -> None:
         return
     for commit in message.commits:
         syncs.note_contribution(ctx, commit)
-    if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
-        site.retry_fetch_at = ctx.now + FETCH_RETRY_S
-        return
     outer_commit = site.outer.commit if site.outer is not None else -1
     newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)
-    if newest <= outer_commit:
+    if newest <= (outer_commit if site.applying is None else site.applying):
+        return
+    if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
+        site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
     if not message.donors or newest < 0:
         # The coordinator sends Sources again when there is a donor; the payloads may be in the site's own log.

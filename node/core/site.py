@@ -137,6 +137,7 @@ class SiteCore:
                 )
             case events.StateFetched():
                 catching_up.state_fetched(self.ctx, event)
+                self._finished_meanwhile()
             case events.FetchFailed(reason):
                 catching_up.fetch_failed(self.ctx, reason)
             case events.ExchangeFinished():
@@ -352,7 +353,7 @@ class SiteCore:
             endings.exit(self.ctx, 0, site.over)
 
     def _finished_meanwhile(self) -> bool:
-        """The end of the run again, which was heard while a commit was applied or the disk rolled back."""
+        """The end of the run, heard while a commit was applied, a state fetched or the disk rolled back."""
         site = self.ctx.site
         if site.finished is None or site.applying is not None or site.rolling_back is not None:
             return False

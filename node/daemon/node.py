@@ -53,6 +53,8 @@ FLUSH_S = 2.0
 """How long the last words to the coordinator may take."""
 SCRIPT_END_S = 600.0
 """How long a script may go on after its workers have left the run."""
+LEAVING_SCRIPT_END_S = 20.0
+"""The same when a person, or the machine as it goes down, has told the site to leave."""
 SCRIPT_NOTICE_S = 5.0
 """After which the node says that it waits for that; leaving Python and torch takes a second or two."""
 
@@ -128,6 +130,7 @@ class Node:
         self._sources: asyncio.Future[m.Sources] | None = None  # asked for by a fetch
         self._lost_workers: asyncio.TimerHandle | None = None
         self._phase = ""
+        self._is_told_to_leave = False
 
     # --- life
 
@@ -190,6 +193,7 @@ class Node:
         self._set_timer()
 
     def leave(self, reason: str) -> None:
+        self._is_told_to_leave = True
         if self._result.done():
             self.leave_now(reason)
         else:
@@ -346,9 +350,10 @@ class Node:
         assert self._launcher is not None
         if await self._launcher.wait(SCRIPT_NOTICE_S):
             return
-        log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", SCRIPT_END_S)
-        if not await self._launcher.wait(SCRIPT_END_S):
-            log.warning("the script did not end within %g s of leaving the run and is killed", SCRIPT_END_S)
+        limit_s = LEAVING_SCRIPT_END_S if self._is_told_to_leave else SCRIPT_END_S
+        log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", limit_s)
+        if not await self._launcher.wait(limit_s):
+            log.warning("the script did not end within %g s of leaving the run and is killed", limit_s)
 
     async def _stop_workers(self) -> None:
         async with self._worker_lock:

@@ -835,3 +835,16 @@ def test_who_lost_the_last_word_hears_the_last_commit_and_can_apply_it_from_its_
     story.connect("b", state=(0, "another"))
     assert story.num("b", m.Commit) == 0
     assert story.last("b", m.Finished).commit == 1
+
+
+def test_who_asks_for_sources_as_the_run_ends_goes_by_its_own_log_until_that_ends() -> None:
+    """It may be the only one that has the last commit."""
+    story = Story(some_settings(min_sites=1, steps=10))
+    story.start("a")
+    story.ready("a")
+    story.done("a", "s0")
+    story.sources("a", after=0)  # said before it has heard of the commit
+    assert [c.commit for c in story.last("a", m.Sources).commits] == [1]
+    assert not story.num("a", m.Refused)
+    story.sources("a", after=0, lacks=1)
+    assert story.num("a", m.Refused) == 1

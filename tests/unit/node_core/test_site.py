@@ -802,6 +802,31 @@ def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_be
     assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 1: complete")
 
 
+def test_a_site_whose_fetch_ends_before_the_last_commit_ends() -> None:
+    """The run ended meanwhile, and who holds the rest has left."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive.wants(e.ApplyCommit)
+    drive.receive(m.Finished(commit=2, reason="complete", run_step=20, run_tokens=300))
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=2)
+    drive.receive(m.Sources(attested=(m.Attestation(commit=2, state_hash=HASH),), donors=(donor,)))
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=1, final=False))
+    assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 2: complete")
+
+
+def test_sources_of_the_commit_that_is_being_applied_are_not_asked_for_again() -> None:
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive.wants(e.ApplyCommit)
+    drive.receive(m.Sources(commits=(commit(1, 1, contributors=(2, 3)),)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.now += 8.0
+    drive(e.Tick())
+    assert not [sent for sent in drive.sent() if isinstance(sent, m.FindSources)]
+
+
 def test_a_site_that_fetches_the_last_commit_saves_the_model_before_it_departs() -> None:
     drive = started()
     donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=5)
