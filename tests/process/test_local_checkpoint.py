@@ -92,6 +92,8 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_the_checkpoint_before_it(tmp_pat
         before = run.status()["last_commit"]
         run.wait(committed(before + 2), LIMIT_S, "training does not wait for the disk")
         node.interrupt()
+        node.wait_for_line("waiting at most 20 s for their script", LIMIT_S)
+        node.interrupt()
         assert node.wait(LIMIT_S) == 0
         (torn,) = folder.glob("*.new")
         stuck.unlink()
