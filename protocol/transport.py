@@ -29,6 +29,15 @@ _Options = Sequence[tuple[str, int | str]]
 logging.getLogger("grpc").setLevel(logging.INFO)
 
 
+def _without_traceback(record: logging.LogRecord) -> bool:
+    record.exc_info = None
+    return True
+
+
+# It logs what a peer or a broken link sent in place of text with the traceback of decoding it, which is no bug of ours.
+logging.getLogger("grpc._cython.cygrpc").addFilter(_without_traceback)
+
+
 def _common_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
     return [
         ("grpc.max_send_message_length", max_message_bytes),

@@ -204,8 +204,9 @@ def assert_sound(run: LocalRun, holders: Sequence[str]) -> Status:
     assert {name: held[name] for name in holders} == dict.fromkeys(holders, (last, status["state_hash"]))
     assert_account_balances(status)
     for process in run.processes:
-        for text in process.lines:
-            assert not any(sign in text for sign in SIGNS_OF_A_BUG), f"{process.name}: {text}"
+        for index, text in enumerate(process.lines):
+            is_bug = any(sign in text for sign in SIGNS_OF_A_BUG)
+            assert not is_bug, "\n".join([f"{process.name}:", *process.lines[max(0, index - 3) : index + 40]])
     return status
 
 

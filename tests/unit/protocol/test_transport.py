@@ -194,3 +194,13 @@ def test_every_error_has_a_code_and_unknown_codes_are_the_peers_failure() -> Non
             assert isinstance(status.code_of(cls("x")), grpc.StatusCode)
     for code in grpc.StatusCode:
         assert isinstance(status.error_of(code, "", "peer"), AtollError)
+
+
+def test_bytes_in_place_of_text_are_logged_by_grpc_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """As its `_decode` does, which a link that cuts messages short makes it do."""
+    try:
+        b"\x82".decode()
+    except UnicodeDecodeError:
+        logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"\x82")
+    assert caplog.messages == ["Invalid encoding on b'\\x82'"]
+    assert "Traceback" not in caplog.text
