@@ -156,11 +156,12 @@ class ChaosRun(LocalRun):
         return self.wait(lambda s: bool(s["last_commit"] >= target), timeout_s, f"commit {target}")
 
     def wait_for_contributors(self, names: Iterable[str], timeout_s: float = LIMIT_S) -> Status:
-        """A new commit of exactly these."""
-        wanted, before = sorted(names), self.status()["last_commit"]
+        """A commit of exactly these, of a sync that begins after this call: one that was under way may still count a
+        site that is gone."""
+        wanted, under_way = sorted(names), self.status()["last_commit"] + 1
 
         def there(status: Status) -> bool:
-            new = [c for c in status["commits"] if c["commit"] > before]
+            new = [c for c in status["commits"] if c["commit"] > under_way]
             return any(sorted(c["contributors"]) == wanted for c in new)
 
         return self.wait(there, timeout_s, f"a commit of {wanted}")
