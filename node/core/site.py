@@ -26,6 +26,9 @@ from atoll.protocol.errors import InvalidMessage, RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
+MAX_LOST_REASONS = 8
+"""Said in one time away, each once: a stream that opens and ends again and again is a line, not a flood."""
+
 
 class SiteCore:
     """One site. `held` is the outer state found on disk, if any; `branch` that of the commits there."""
@@ -37,7 +40,7 @@ class SiteCore:
             identity=identity,
             settings=settings,
             limits=time_limits(settings.time_limits),
-            site=SiteState(outer=held, disconnected_at=now, branch=branch),
+            site=SiteState(outer=held, away_since=now, branch=branch),
             now=now,
         )
 
@@ -68,11 +71,11 @@ class SiteCore:
         site = self.ctx.site
         deadlines = (site.leave_deadline, site.retry_fetch_at, site.workers.restart_at)
         times = [t for t in deadlines if t is not None]
-        if not site.connected and not site.exited:
-            away_at = site.disconnected_at + self.ctx.limits.lease_s
+        if site.away_since is not None and not site.exited:
+            away_at = site.away_since + self.ctx.limits.lease_s
             if self.ctx.now < away_at:
                 times.append(away_at)
-            times.append(site.disconnected_at + self.ctx.limits.give_up_s)
+            times.append(site.away_since + self.ctx.limits.give_up_s)
         return min(times, default=None)
 
     @property
@@ -180,7 +183,7 @@ class SiteCore:
     def _hello(self) -> None:
         site, identity = self.site, self.ctx.identity
         site.connected = True
-        site.welcomed = False
+        self._not_welcomed()
         outer = site.outer
         self.ctx.send(
             m.Hello(
@@ -199,18 +202,30 @@ class SiteCore:
 
     def _session_lost(self, reason: str) -> None:
         site = self.ctx.site
-        if site.connected:
-            if not site.exited:
-                meanwhile = "reconnecting to leave" if site.leaving or site.final else "training goes on, reconnecting"
-                self.ctx.report(logging.WARNING, f"lost the coordinator ({reason}); {meanwhile}")
-            site.disconnected_at = self.ctx.now
+        self._not_welcomed()
+        if reason not in site.lost_because and len(site.lost_because) < MAX_LOST_REASONS:
+            meanwhile = "reconnecting to leave" if site.leaving or site.final else "training goes on, reconnecting"
+            if not site.workers.generation:
+                meanwhile = "trying again"
+            what = "lost the coordinator" if site.connected else "no coordinator"
+            self.ctx.report(logging.WARNING, f"{what} ({reason}); {meanwhile}")
+            site.lost_because.append(reason)
         site.connected = False
-        site.welcomed = False
         site.looking_for_sources = False
         site.data.asked = site.data.short_of = None
 
+    def _not_welcomed(self) -> None:
+        """The time away counts from here, through every stream that opens and ends without a Welcome."""
+        site = self.ctx.site
+        site.welcomed = False
+        if site.away_since is None:
+            site.away_since = self.ctx.now
+
     def _received(self, term: int, message: m.CoordinatorMessage) -> None:
         site = self.ctx.site
+        if isinstance(message, m.Refused):  # of whatever run and term: this site may not go on with that coordinator
+            endings.exit(self.ctx, RefusedError.exit_code, f"refused by the coordinator: {message.text}")
+            return
         if term < site.term:
             self.ctx.report(
                 logging.WARNING, f"ignored {type(message).__name__} of term {term}: now in term {site.term}"
@@ -222,8 +237,6 @@ class SiteCore:
                 self._welcome(message)
             case m.Admitted():
                 self._admitted(message)
-            case m.Refused():
-                endings.exit(self.ctx, RefusedError.exit_code, f"refused by the coordinator: {message.text}")
             case m.Open():
                 syncs.opened(self.ctx, message)
             case m.Plan():
@@ -273,6 +286,8 @@ class SiteCore:
         self.ctx.settings_json = message.settings_json
         self.ctx.limits = time_limits(self.ctx.settings.time_limits)
         site.welcomed = True
+        site.away_since = None
+        site.lost_because.clear()
         site.last_commit_of_run = message.last_commit
         if not site.workers.generation:
             workforce.start(self.ctx)
@@ -382,8 +397,8 @@ class SiteCore:
             site.retry_fetch_at = None
             catching_up.find_sources(self.ctx)
         workforce.restart_if_due(self.ctx)
-        if not site.connected and now >= site.disconnected_at + self.ctx.limits.give_up_s:
-            away_s = now - site.disconnected_at
+        if site.away_since is not None and now >= site.away_since + self.ctx.limits.give_up_s:
+            away_s = now - site.away_since
             endings.exit(
                 self.ctx, RefusedError.exit_code, f"no coordinator for {away_s:.0f} s; the state is kept, start again"
             )

@@ -143,8 +143,9 @@ class Exchange:
 @dataclass(slots=True, kw_only=True)
 class SiteState:
     connected: bool = False
-    disconnected_at: float = 0.0
     welcomed: bool = False
+    away_since: float | None = 0.0  # when the last session ended that was welcomed; None while one is
+    lost_because: list[str] = field(default_factory=list)  # said since then
     admitted: bool = False
     seeder: bool = False
     seeding: bool = False

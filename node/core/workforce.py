@@ -196,7 +196,7 @@ def left(ctx: Context, event: events.WorkersLeft) -> None:
 
 def answer(ctx: Context) -> None:
     site, workers = ctx.site, ctx.site.workers
-    away = not site.connected and ctx.now >= site.disconnected_at + ctx.limits.lease_s
+    away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, away=away, now=ctx.now)
     if isinstance(decision, answers.Hold):
         return

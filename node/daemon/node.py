@@ -209,7 +209,7 @@ class Node:
             self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, e.Tick())
 
     def _received(self, header: m.Header, message: m.CoordinatorMessage) -> None:
-        if header.run_id != self.run_settings.settings.run_id:
+        if header.run_id != self.run_settings.settings.run_id and not isinstance(message, m.Refused):
             self.session.num_refused_messages += 1
             return
         if isinstance(message, m.Sources) and self._sources is not None and not self._sources.done():

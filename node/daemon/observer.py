@@ -85,7 +85,7 @@ class Observer:
             site_id=site.site_id,
             incarnation=self._core.ctx.identity.incarnation,
             phase=self._core.phase,
-            connected=site.connected,
+            connected=site.welcomed,
             commit=outer.commit if outer else -1,
             inner_step=run_step + max(step - workers.base_step, 0),
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),

@@ -50,6 +50,7 @@ class Session:
         self._received_seq = 0
         self._closing = False
         self._is_open = False
+        self._is_welcomed = False  # on this stream, or the last one
         self._heard = asyncio.Event()
 
     def send(self, message: m.SiteMessage) -> None:
@@ -66,17 +67,21 @@ class Session:
     async def run(self) -> None:
         backoff_s = FIRST_BACKOFF_S
         while not self._closing:
-            heard, reason = await self._one_stream()
-            if heard:
+            reason = await self._one_stream()
+            if self._is_welcomed:
                 backoff_s = FIRST_BACKOFF_S
             self._handlers.lost(reason)
             if self._closing:
                 return
-            await asyncio.sleep(backoff_s * random.uniform(0.5, 1.0))
+            await self._pause(backoff_s * random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
-    async def _one_stream(self) -> tuple[bool, str]:
-        """(whether anything was heard, why it ended)."""
+    async def _pause(self, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+
+    async def _one_stream(self) -> str:
+        """Why it ended."""
+        self._is_welcomed = False
         self._outgoing = asyncio.Queue()
         self._seq = self._received_seq = 0
         channel = transport.open_channel(
@@ -88,7 +93,7 @@ class Session:
                 async with asyncio.timeout(self._limits.connect_s):
                     await channel.channel_ready()
             except TimeoutError:
-                return False, f"{self.address} does not answer"
+                return f"{self.address} does not answer"
             # Bytes: what cannot be parsed is this module's to judge.
             method: grpc.aio.StreamStreamMultiCallable[session_pb2.SessionRequest, bytes] = channel.stream_stream(
                 SESSION_METHOD,
@@ -101,7 +106,7 @@ class Session:
             tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             reasons = [task.result() for task in tasks if task.done()]
-            return self._received_seq > 0, next(r for r in reasons if r)
+            return next(r for r in reasons if r)
         finally:
             self._is_open = False
             for task in tasks:
@@ -128,6 +133,8 @@ class Session:
                 message = differences.complete(short, wire.left_out(envelope), told)
                 told = differences.after(message, told)
                 self._received_seq = envelope.seq
+                if isinstance(message, m.Welcome) and header.run_id == self._handlers.header().run_id:
+                    self._is_welcomed = True
                 self._handlers.received(header, message)
         except (DecodeError, InvalidMessage) as error:
             # What it said is lost; after the next Hello the coordinator says again what is pending.

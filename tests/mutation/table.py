@@ -21,6 +21,7 @@ SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 STORE_DAMAGE = "tests/unit/coordinator/test_store_damage.py"
 LEDGER = "tests/unit/coordinator/test_ledger.py"
 SITE = "tests/unit/node_core/test_site.py"
+AWAY = "tests/unit/node_core/test_away.py"
 SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
@@ -41,6 +42,8 @@ STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
 DONORS = "tests/unit/exchange/test_donors.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
+NODE_SESSION = "tests/process/test_node_session.py"
+ANOTHER_RUN = "tests/process/test_another_run.py"
 EXCHANGE = "tests/process/test_exchange.py"
 SPILL = "tests/unit/exchange/test_spill.py"
 SPILLED = "tests/process/test_spilled_exchanges.py"
@@ -461,6 +464,30 @@ MUTATIONS = (
         old="if away and workers.overrun_left > 0:",
         new="if away:",
         tests=(SITE, SITE_STORIES),
+    ),
+    Mutation(
+        name="an opened stream ends the time away",
+        rule="the coordinator is away until it says Welcome",
+        file="node/core/site.py",
+        old="        if site.away_since is None:\n            site.away_since = self.ctx.now\n",
+        new="        site.away_since = self.ctx.now\n",
+        tests=(AWAY,),
+    ),
+    Mutation(
+        name="an opened stream ends the back-off",
+        rule="a node dials a coordinator that does not welcome it less and less often",
+        file="node/daemon/session.py",
+        old="            if self._is_welcomed:\n",
+        new="            if self._received_seq:\n",
+        tests=(NODE_SESSION,),
+    ),
+    Mutation(
+        name="the refusal of another run's coordinator is dropped",
+        rule="a refusal is heard whatever run and term it comes from",
+        file="node/daemon/node.py",
+        old=" and not isinstance(message, m.Refused)",
+        new="",
+        tests=(ANOTHER_RUN,),
     ),
     Mutation(
         name="stale attempt is taken for the one that runs",

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.daemon.session import FIRST_BACKOFF_S, MAX_BACKOFF_S, Session, SessionHandlers
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.time_limits import time_limits
@@ -32,16 +32,18 @@ async def serving(serve: Callable[[AsyncIterator[bytes], Any], AsyncIterator[byt
     return server, f"127.0.0.1:{port}"
 
 
-def a_session(address: str, heard: asyncio.Queue[Any]) -> Session:
-    """What it is told goes to `heard`, and why it lost a stream."""
+def a_session(
+    address: str, heard: asyncio.Queue[Any], lost: asyncio.Queue[Any] | None = None, kind: type[Session] = Session
+) -> Session:
+    """What it is told goes to `heard`, and why it lost a stream unless `lost` is given."""
     handlers = SessionHandlers(
         opened=lambda: None,
-        lost=heard.put_nowait,
+        lost=(lost or heard).put_nowait,
         received=lambda _, message: heard.put_nowait(message),
         header=lambda: HEADER,
         heartbeat=lambda: m.Heartbeat(phase="training"),
     )
-    return Session(address, None, time_limits("local"), handlers)
+    return kind(address, None, time_limits("local"), handlers)
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], NO_BODY.SerializeToString()])
@@ -68,6 +70,49 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
         await server.stop(0)
 
     asyncio.run(scenario())
+
+
+class Impatient(Session):
+    """Says how long it would wait, as a share of the longest wait, and does not."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.pauses: list[float] = []
+
+    async def _pause(self, delay_s: float) -> None:
+        self.pauses.append(delay_s / MAX_BACKOFF_S)
+
+
+@pytest.mark.parametrize("welcome", [True, False])
+def test_the_session_waits_longer_after_every_stream_until_it_is_welcomed(welcome: bool) -> None:
+    """A stream that opens is no sign of a coordinator: one of another run answers, and something else may listen."""
+    num_streams = 6
+
+    async def scenario() -> list[float]:
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield GOOD
+            if welcome:
+                yield wire.response(m.Welcome(settings_json="{}"), HEADER, 2, 0).SerializeToString()
+
+        server, address = await serving(serve)
+        lost: asyncio.Queue[Any] = asyncio.Queue()
+        session = a_session(address, asyncio.Queue(), lost, Impatient)
+        assert isinstance(session, Impatient)
+        task = asyncio.create_task(session.run())
+        for _ in range(num_streams):
+            await lost.get()
+        await session.close()
+        await task
+        await server.stop(0)
+        return session.pauses[: num_streams - 1]
+
+    pauses = asyncio.run(scenario())
+    least, most = FIRST_BACKOFF_S / MAX_BACKOFF_S / 2, FIRST_BACKOFF_S / MAX_BACKOFF_S
+    if welcome:
+        assert all(least <= pause <= most for pause in pauses)
+    else:
+        assert all(least * 2**i <= pause <= min(most * 2**i, 1.0) for i, pause in enumerate(pauses[:3]))
+        assert pauses[-1] >= 0.5
 
 
 def test_a_session_that_is_cancelled_leaves_no_task_behind() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.node.core import events as e
-from tests.simulation.processes import COORDINATOR
+from tests.simulation.processes import COORDINATOR, MuteCoordinator
 from tests.simulation.world import World
 
 MOST_WAIT_S = 8.0
@@ -72,6 +72,17 @@ def stop_coordinator(world: World, fault: Fault, generator: random.Random) -> No
 def kill_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
     world.kill_coordinator("kill -9")
     world.later(fault.lasts_s, world.start_coordinator)
+
+
+def another_run(world: World, fault: Fault, generator: random.Random) -> None:
+    """Its coordinator listens at the address of this run's. Whoever dials it meanwhile is refused, and ends."""
+    world.replace_coordinator(fault.lasts_s, world.coordinator_of_another_run)
+
+
+def mute_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
+    """Streams open and end, and nobody says Welcome."""
+    ends_after_s = generator.choice([0.01, 2.0])
+    world.replace_coordinator(fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, ends_after_s))
 
 
 def coordinator_dies_before_it_keeps(world: World, fault: Fault, generator: random.Random) -> None:
@@ -291,6 +302,8 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "stop_site": (stop_site, 3),
     "stop_coordinator": (stop_coordinator, 1),
     "kill_coordinator": (kill_coordinator, 3),
+    "another_run": (another_run, 1),
+    "mute_coordinator": (mute_coordinator, 1),
     "coordinator_dies_before_it_keeps": (coordinator_dies_before_it_keeps, 3),
     "coordinator_dies_before_it_sends": (coordinator_dies_before_it_sends, 4),
     "store_full": (store_full, 1),

@@ -15,11 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, Record
-from atoll.coordinator.service import CoordinatorServer
+from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
 from atoll.node.daemon import node as node_module
@@ -190,6 +191,29 @@ class SimCoordinator:
             await server.run()
         except Exception as error:
             self.failure = error
+
+
+class MuteCoordinator:
+    """In the coordinator's place: every stream opens, and ends without a word some time later."""
+
+    def __init__(self, loop: SimLoop, number: int, ends_after_s: float) -> None:
+        self.process = Process(COORDINATOR, number)
+        self.num_streams = 0
+        self._ends_after_s = ends_after_s
+        context = contextvars.copy_context()
+        context.run(HERE.set, self.process)
+        self.task = loop.create_task(self._run(), context=context)
+
+    async def _run(self) -> None:
+        server = transport.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
+        handlers: dict[str, Any] = {"Session": grpc.stream_stream_rpc_method_handler(self._session)}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        transport.bind(server, ADDRESS, None)
+        await server.start()
+
+    async def _session(self, requests: Any, context: Any) -> None:
+        self.num_streams += 1
+        await asyncio.sleep(self._ends_after_s)
 
 
 class SimNode:

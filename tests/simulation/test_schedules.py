@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from atoll.node.exchange.spill import Spilled
+from atoll.protocol.errors import RefusedError
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, Fault, draw_faults, strike
@@ -50,6 +54,45 @@ def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing() -> No
         cut = Fault(kind="power_cut", after_events=8 + seed % 20, delay_s=0.02, lasts_s=5.0, draw=seed)
         outcome = one(8300 + seed, [cut])
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
+def while_replaced(seed: int, kind: str, lasts_s: float) -> tuple[Outcome, list[tuple[int, str]], int]:
+    """Something else is at the coordinator's address from some moment in mid-run on. With the exits of sites until it
+    goes again, and how many steps beyond a boundary they did meanwhile."""
+    exits: list[tuple[int, str]] = []
+    num_steps = 0
+    shape = draw_shape_of(seed, num_sites=2)
+
+    async def faults(world: World) -> None:
+        nonlocal num_steps
+        while not any(commit.commit for commit in world.checks.commits):
+            await world.events(10, 1.0)
+        before = sum(hands.num_steps for hands in world.hands.values())
+        strikes = Fault(kind=kind, after_events=0, delay_s=0.0, lasts_s=lasts_s, draw=seed)
+        FAULTS[kind][0](world, strikes, random.Random(seed))
+        await asyncio.sleep(lasts_s * 0.99)
+        exits.extend(node.result for node in world.ended.values() if node.result is not None)
+        num_steps = sum(hands.num_steps for hands in world.hands.values()) - before
+
+    return play(seed, faults, replace(shape, settings=replace(shape.settings, steps=40))), exits, num_steps
+
+
+def test_another_run_at_the_coordinators_address_refuses_every_site_in_words() -> None:
+    for seed in range(5):
+        outcome, exits, _ = while_replaced(seed, "another_run", 30.0)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert [code for code, _ in exits] == [RefusedError.exit_code] * 2, outcome.story
+        assert all("belongs to run 'sim', this coordinator has run 'another'" in text for _, text in exits)
+
+
+def test_streams_that_open_and_end_without_a_welcome_are_a_coordinator_that_is_away() -> None:
+    for seed in range(5):
+        outcome, exits, num_steps = while_replaced(seed, "mute_coordinator", 400.0)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        every = draw_shape_of(seed).settings.sync.every
+        assert every <= num_steps <= 2 * 3 * every, "to the boundary and the overrun beyond it"
+        assert len(exits) == 2, outcome.story
+        assert all(text.startswith("no coordinator for 360 s") for _, text in exits), exits
 
 
 def test_a_hundred_sites() -> None:

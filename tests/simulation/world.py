@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.node.core import events as e
@@ -26,7 +26,15 @@ from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
 from tests.simulation.network import Network
-from tests.simulation.processes import COORDINATOR, SimCoordinator, SimNode, SimStore, copy_of, simulated
+from tests.simulation.processes import (
+    COORDINATOR,
+    MuteCoordinator,
+    SimCoordinator,
+    SimNode,
+    SimStore,
+    copy_of,
+    simulated,
+)
 from tests.simulation.sites import Data, Hands
 
 LIMIT_S = 600.0
@@ -132,6 +140,7 @@ class World:
         self.checks = Checks(loop, shape.settings, self.store, self.story.tell)
         self.network.on_message = self.checks.on_message
         self.coordinator: SimCoordinator | None = None
+        self._stand_in: SimCoordinator | MuteCoordinator | None = None
         self.nodes: dict[str, SimNode] = {}
         self.ended: dict[str, SimNode] = {}  # left, and not started again yet
         self.hands: dict[str, Hands] = {}
@@ -148,7 +157,7 @@ class World:
     # --- starting and killing
 
     def start_coordinator(self) -> None:
-        if self.coordinator is not None or self.store.full:
+        if self.coordinator is not None or self._stand_in is not None or self.store.full:
             return
         self.num_starts += 1
         self.story.tell("world", "starts the coordinator")
@@ -173,6 +182,25 @@ class World:
         self.story.tell("world", f"the coordinator is gone: {why}")
         self.network.kill(coordinator.process)
         self.loop.freeze(coordinator.process)
+
+    def replace_coordinator(self, lasts_s: float, stand_in: Callable[[int], SimCoordinator | MuteCoordinator]) -> None:
+        """Something else listens in its place for a while. `stand_in` makes it, from the number of its start."""
+        self.kill_coordinator("something else takes its place")
+        if self._stand_in is not None:
+            return
+        self.num_starts += 1
+        made = self._stand_in = stand_in(self.num_starts)
+
+        def go() -> None:
+            self._stand_in = None
+            self.network.kill(made.process)
+            self.loop.freeze(made.process)
+            self.start_coordinator()
+
+        self.later(lasts_s, go)
+
+    def coordinator_of_another_run(self, number: int) -> SimCoordinator:
+        return SimCoordinator(self.loop, number, replace(self.shape.settings, run_id="another"), SimStore())
 
     def start_site(self, name: str) -> None:
         if name in self.nodes:
