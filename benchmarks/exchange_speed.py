@@ -22,7 +22,6 @@ from pathlib import Path
 
 import numpy as np
 
-from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
@@ -88,9 +87,9 @@ async def _site(args: argparse.Namespace) -> None:
             run_id=RUN_ID,
             incarnation=1,
             credentials=None,
-            max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES,
             num_threads=args.threads,
         )
+        hub.max_retained_bytes = 4 << 30
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
         hub.attach(server)

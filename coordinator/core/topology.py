@@ -55,7 +55,7 @@ def direct(
         raise ConfigError(
             f"the reducers may retain {sum(capacities) * len(contributors)} bytes of contributions, a sync of "
             f"{len(contributors)} sites holds up to {sum(sizes_bytes) * len(contributors)}: "
-            "raise max_retained_bytes of the sites, or let fewer of them contribute"
+            "give the sites more free disk or memory, raise their --max-retained-mib, or let fewer of them contribute"
         )
     trees = []
     for position, (first, count) in zip(order, ranges, strict=True):

@@ -22,7 +22,6 @@ class SiteIdentity:
     incarnation: int
     atoll_version: str
     from_saved_model: bool
-    max_retained_bytes: int
     bandwidth_bytes_per_s: int
     process_id: bytes = b""
 
@@ -37,6 +36,7 @@ class Context:
     settings_json: str = ""  # as in Welcome
     manifest: Manifest | None = None
     data_fingerprint: bytes = b""
+    max_retained_bytes: int = 0  # with the manifest
     out: list[Output] = field(default_factory=list)
 
     def emit(self, output: Output) -> None:

@@ -67,11 +67,13 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersJoined:
-    """Every rank has connected and their pieces tile every tensor exactly once."""
+    """Every rank has connected, their pieces tile every tensor exactly once, and the model fits on this machine."""
 
     generation: int
     manifest: Manifest
     data_fingerprint: bytes
+    max_retained_bytes: int
+    """What this node may hold as a reducer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

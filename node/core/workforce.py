@@ -48,6 +48,7 @@ def joined(ctx: Context, event: events.WorkersJoined) -> None:
     first = ctx.manifest is None
     ctx.manifest = event.manifest
     ctx.data_fingerprint = event.data_fingerprint
+    ctx.max_retained_bytes = event.max_retained_bytes
     if not first and ctx.site.admitted:
         send_layout(ctx)
     elif ctx.site.welcomed:
@@ -60,7 +61,7 @@ def offer(ctx: Context) -> None:
         m.Offer(
             manifest=ctx.manifest,
             data_fingerprint=ctx.data_fingerprint,
-            max_retained_bytes=ctx.identity.max_retained_bytes,
+            max_retained_bytes=ctx.max_retained_bytes,
             bandwidth_bytes_per_s=ctx.identity.bandwidth_bytes_per_s,
         )
     )

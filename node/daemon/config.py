@@ -11,8 +11,6 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RUN_ID
 
 LAUNCHERS = ("torchrun", "exec")
-DEFAULT_MAX_RETAINED_BYTES = 4 << 30
-DEFAULT_REDUCE_BUFFER_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +37,11 @@ class NodeConfig:
     """The user's script and its arguments; empty: the built-in trainer."""
     launcher: str = "torchrun"
     """torchrun, or exec: start the command itself, once for each rank."""
-    max_retained_bytes: int = DEFAULT_MAX_RETAINED_BYTES
-    """Contributions of other sites that this node holds at most as a reducer; a plan that needs more is refused."""
-    reduce_buffer_bytes: int = DEFAULT_REDUCE_BUFFER_BYTES
-    """Of these, in memory; the rest is on the disk below `home`."""
+    max_retained_bytes: int | None = None
+    """Contributions of other sites that this node holds at most as a reducer; a plan that needs more is refused. None:
+    what the machine has room for, see room.py."""
+    reduce_buffer_bytes: int | None = None
+    """Of these, in memory; the rest is on the disk below `home`. None: see room.py."""
     bandwidth_bytes_per_s: int = 0
     """Uplink, for the coordinator's spreading of reducers; 0: unknown."""
     http_listen: str = ""
@@ -76,7 +75,7 @@ def validate(config: NodeConfig) -> None:
         raise ConfigError(f"--launcher {config.launcher}: choose one of {', '.join(LAUNCHERS)}")
     if config.launcher == "exec" and not config.command:
         raise ConfigError("--launcher exec needs a command after --")
-    if config.max_retained_bytes < 0 or config.reduce_buffer_bytes < 0 or config.bandwidth_bytes_per_s < 0:
+    if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
 
 

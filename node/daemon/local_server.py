@@ -139,7 +139,7 @@ class LocalServer:
         server = LocalServer(on_event)
         await server.start()
         server.begin(generation, world_size, greeting)    # then launch workers with ATOLL_SOCKET=server.path
-        server.send_layout(...)                           # after WorkersJoined
+        server.send_layout(...)                           # after RanksJoined
         server.answer(generation, step, seq, answer)      # after BoundaryAsked
         await server.close()                              # workers that are still there end themselves
 
@@ -175,7 +175,7 @@ class LocalServer:
 
     @property
     def pieces(self) -> SitePieces | None:
-        """What the ranks hold together; known from WorkersJoined on."""
+        """What the ranks hold together; known from RanksJoined on."""
         return self._group.pieces if self._group else None
 
     @property

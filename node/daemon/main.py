@@ -53,8 +53,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
         credentials=None,
-        max_retained_bytes=config.max_retained_bytes,
-        spill=await asyncio.to_thread(Spill, home.spill_folder, config.reduce_buffer_bytes),
+        spill=await asyncio.to_thread(Spill, home.spill_folder),
         fsync=run.settings.sync.fsync,
         num_threads=config.num_kernel_threads,
     )

@@ -24,7 +24,10 @@ from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.room import Room, machine_of, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
+from atoll.node.dataplane.footprint import footprint
 from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
@@ -41,6 +44,7 @@ from atoll.protocol.errors import (
     PeerError,
     StateError,
 )
+from atoll.protocol.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +92,6 @@ class Node:
             incarnation=home.incarnation,
             atoll_version=__version__,
             from_saved_model=config.from_saved is not None,
-            max_retained_bytes=config.max_retained_bytes,
             bandwidth_bytes_per_s=config.bandwidth_bytes_per_s,
             process_id=home.process_id,
         )
@@ -360,13 +363,54 @@ class Node:
             assert self._launcher is not None
             await self._launcher.stop()
 
-    def _from_workers(self, event: e.Event) -> None:
+    def _from_workers(self, event: GroupEvent) -> None:
         """A lost connection is the first sign of a crash; the exit, which follows, says more."""
-        if isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
+        if isinstance(event, RanksJoined):
+            self._spawn(self._joined(event))
+        elif isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
             loop = asyncio.get_running_loop()
             self._lost_workers = loop.call_later(EXIT_GRACE_S, self._workers_crashed, event.generation, event.text)
         else:
             self.handle(event)
+
+    async def _joined(self, ranks: RanksJoined) -> None:
+        """Their model is known: what does not fit on this machine is refused before the site offers itself."""
+        config, has_buffers = self.config, self.plane is not None and self.plane.snapshot is not None
+
+        def measure() -> Room:
+            layout = Layout(ranks.manifest, self.core.settings.sync.chunk_elements)
+            return room_for(
+                footprint(layout, self.core.settings),
+                machine_of(self.home.folder),
+                self.home.folder,
+                max_retained_bytes=config.max_retained_bytes,
+                reduce_buffer_bytes=config.reduce_buffer_bytes,
+                has_buffers=has_buffers,
+            )
+
+        try:
+            room = await asyncio.to_thread(measure)
+        except AtollError as error:
+            self.local_server.refuse(str(error))
+            self.handle(
+                e.WorkersFailed(
+                    generation=ranks.generation,
+                    kind=e.FailureKind.FATAL,
+                    text=str(error),
+                    exit_code=error.exit_code,
+                )
+            )
+            return
+        self.hub.allow(room.max_retained_bytes, room.reduce_buffer_bytes)
+        log.info("as a reducer this node holds %s", room)
+        self.handle(
+            e.WorkersJoined(
+                generation=ranks.generation,
+                manifest=ranks.manifest,
+                data_fingerprint=ranks.data_fingerprint,
+                max_retained_bytes=room.max_retained_bytes,
+            )
+        )
 
     def _workers_exited(self, ended: WorkersExit) -> None:
         if self._lost_workers is not None:

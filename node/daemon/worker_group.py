@@ -22,7 +22,6 @@ from atoll.node.core.events import (
     Merged,
     SnapshotSealed,
     WorkersFailed,
-    WorkersJoined,
     WorkersLeft,
 )
 from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
@@ -30,6 +29,7 @@ from atoll.node.daemon.step_times import StepTimes
 from atoll.node.local_protocol import FATAL_KINDS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
+from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_TOKENS
 from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
 
@@ -69,6 +69,15 @@ class SealedReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RanksJoined:
+    """Every rank has connected and their pieces tile every tensor exactly once."""
+
+    generation: int
+    manifest: Manifest
+    data_fingerprint: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataSet:
     """See `LocalClient.announce_data`."""
 
@@ -78,7 +87,7 @@ class DataSet:
 
 
 GroupEvent = (
-    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
+    RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
 )
 Outcome = list[GroupEvent | Reply]
 
@@ -210,9 +219,7 @@ class WorkerGroup:
             self.pieces = merge_ranks([t for t, _, _ in in_order])
         except ConfigError as error:
             return self.fail(str(error))
-        return [
-            WorkersJoined(generation=self.generation, manifest=self.pieces.manifest, data_fingerprint=in_order[0][1])
-        ]
+        return [RanksJoined(generation=self.generation, manifest=self.pieces.manifest, data_fingerprint=in_order[0][1])]
 
     def layout_sent(self, now: float) -> None:
         """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""
@@ -403,7 +410,7 @@ class WorkerGroup:
         return self.fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
 
     def reader_of(self, rank: int) -> tuple[int, int]:
-        """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
+        """The place of the rank's data rank among the site's, and how many there are. Known from RanksJoined on."""
         data_ranks = sorted({data_rank for _, _, data_rank in self._tensors.values()})
         return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
 
@@ -414,7 +421,7 @@ class WorkerGroup:
 
     @property
     def checkpoint(self) -> CheckpointId | None:
-        """The newest checkpoint of the inner optimizer that every rank can go on from. Known from WorkersJoined on."""
+        """The newest checkpoint of the inner optimizer that every rank can go on from. Known from RanksJoined on."""
         return max(frozenset.intersection(*self._checkpoints.values()), default=None)
 
     # --- what the node says

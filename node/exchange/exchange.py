@@ -168,7 +168,7 @@ class Exchange:
         if need > max_retained_bytes:
             raise NoRoomError(
                 f"{self.where}: this site would hold up to {need} bytes as reducer of {len(own)} chunks, its bound is "
-                f"{max_retained_bytes}; raise max_retained_bytes, or let more sites reduce"
+                f"{max_retained_bytes}; raise --max-retained-mib, give it more free disk, or let more sites reduce"
             )
         on_disk = 0 if spill is None else len(self.others) * payload_bytes - spill.memory_limit_bytes
         if spill is not None and on_disk > 0:

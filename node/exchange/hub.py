@@ -45,8 +45,8 @@ MAX_EARLY = 256
 class Hub:
     """Lives in one event loop. `attach` it to a server; `close` it at the end.
 
-    `credentials` are used for every channel to a peer. `max_retained_bytes` bounds what is held as a reducer: in
-    memory, and on the disk by `spill`; without one all of it may be in memory.
+    `credentials` are used for every channel to a peer. `allow` says what may be held as a reducer: in memory, and on
+    the disk by `spill`; without one all of it may be in memory.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Hub:
         run_id: str,
         incarnation: int,
         credentials: grpc.ChannelCredentials | None,
-        max_retained_bytes: int,
         spill: Spill | None = None,
         fsync: bool = False,
         num_threads: int | None = None,
@@ -63,7 +62,7 @@ class Hub:
         self.run_id = run_id
         self.incarnation = incarnation
         self.credentials = credentials
-        self.max_retained_bytes = max_retained_bytes
+        self.max_retained_bytes = 0
         self.spill = spill
         self.counters = Counters()
         self.uplink = Uplink()
@@ -125,6 +124,12 @@ class Hub:
             pace=pace,
             uplink=self.uplink,
         )
+
+    def allow(self, max_retained_bytes: int, reduce_buffer_bytes: int) -> None:
+        """From the next exchange on this may be held as a reducer, and in memory of contributions."""
+        self.max_retained_bytes = max_retained_bytes
+        if self.spill is not None:
+            self.spill.memory_limit_bytes = reduce_buffer_bytes
 
     async def close(self) -> None:
         for exchange in self._exchanges.values():

@@ -50,7 +50,7 @@ class Spilled:
 class Spill:
     """Of one node, for all its syncs."""
 
-    def __init__(self, folder: Path, memory_limit_bytes: int) -> None:
+    def __init__(self, folder: Path, memory_limit_bytes: int = 0) -> None:
         """Removes what an earlier start left in `folder`. Raises HostError."""
         self.folder = folder
         self.memory_limit_bytes = memory_limit_bytes

@@ -66,7 +66,6 @@ class Host:
             incarnation=1,
             atoll_version="0",
             from_saved_model=data.draw(st.booleans()),
-            max_retained_bytes=1 << 20,
             bandwidth_bytes_per_s=0,
         )
         self.core = SiteCore(identity, SETTINGS, held, self.now)
@@ -86,7 +85,11 @@ class Host:
             case e.Send(message):
                 wire.request(message, HEADER, 1, 0)  # nothing that cannot be written
             case e.StartWorkers(generation, _):
-                self.due.append(e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b""))
+                self.due.append(
+                    e.WorkersJoined(
+                        generation=generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
+                    )
+                )
             case e.SendLayout(generation=generation):
                 self.due.append(
                     e.DataAnnounced(generation=generation, num_samples=100, round_samples=2, rounds_ahead=1)

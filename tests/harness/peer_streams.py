@@ -86,7 +86,8 @@ class Disk:
 @asynccontextmanager
 async def serving(disk: Disk, max_retained_bytes: int = 1 << 20) -> AsyncIterator[Hub]:
     """A node that is the reducer of all chunks of sync 1."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, credentials=None, num_threads=1, max_retained_bytes=max_retained_bytes)
+    hub = Hub(run_id=dp.RUN, incarnation=1, credentials=None, num_threads=1)
+    hub.max_retained_bytes = max_retained_bytes
     hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
     try:
         yield hub

@@ -53,7 +53,6 @@ class SiteStory:
             incarnation=1,
             atoll_version="0",
             from_saved_model=False,
-            max_retained_bytes=1 << 20,
             bandwidth_bytes_per_s=0,
         )
         self.core = SiteCore(identity, self.settings, held, self.now)
@@ -106,7 +105,11 @@ class SiteStory:
         assert outer is not None, "only a site with a state goes on training: node state=0 trains"
         self.happens(e.SessionOpened())
         self.welcome(outer.commit)
-        self.happens(e.WorkersJoined(generation=self.generation, manifest=MANIFEST, data_fingerprint=b""))
+        self.happens(
+            e.WorkersJoined(
+                generation=self.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
+            )
+        )
         self.admitted("member")
         self.hears(_open(outer.commit + 1, outer.commit))
         self.asks(0)
@@ -371,7 +374,9 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
             m.Finished(commit=int(n), reason="the run's length is reached", run_step=10 * int(n), run_tokens=0)
         ),
         r"workers join": lambda: story.happens(
-            e.WorkersJoined(generation=story.generation, manifest=MANIFEST, data_fingerprint=b"")
+            e.WorkersJoined(
+                generation=story.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
+            )
         ),
         r"workers ask at (\d+)": lambda step: story.asks(int(step)),
         r"workers sealed the snapshot of step (\d+)": lambda step, **kw: story.sealed(int(step), **kw),

@@ -79,7 +79,8 @@ class Site:
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID)
         else:
             outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
-        hub = Hub(run_id=RUN_ID, incarnation=incarnation, credentials=None, max_retained_bytes=1 << 30, num_threads=2)
+        hub = Hub(run_id=RUN_ID, incarnation=incarnation, credentials=None, num_threads=2)
+        hub.max_retained_bytes = 1 << 30
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
         hub.attach(server)

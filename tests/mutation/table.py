@@ -45,6 +45,7 @@ EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 NODE_SESSION = "tests/process/test_node_session.py"
 ANOTHER_RUN = "tests/process/test_another_run.py"
 EXCHANGE = "tests/process/test_exchange.py"
+FOOTPRINT = "tests/unit/dataplane/test_footprint.py"
 SPILL = "tests/unit/exchange/test_spill.py"
 SPILLED = "tests/process/test_spilled_exchanges.py"
 
@@ -828,6 +829,22 @@ MUTATIONS = (
         old="if spill is None or spill.memory_bytes <= spill.memory_limit_bytes:",
         new="if True:",
         tests=(SPILL,),
+    ),
+    Mutation(
+        name="a model that the disk cannot hold is let in",
+        rule="what cannot fit is refused at the door",
+        file="node/daemon/room.py",
+        old="    if free_disk < 0:",
+        new="    if free_disk < -(1 << 60):",
+        tests=(FOOTPRINT,),
+    ),
+    Mutation(
+        name="a reducer's bound forgets the disk",
+        rule="default bounds commit any model that the machine can hold",
+        file="node/daemon/room.py",
+        old="retained = buffer + model.sync_bytes + free_disk - free_disk // DISK_SHARE",
+        new="retained = 4 << 30",
+        tests=(FOOTPRINT,),
     ),
     Mutation(
         name="what was dropped is missed on the disk",

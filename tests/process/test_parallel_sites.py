@@ -20,12 +20,11 @@ from atoll.node.core.events import (
     Merged,
     MergeMode,
     SnapshotSealed,
-    WorkersJoined,
     WorkersLeft,
 )
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 
@@ -81,7 +80,7 @@ def apply(mode: MergeMode, version: int, next_step: int, fresh: bool = False) ->
 
 async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     """One life of a site. Returns the biases that the outer and the local parameters have at its end."""
-    joined = await node.expect(WorkersJoined)
+    joined = await node.expect(RanksJoined)
     assert {t.name: t.shape for t in joined.manifest.tensors} == {**SHAPES, "seen": (2,)}
     layout = Layout(joined.manifest)
     node.layout = layout

@@ -28,7 +28,6 @@ from atoll.node.core.events import (
     MergeMode,
     SnapshotSealed,
     WorkersFailed,
-    WorkersJoined,
     WorkersLeft,
 )
 from atoll.node.daemon import processes
@@ -36,7 +35,7 @@ from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
-from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
 from atoll.node.worker.client import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError
@@ -93,7 +92,7 @@ class Site:
 
     async def admit(self, generation: int = 1) -> Layout:
         event = await self.events.get()
-        assert isinstance(event, WorkersJoined), event
+        assert isinstance(event, RanksJoined), event
         layout = Layout(event.manifest)
         self.buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
         self.server.send_layout(
@@ -359,7 +358,7 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE
         )
-        assert isinstance(await events.get(), WorkersJoined)
+        assert isinstance(await events.get(), RanksJoined)
         await server.close()
         async with asyncio.timeout(NONE_LEFT_S):
             _, errors = await worker.communicate()

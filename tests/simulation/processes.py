@@ -25,7 +25,7 @@ from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import plane as plane_module
-from atoll.node.daemon.config import DEFAULT_MAX_RETAINED_BYTES, NodeConfig
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.node import Node
@@ -256,8 +256,7 @@ class SimNode:
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
                 credentials=None,
-                max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES,
-                spill=await asyncio.to_thread(Spill, home.spill_folder, self.reduce_buffer_bytes),
+                spill=await asyncio.to_thread(Spill, home.spill_folder),
                 fsync=self.settings.sync.fsync,
                 num_threads=1,
             )
@@ -265,7 +264,14 @@ class SimNode:
             hub.attach(server)
             port = transport.bind(server, f"{self.process.machine}:0", None)
             await server.start()
-            config = NodeConfig(coordinator=ADDRESS, name=self.process.machine, command=("sim",), num_threads=1)
+            config = NodeConfig(
+                coordinator=ADDRESS,
+                name=self.process.machine,
+                command=("sim",),
+                num_threads=1,
+                max_retained_bytes=4 << 30,  # what the machine has free must not change a schedule
+                reduce_buffer_bytes=self.reduce_buffer_bytes,
+            )
             journal: Any = SimpleNamespace(write=lambda kind, **values: None)
             run = Run(self.settings, settings_to_json(self.settings))
             self.node = node = Node(

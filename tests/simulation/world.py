@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from atoll.node.core import events as e
-from atoll.node.daemon.config import DEFAULT_REDUCE_BUFFER_BYTES
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
@@ -101,7 +100,7 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
         data=data,
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
-        reduce_buffer_bytes=generator.choice([0, 100, DEFAULT_REDUCE_BUFFER_BYTES]),
+        reduce_buffer_bytes=generator.choice([0, 100, 1 << 30]),
     )
 
 

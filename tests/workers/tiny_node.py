@@ -14,12 +14,12 @@ import os
 import re
 import sys
 
-from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, WorkersJoined
+from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked
 from atoll.node.daemon.launcher import LaunchConfig, Launcher
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
-from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 
@@ -44,7 +44,7 @@ class TinyNode:
         await asyncio.Event().wait()
 
     def happened(self, event: GroupEvent) -> None:
-        if isinstance(event, WorkersJoined):
+        if isinstance(event, RanksJoined):
             layout = Layout(event.manifest)
             buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
             self.server.send_layout(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from atoll.cli.words import byte_count, count
-from atoll.node.daemon.config import NodeConfig
-from atoll.protocol.codecs import codec_of, encoded_bytes
+from atoll.node.daemon.config import NodeConfig, default_home
+from atoll.node.daemon.room import machine_of, room_for
+from atoll.node.daemon.script_model import model_of_script
+from atoll.node.dataplane.footprint import footprint
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 DESCRIBE_LIMIT_S = 120.0
+SCRIPT_LIMIT_S = 600.0
+"""From the start of a script to its atoll.join."""
 NODE_CONSTANT_BYTES = 150 << 20  # Python, gRPC, numpy, compiled kernels
-OUTER_SLOTS = {"sgd": 0, "nesterov": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +51,12 @@ def dry_run(config: NodeConfig) -> int:
         failed = error
         _print("run", f"unknown: {error}")
         _print("", "what follows is for the default settings")
-    for name, text in facts(settings, config, describe(settings)):
-        _print(name, text)
+    try:
+        for name, text in facts(settings, config, described(settings, config)):
+            _print(name, text)
+    except AtollError as error:
+        _print("refused", str(error))
+        failed = error
     return failed.exit_code if failed is not None else 0
 
 
@@ -54,58 +64,66 @@ def _print(name: str, text: str) -> None:
     print(f"{name:<12} {text}", flush=True)
 
 
-def facts(settings: RunSettings, config: NodeConfig, described: Described) -> list[tuple[str, str]]:
-    """(what, in words), for the built-in model or as much as is known of a user's script."""
-    lines: list[tuple[str, str]] = []
-    if config.command:
-        lines.append(("model", f"made by {config.command[0]}, so known only once it calls atoll.join"))
-    else:
-        manifest = described.manifest
-        lines += [
-            ("model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"),
-            ("manifest", manifest.digest.hex()),
-        ]
-        lines += memory_lines(settings, manifest)
+def described(settings: RunSettings, config: NodeConfig) -> Described:
+    """Of the built-in model, or of the one that the script makes. Raises WorkerError, ConfigError."""
+    own = describe(settings)
+    if not config.command:
+        return own
+    _print("", f"starting {' '.join(config.command)} to learn its model; it is ended once it calls atoll.join")
+    manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
+    return Described(manifest=manifest, device=own.device)
+
+
+def facts(settings: RunSettings, config: NodeConfig, described: Described) -> Iterator[tuple[str, str]]:
+    """(what, in words). Raises HostError, after what is known, if the model does not fit on this machine."""
+    manifest = described.manifest
+    yield "model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"
+    yield "manifest", manifest.digest.hex()
     data = ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
-    lines += [
-        ("data", data),
-        ("ports", ports(config)),
-        ("device", f"{described.device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"),
-    ]
-    return lines
+    yield "data", data
+    yield "ports", ports(config)
+    yield "device", f"{described.device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"
+    yield from memory_lines(settings, manifest)
+    yield from room_lines(settings, config, manifest, home_of(settings, config))
+
+
+def home_of(settings: RunSettings, config: NodeConfig) -> Path:
+    """The node's home, or the nearest folder above it that there is: it lies on the same disk."""
+    home = config.home or default_home(settings.run_id, config.name, os.environ)
+    return next(folder for folder in (home, *home.absolute().parents) if folder.is_dir())
 
 
 def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, str]]:
-    """Of the node, by the formula of docs/memory.md; the training processes' own comes on top."""
-    layout = Layout(manifest, settings.sync.chunk_elements)
-    num_slots = OUTER_SLOTS[settings.outer.optimizer]
-    outer = sum(chunk.num_bytes * (1 + num_slots if chunk.role is Role.TRAINABLE else 1) for chunk in layout.chunks)
-    encoded = sum(
-        encoded_bytes(
-            codec_of(chunk.role, settings.sync.codec),
-            chunk.num_elements,
-            manifest.tensors[chunk.tensor].carried_itemsize,
-        )
-        for chunk in layout.chunks[: layout.num_sync_chunks]
-    )
-    shared = 2 * layout.buffer_bytes
-    total = NODE_CONSTANT_BYTES + outer + shared + encoded
-    log = encoded * settings.sync.log_commits
-    snapshots = outer * (settings.sync.snapshots + 1 if settings.sync.snapshots else 0)  # one more while it is written
+    """Of the node, by the formulas of docs/memory.md; the training processes' own comes on top."""
+    needs = footprint(Layout(manifest, settings.sync.chunk_elements), settings)
+    total = NODE_CONSTANT_BYTES + needs.outer_bytes + needs.shared_bytes + needs.sync_bytes
     return [
         (
             "memory",
-            f"{byte_count(total)} for the node: {byte_count(shared)} shared with the workers, "
-            f"{byte_count(outer)} outer state (mapped), {byte_count(encoded)} held as a reducer, "
+            f"{byte_count(total)} for the node: {byte_count(needs.shared_bytes)} shared with the workers, "
+            f"{byte_count(needs.outer_bytes)} outer state (mapped), {byte_count(needs.sync_bytes)} held as a reducer, "
             f"{byte_count(NODE_CONSTANT_BYTES)} of its own",
         ),
         (
             "disk",
-            f"{byte_count(outer + log + snapshots)}: outer state, payloads of {settings.sync.log_commits} commits, "
-            f"{settings.sync.snapshots} snapshots and one being written",
+            f"{byte_count(needs.disk_bytes)}: outer state, payloads of {settings.sync.log_commits} commits, "
+            f"{settings.sync.snapshots} snapshots and one being written, a saved model",
         ),
-        ("traffic", f"less than {byte_count(2 * encoded)} each way in a sync"),
+        ("traffic", f"less than {byte_count(2 * needs.sync_bytes)} each way in a sync"),
     ]
+
+
+def room_lines(settings: RunSettings, config: NodeConfig, manifest: Manifest, home: Path) -> list[tuple[str, str]]:
+    """What the node may hold as a reducer on this machine. Raises HostError if the model does not fit."""
+    room = room_for(
+        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
+        machine_of(home),
+        home,
+        max_retained_bytes=config.max_retained_bytes,
+        reduce_buffer_bytes=config.reduce_buffer_bytes,
+        has_buffers=False,
+    )
+    return [("as a reducer", f"holds {room}")]
 
 
 def ports(config: NodeConfig) -> str:

@@ -62,13 +62,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-retained-mib",
         type=int,
         metavar="MIB",
-        help="bound on contributions of others that this node holds while it averages (default: 4096)",
+        help="bound on contributions of others that this node holds while it averages (default: by the "
+        "model's size, the free memory and the free disk)",
     )
     parser.add_argument(
         "--reduce-buffer-mib",
         type=int,
         metavar="MIB",
-        help="of these, in memory; the rest is on the disk (default: 1024)",
+        help="of these, in memory; the rest is on the disk (default: at most a quarter of the free memory)",
     )
     parser.add_argument(
         "--bandwidth-mbit",
@@ -97,8 +98,6 @@ def run(args: argparse.Namespace) -> int:
 def node_config(args: argparse.Namespace) -> NodeConfig:
     """Checked as far as this machine alone can tell. Raises ConfigError."""
     from atoll.node.daemon.config import (
-        DEFAULT_MAX_RETAINED_BYTES,
-        DEFAULT_REDUCE_BUFFER_BYTES,
         NodeConfig,
         validate,
     )
@@ -132,8 +131,8 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         num_threads=args.threads,
         command=tuple(args.command),
         launcher=args.launcher,
-        max_retained_bytes=DEFAULT_MAX_RETAINED_BYTES if retained is None else retained << 20,
-        reduce_buffer_bytes=DEFAULT_REDUCE_BUFFER_BYTES if buffer is None else buffer << 20,
+        max_retained_bytes=None if retained is None else retained << 20,
+        reduce_buffer_bytes=None if buffer is None else buffer << 20,
         bandwidth_bytes_per_s=int(args.bandwidth_mbit * 1e6 / 8),
         http_listen=args.http_listen,
         save_dir=args.save,

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from atoll.cli import client, dry_run
 from atoll.cli.main import main
+from atoll.node.daemon import room
 from atoll.node.daemon.config import NodeConfig
-from atoll.protocol.errors import PeerError, WorkerError
+from atoll.node.daemon.script_model import model_of_script
+from atoll.node.daemon.shared_memory import MemoryLimit
+from atoll.protocol.errors import HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import OUTER_OPTIMIZERS, OuterSettings, RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings, settings_to_json
 
+WORKERS = Path(__file__).parents[2] / "workers"
 CONFIG = NodeConfig(coordinator="127.0.0.1:7700", name="a")
 SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="fp32", log_commits=10))
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(1024, 1024), dtype="F32", role=Role.TRAINABLE)])
@@ -29,18 +36,10 @@ def fake_torch(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
 
 def test_memory_follows_the_formula() -> None:
     text = " ".join(line for _, line in dry_run.memory_lines(SETTINGS, MANIFEST))
-    # 1 Mi parameters, Nesterov: 8 MiB shared, 8 MiB outer, 4 MiB encoded (and its headers).
-    assert "170.0 MiB for the node: 8.0 MiB shared with the workers, 8.0 MiB outer state" in text
+    # 1 Mi parameters, Nesterov: 8 MiB shared, 8 MiB outer with a spare place as large, 4 MiB encoded (and its headers).
+    assert "178.0 MiB for the node: 8.0 MiB shared with the workers, 16.0 MiB outer state" in text
     plain = replace(SETTINGS, outer=OuterSettings(optimizer="sgd"))
-    assert "4.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
-
-
-def test_every_outer_optimizer_has_a_number_of_slots() -> None:
-    from atoll.node.dataplane.optim import outer_optimizer
-
-    for name in OUTER_OPTIMIZERS:
-        made = outer_optimizer(OuterSettings(optimizer=name))
-        assert dry_run.OUTER_SLOTS[name] == len(made.slots)
+    assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
 
 
 def test_what_a_process_with_torch_says_is_checked() -> None:
@@ -55,15 +54,49 @@ def test_what_a_process_with_torch_says_is_checked() -> None:
         dry_run.describe(SETTINGS, run=broken)
 
 
-def test_a_script_of_ones_own_is_not_run() -> None:
+def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None:
+    worker = (sys.executable, str(WORKERS / "plain_worker.py"), "--tensors", "a=300x40,b=10")
     config = replace(
-        CONFIG, command=("train.py",), num_ranks=2, num_threads=3, advertise="203.0.113.7:7000", listen="127.0.0.1:7000"
+        CONFIG,
+        command=worker,
+        launcher="exec",
+        home=tmp_path,
+        num_ranks=1,
+        num_threads=3,
+        advertise="203.0.113.7:7000",
+        listen="127.0.0.1:7000",
     )
-    lines = dict(dry_run.facts(SETTINGS, config, dry_run.describe(SETTINGS, run=fake_torch)))
-    assert "made by train.py" in lines["model"]
-    assert "manifest" not in lines
-    assert lines["device"] == "CPU, 2 rank(s) of 3 thread(s)"
+    described = replace(
+        dry_run.describe(SETTINGS, run=fake_torch),
+        manifest=asyncio.run(model_of_script(config, SETTINGS, limit_s=60.0)),
+    )
+    assert described.manifest.num_trainable == 300 * 40 + 10
+    lines = dict(dry_run.facts(SETTINGS, config, described))
+    assert lines["model"] == "2 tensors, 12010 trainable parameters"
+    assert lines["device"] == "CPU, 1 rank(s) of 3 thread(s)"
     assert "listens on 127.0.0.1:7000, told to others as 203.0.113.7:7000" in lines["ports"]
+    assert lines["as a reducer"].startswith("holds at most ")
+
+
+def test_a_script_that_ends_before_it_joins_says_why() -> None:
+    broken = (sys.executable, "-c", "import sys; print('no such folder: /data'); sys.exit(3)")
+    config = replace(CONFIG, command=broken, launcher="exec")
+    with pytest.raises(WorkerError, match=r"did not come to atoll.join: (?s:.)*no such folder: /data"):
+        asyncio.run(model_of_script(config, SETTINGS, limit_s=60.0))
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(client, "fetch_status", lambda address: {"settings": json.loads(settings_to_json(SETTINGS))})
+    monkeypatch.setattr(dry_run.describe, "__defaults__", (fake_torch,))
+    monkeypatch.setattr(room, "memory_limit", lambda: MemoryLimit(7 << 20, "a test"))
+    command = ["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--home", str(tmp_path), "--dry-run"]
+    assert main(command) == HostError.exit_code
+    out = capsys.readouterr().out
+    assert MANIFEST.digest.hex() in out  # what is known is said first
+    assert "does not fit into this machine's memory" in out
+    assert "limited by a test" in out
 
 
 @pytest.mark.parametrize("is_there", [True, False])

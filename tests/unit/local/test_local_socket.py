@@ -28,12 +28,11 @@ from atoll.node.core.events import (
     MergeMode,
     SnapshotSealed,
     WorkersFailed,
-    WorkersJoined,
     WorkersLeft,
 )
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.worker_group import GroupEvent
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
@@ -116,7 +115,7 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
                 asyncio.create_task(asyncio.to_thread(c.join, MANIFEST, half(r), b"print", r))
                 for r, c in enumerate(clients)
             ]
-            assert await site.event() == WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
+            assert await site.event() == RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
             assert site.server.pieces is not None
             assert site.server.pieces.dtypes == {"a": "F32", "b": "BF16"}
             layout = Layout(MANIFEST, 4)

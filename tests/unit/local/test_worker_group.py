@@ -17,12 +17,19 @@ from atoll.node.core.events import (
     Merged,
     SnapshotSealed,
     WorkersFailed,
-    WorkersJoined,
     WorkersLeft,
 )
 from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import REPLICAS_EVERY_SYNCS, DataSet, Outcome, Reply, SealedReport, WorkerGroup
+from atoll.node.daemon.worker_group import (
+    REPLICAS_EVERY_SYNCS,
+    DataSet,
+    Outcome,
+    RanksJoined,
+    Reply,
+    SealedReport,
+    WorkerGroup,
+)
 from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -52,7 +59,7 @@ def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     for rank in range(num_ranks):
         assert outcome == []
         outcome = group.join(rank, TENSORS, b"f", (data_ranks or range(num_ranks))[rank], 0.0)
-    assert outcome == [WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
+    assert outcome == [RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
     group.layout_sent(0.0)
     return group
 

@@ -37,7 +37,6 @@ class Driver:
             incarnation=1,
             atoll_version="0",
             from_saved_model=from_saved_model,
-            max_retained_bytes=1 << 20,
             bandwidth_bytes_per_s=0,
             process_id=b"this process",
         )
@@ -80,7 +79,9 @@ class Driver:
 
     def joined(self) -> list[e.Output]:
         generation = self.core.site.workers.generation
-        return self(e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b""))
+        return self(
+            e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20)
+        )
 
     def up_to_admitted(self, admitted_as: m.AdmittedAs, site_id: int = 1) -> None:
         self(e.SessionOpened())

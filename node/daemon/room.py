@@ -1,0 +1,105 @@
+"""Whether a model fits on this machine, and what the node may hold of others' contributions. Asked before the node
+offers itself to the run: a site that cannot hold the model is no member of a sync."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
+from atoll.node.dataplane.disk import disk_error
+from atoll.node.dataplane.footprint import Footprint
+from atoll.protocol.errors import HostError
+
+USUAL_BUFFER_BYTES = 1 << 30
+"""In memory for contributions, where a quarter of the free memory is more."""
+MEMORY_SHARE = 4
+"""The part of the free memory (one in so many) that contributions may take: the workers' gradients and optimizer are
+not there yet when it is asked for."""
+DISK_SHARE = 8
+"""The part of the free disk (one in so many) that contributions leave to others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What is free on this machine."""
+
+    memory: MemoryLimit
+    disk_bytes: int
+    home_bytes: int
+    """What the node's home has already of what the model needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a reducer here may hold."""
+
+    max_retained_bytes: int
+    """Of contributions and payloads, in memory and on the disk."""
+    reduce_buffer_bytes: int
+    """Of contributions, in memory."""
+
+    def __str__(self) -> str:
+        return f"at most {_gib(self.max_retained_bytes)}, {_gib(self.reduce_buffer_bytes)} of contributions in memory"
+
+
+def room_for(
+    model: Footprint,
+    machine: Machine,
+    home: Path,
+    *,
+    max_retained_bytes: int | None,
+    reduce_buffer_bytes: int | None,
+    has_buffers: bool,
+) -> Room:
+    """`max_retained_bytes`, `reduce_buffer_bytes`: as a person set them; None: as much as the machine has room for.
+    `has_buffers`: SNAPSHOT and PUBLISH are allocated already.
+
+    Raises HostError with the figures if the model does not fit.
+    """
+    shared_bytes = 0 if has_buffers else model.shared_bytes
+    free_memory = machine.memory.available_bytes - shared_bytes - RESERVE_BYTES
+    if free_memory < 0:
+        raise HostError(
+            f"the model does not fit into this machine's memory: {_gib(shared_bytes)} are needed to share parameters "
+            f"with the workers and {_gib(RESERVE_BYTES)} to spare, {_gib(machine.memory.available_bytes)} are free, "
+            f"limited by {machine.memory.source}; free memory, raise that limit, or train a smaller model"
+        )
+    free_disk = machine.disk_bytes + machine.home_bytes - model.disk_bytes
+    if free_disk < 0:
+        raise HostError(
+            f"the model does not fit on the disk of {home}: {_gib(model.disk_bytes)} are needed (outer state "
+            f"{_gib(model.outer_bytes)}, payloads {_gib(model.log_bytes)}, snapshots {_gib(model.snapshots_bytes)}, "
+            f"saved model {_gib(model.model_bytes)}), {_gib(machine.disk_bytes)} are free beside the "
+            f"{_gib(machine.home_bytes)} that it has; make room, choose another folder with --home, or lower "
+            "sync.log_commits or sync.snapshots of the run"
+        )
+    buffer = reduce_buffer_bytes
+    if buffer is None:
+        buffer = min(free_memory // MEMORY_SHARE, max(USUAL_BUFFER_BYTES, 2 * model.sync_bytes))
+    retained = max_retained_bytes
+    if retained is None:
+        retained = buffer + model.sync_bytes + free_disk - free_disk // DISK_SHARE
+    return Room(max_retained_bytes=retained, reduce_buffer_bytes=buffer)
+
+
+def machine_of(home: Path) -> Machine:
+    """In a thread. Raises HostError."""
+    try:
+        free = shutil.disk_usage(home).free
+        used = 0
+        for folder, _, names in os.walk(home):
+            for name in names:
+                try:
+                    used += os.lstat(os.path.join(folder, name)).st_blocks * 512
+                except FileNotFoundError:
+                    continue  # removed meanwhile
+    except OSError as error:
+        raise disk_error(error, home) from error
+    return Machine(memory=memory_limit(), disk_bytes=free, home_bytes=used)
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB"

@@ -1,0 +1,64 @@
+"""The model of a script, learned by starting it until all its ranks have joined. Nothing of a run is touched."""
+
+from __future__ import annotations
+
+import asyncio
+
+from atoll.node.core.events import WorkersFailed
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
+from atoll.protocol.errors import WorkerError
+from atoll.protocol.layout import Manifest
+from atoll.protocol.settings import RunSettings, settings_to_json
+
+GENERATION = 1
+
+
+async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: float) -> Manifest:
+    """Raises WorkerError if the script ends, fails or takes longer before `atoll.join`; ConfigError if there is none.
+    Its processes are gone when this returns."""
+    found: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
+
+    def happened(event: GroupEvent) -> None:
+        if found.done():
+            return
+        if isinstance(event, RanksJoined):
+            found.set_result(event.manifest)
+        elif isinstance(event, WorkersFailed):
+            found.set_exception(WorkerError(f"the script cannot join: {event.text}"))
+
+    def ended(end: WorkersExit) -> None:
+        if not found.done():
+            found.set_exception(WorkerError(f"the script did not come to atoll.join: {end.text}"))
+
+    server = LocalServer(happened)
+    launched = LaunchConfig(
+        launcher=config.launcher,
+        command=config.command,
+        num_ranks=config.num_ranks,
+        num_threads=config.num_rank_threads,
+    )
+    launcher = Launcher(launched, ended)
+    await server.start()
+    try:
+        server.begin(
+            GENERATION,
+            config.num_ranks,
+            Greeting(
+                settings_json=settings_to_json(settings),
+                site_name=config.name,
+                data_paths=tuple(str(path) for path in config.data_paths),
+                run_seed=settings.seed,
+                resumed=False,
+            ),
+        )
+        await launcher.start(GENERATION, server.path)
+        async with asyncio.timeout(limit_s):
+            return await found
+    except TimeoutError:
+        raise WorkerError(f"the script did not come to atoll.join within {limit_s:.0f} s") from None
+    finally:
+        await launcher.stop()
+        await server.close()

@@ -1,0 +1,109 @@
+"""What a model is said to need is what its files and buffers have, and what it may hold follows from that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator.core.topology import Reducer, chunk_bytes, direct
+from atoll.node.daemon.room import Machine, Room, machine_of, room_for
+from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
+from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint
+from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol.errors import HostError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.settings import OUTER_OPTIMIZERS, OuterSettings, RunSettings, SyncSettings
+
+GIB = 1 << 30
+SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="int8", log_commits=10, snapshots=2))
+MANIFEST = Manifest.canonical(
+    [
+        TensorSpec(name="w", shape=(700, 1000), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="mean", shape=(10,), dtype="F32", role=Role.BUFFER_MEAN),
+        TensorSpec(name="table", shape=(999,), dtype="I64", role=Role.FROZEN),
+    ]
+)
+LAYOUT = Layout(MANIFEST, 4096)
+PLENTY = Machine(memory=MemoryLimit(64 * GIB, "a test"), disk_bytes=1000 * GIB, home_bytes=0)
+
+
+def room(machine: Machine, layout: Layout = LAYOUT, *, retained: int | None = None, buffer: int | None = None) -> Room:
+    return room_for(
+        footprint(layout, SETTINGS),
+        machine,
+        Path("/home/of/a"),
+        max_retained_bytes=retained,
+        reduce_buffer_bytes=buffer,
+        has_buffers=False,
+    )
+
+
+def large(num_parameters: int) -> Layout:
+    spec = TensorSpec(name="w", shape=(num_parameters,), dtype="F32", role=Role.TRAINABLE)
+    return Layout(Manifest.canonical([spec]), 1 << 24)
+
+
+@pytest.mark.parametrize("optimizer", OUTER_OPTIMIZERS)
+def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, outer=OuterSettings(optimizer=optimizer))
+    slots = outer_optimizer(settings.outer).slots
+    assert OUTER_SLOTS[optimizer] == len(slots)
+    outer = OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
+    outer.close()
+    assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes
+
+
+def test_a_sync_has_the_size_that_the_coordinator_plans_with() -> None:
+    assert footprint(LAYOUT, SETTINGS).sync_bytes == sum(chunk_bytes(LAYOUT, "int8"))
+
+
+@pytest.mark.parametrize("billions", [5, 70])
+@pytest.mark.parametrize("num_sites", [2, 3, 50])
+def test_a_model_that_fits_can_be_planned_with_the_default_bounds(billions: int, num_sites: int) -> None:
+    layout = large(billions * 10**9)
+    needs = footprint(layout, SETTINGS)
+    machine = Machine(
+        memory=MemoryLimit(needs.shared_bytes + 16 * GIB, "a test"),
+        disk_bytes=needs.disk_bytes + 2 * needs.sync_bytes,
+        home_bytes=0,
+    )
+    retained = room(machine, layout).max_retained_bytes
+    sites = [Reducer(site_id=i + 1, bandwidth_bytes_per_s=0, max_retained_bytes=retained) for i in range(num_sites)]
+    trees = direct(chunk_bytes(layout, "int8"), sites)
+    assert sum(tree.num_chunks for tree in trees) == layout.num_sync_chunks
+    assert len(trees) == num_sites
+
+
+def test_contributions_leave_memory_and_disk_to_others() -> None:
+    needs = footprint(LAYOUT, SETTINGS)
+    tight = Machine(
+        memory=MemoryLimit(needs.shared_bytes + RESERVE_BYTES + 4000, "a test"),
+        disk_bytes=needs.disk_bytes + 8000,
+        home_bytes=0,
+    )
+    assert room(tight) == Room(max_retained_bytes=1000 + needs.sync_bytes + 7000, reduce_buffer_bytes=1000)
+    assert room(PLENTY).reduce_buffer_bytes == GIB  # a small model does not take a quarter of a large machine
+    assert room(tight, retained=5, buffer=3) == Room(max_retained_bytes=5, reduce_buffer_bytes=3)
+
+
+def test_what_cannot_fit_is_refused_with_the_figures() -> None:
+    needs = footprint(LAYOUT, SETTINGS)
+    memory = MemoryLimit(needs.shared_bytes + RESERVE_BYTES, "a test")
+    room(replace(PLENTY, memory=memory))
+    with pytest.raises(HostError, match=r"does not fit into this machine's memory.*limited by a test"):
+        room(replace(PLENTY, memory=replace(memory, available_bytes=memory.available_bytes - 1)))
+    has_most = replace(PLENTY, disk_bytes=1000, home_bytes=needs.disk_bytes - 1000)
+    room(has_most)
+    with pytest.raises(HostError, match=r"does not fit on the disk of /home/of/a.*sync.log_commits"):
+        room(replace(has_most, disk_bytes=999))
+
+
+def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "outer.chunks").write_bytes(bytes(1 << 20))
+    machine = machine_of(tmp_path)
+    assert machine.home_bytes >= 1 << 20
+    assert machine.disk_bytes > 0
