@@ -42,7 +42,7 @@ class Room:
     """Of contributions, in memory."""
 
     def __str__(self) -> str:
-        return f"at most {_gib(self.max_retained_bytes)}, {_gib(self.reduce_buffer_bytes)} of contributions in memory"
+        return f"at most {_size(self.max_retained_bytes)}, {_size(self.reduce_buffer_bytes)} of contributions in memory"
 
 
 def room_for(
@@ -63,17 +63,17 @@ def room_for(
     free_memory = machine.memory.available_bytes - shared_bytes - RESERVE_BYTES
     if free_memory < 0:
         raise HostError(
-            f"the model does not fit into this machine's memory: {_gib(shared_bytes)} are needed to share parameters "
-            f"with the workers and {_gib(RESERVE_BYTES)} to spare, {_gib(machine.memory.available_bytes)} are free, "
+            f"the model does not fit into this machine's memory: {_size(shared_bytes)} are needed to share parameters "
+            f"with the workers and {_size(RESERVE_BYTES)} to spare, {_size(machine.memory.available_bytes)} are free, "
             f"limited by {machine.memory.source}; free memory, raise that limit, or train a smaller model"
         )
     free_disk = machine.disk_bytes + machine.home_bytes - model.disk_bytes
     if free_disk < 0:
         raise HostError(
-            f"the model does not fit on the disk of {home}: {_gib(model.disk_bytes)} are needed (outer state "
-            f"{_gib(model.outer_bytes)}, payloads {_gib(model.log_bytes)}, snapshots {_gib(model.snapshots_bytes)}, "
-            f"saved model {_gib(model.model_bytes)}), {_gib(machine.disk_bytes)} are free beside the "
-            f"{_gib(machine.home_bytes)} that it has; make room, choose another folder with --home, or lower "
+            f"the model does not fit on the disk of {home}: {_size(model.disk_bytes)} are needed (outer state "
+            f"{_size(model.outer_bytes)}, payloads {_size(model.log_bytes)}, snapshots {_size(model.snapshots_bytes)}, "
+            f"saved model {_size(model.model_bytes)}), {_size(machine.disk_bytes)} are free beside the "
+            f"{_size(machine.home_bytes)} that it has; make room, choose another folder with --home, or lower "
             "sync.log_commits or sync.snapshots of the run"
         )
     buffer = reduce_buffer_bytes
@@ -101,5 +101,5 @@ def machine_of(home: Path) -> Machine:
     return Machine(memory=memory_limit(), disk_bytes=free, home_bytes=used)
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB"
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.2f} MiB"

@@ -38,11 +38,12 @@ def committed(count: int) -> Callable[[Status], bool]:
 
 @pytest.mark.root
 def test_a_site_whose_disk_is_full_leaves_and_the_others_go_on(tmp_path: Path) -> None:
-    # The outer state takes 115 KB with its spare places, each snapshot 96 KB, the payloads of a commit 48 KB.
-    with LocalRun(tmp_path, SETTINGS) as run, small_disk(run.home("c"), 480 << 10):
+    with LocalRun(tmp_path, SETTINGS) as run, small_disk(run.home("c"), 4 << 20) as fill:
         run.start_coordinator()
         for name in "abc":
             run.start_node(name, SLOW)
+        run.wait(lambda status: status["last_commit"] >= 2, LIMIT_S)
+        fill()
         codes = run.wait_all(LIMIT_S)
         assert codes == {"a": 0, "b": 0, "c": HostError.exit_code}
         lines = run.nodes["c"].lines
@@ -54,6 +55,18 @@ def test_a_site_whose_disk_is_full_leaves_and_the_others_go_on(tmp_path: Path) -
         assert len(set(hashes.values())) == 1
         assert any("c (site" in text and "no space is left" in text for text in run.status()["errors"])
         assert not list(run.home("c").rglob("*.new")), "nothing half written is left"
+
+
+def test_a_site_on_whose_disk_the_model_does_not_fit_is_no_member(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=2)) as run, small_disk(run.home("c"), 300 << 10):
+        run.start_coordinator()
+        for name in "abc":
+            run.start_node(name, SLOW)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": HostError.exit_code}
+        lines = run.nodes["c"].lines
+        assert any("the model does not fit on the disk of" in line and "are needed" in line for line in lines), lines
+        assert not run.journal("c", "commit")
+        assert not any("c (site" in text and "lost" in text for text in run.status()["errors"])
 
 
 def test_a_file_that_may_not_grow_is_an_error_with_its_name(tmp_path: Path) -> None:
