@@ -84,7 +84,7 @@ def test_where_no_choice_has_the_memory_the_run_pauses_and_says_how_much() -> No
         story.applied(name, 0, "s0")
     story.ready("a")
     story.ready("b", unreachable="a")
-    assert "max_retained_bytes" in story.view.state
+    assert "--max-retained-mib" in story.view.state
     story.happens(e.StopAsked("atoll stop"))
     assert story.view.finished, "there is no last sync to wait for"
 
