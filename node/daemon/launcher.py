@@ -63,12 +63,18 @@ class WorkersExit:
 
 class Launcher:
     """Runs at most one generation of workers. Use it from the main thread, because workers die with the thread that
-    started them. `on_exit` is called in the event loop.
+    started them. `on_exit` is called in the event loop; so is `on_failure`, if this watch over them fails itself.
     """
 
-    def __init__(self, config: LaunchConfig, on_exit: Callable[[WorkersExit], None]) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        on_exit: Callable[[WorkersExit], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._config = config
         self._on_exit = on_exit
+        self._on_failure = on_failure
         self._tree: _Tree | None = None
         self._watching: asyncio.Task[None] | None = None
         processes.become_subreaper()
@@ -92,6 +98,7 @@ class Launcher:
             await self._end(tree)
             raise
         self._watching = asyncio.get_running_loop().create_task(self._watch(tree))
+        self._watching.add_done_callback(self._watched)
 
     async def wait(self, limit_s: float) -> bool:
         """Until all processes have ended, by themselves or by `stop`; False if the limit came first."""
@@ -121,6 +128,10 @@ class Launcher:
             text = _ending(code, tree.last_lines())
         self._watching = None
         self._on_exit(WorkersExit(generation=tree.generation, code=code, text=text))
+
+    def _watched(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_failure(error)
 
     async def _end(self, tree: _Tree) -> None:
         await processes.end_tree(tree.mark, self._config.stop_limit_s, tree.own_pids)

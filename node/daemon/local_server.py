@@ -136,19 +136,26 @@ class _Connection:
 class LocalServer:
     """Serves one generation of workers at a time; what happens to them is given to `on_event`, in the event loop.
 
-        server = LocalServer(on_event)
+        server = LocalServer(on_event, on_failure)
         await server.start()
         server.begin(generation, world_size, greeting)    # then launch workers with ATOLL_SOCKET=server.path
         server.send_layout(...)                           # after RanksJoined
         server.answer(generation, step, seq, answer)      # after BoundaryAsked
         await server.close()                              # workers that are still there end themselves
 
-    `num_malformed` counts messages that were refused because they made no sense.
+    `num_malformed` counts messages that were refused because they made no sense. What goes wrong in `on_event`, or in
+    this server, is no rank's fault and no rank hears of it: `on_failure` does, and the server is of no use any more.
     """
 
-    def __init__(self, on_event: Callable[[GroupEvent], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        on_event: Callable[[GroupEvent], None],
+        on_failure: Callable[[BaseException], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.num_malformed = 0
         self._on_event = on_event
+        self._on_failure = on_failure
         self._clock = clock
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
@@ -326,8 +333,7 @@ class LocalServer:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "a connection of the local socket", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
+            self._on_failure(error)
 
     def _accept(self, listener: socket.socket) -> None:
         # Not by a task: a cancelled `sock_accept` may drop a connection that it has.
@@ -378,7 +384,13 @@ class LocalServer:
                 if item.rank in self._of_rank:  # else it is lost, and the core hears of that next
                     self._of_rank[item.rank].send(response)
             else:
-                self._on_event(item)
+                self._tell(item)
+
+    def _tell(self, event: GroupEvent) -> None:
+        try:
+            self._on_event(event)
+        except Exception as error:  # else it would be taken for an error of the connection that brought the event
+            self._on_failure(error)
 
     def _handle(self, connection: _Connection, request: local_pb2.LocalRequest) -> None:
         group = self._group

@@ -14,6 +14,7 @@ from typing import Any
 from atoll import __version__
 from atoll.node.core import events as e
 from atoll.node.core.context import SiteIdentity
+from atoll.node.core.endings import MAX_REASON_CHARACTERS
 from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.node.daemon.config import NodeConfig
@@ -83,7 +84,7 @@ class Node:
         self.plane = plane
         self.hub = hub
         self.journal = journal
-        self.local_server = LocalServer(self._from_workers)
+        self.local_server = LocalServer(self._from_workers, self._fail)
         self._launcher: Launcher | None = None
         identity = SiteIdentity(
             name=config.name,
@@ -123,6 +124,7 @@ class Node:
             credentials=hub.credentials,
             limits=lambda: self.core.limits,
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
+            failed=self._fail,
         )
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -134,20 +136,18 @@ class Node:
         self._lost_workers: asyncio.TimerHandle | None = None
         self._phase = ""
         self._is_told_to_leave = False
+        self.failure: BaseException | None = None
+        """What ended this node where nothing was prepared for it; see `_fail`."""
 
     # --- life
 
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
         self.home.note_socket_folder(Path(self.local_server.path).parent)
-        self._launcher = Launcher(self._launch_config(), self._workers_exited)
-        session = asyncio.create_task(self.session.run())
-        watchdog = asyncio.create_task(self._watch_workers())
+        self._launcher = Launcher(self._launch_config(), self._workers_exited, self._fail)
+        session = self._spawn(self.session.run())
+        self._spawn(self._watch_workers())
         try:
-            await asyncio.wait((session, watchdog, self._result), return_when=asyncio.FIRST_COMPLETED)
-            for task in (session, watchdog):
-                if task.done():
-                    task.result()  # a bug in these tasks ends the node, loudly
             code, text = await self._result
             await self.session.close()
             await asyncio.wait({session}, timeout=FLUSH_S)
@@ -157,9 +157,9 @@ class Node:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            for task in [session, watchdog, *self._tasks]:
+            for task in (tasks := list(self._tasks)):
                 task.cancel()
-            await asyncio.gather(session, watchdog, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await self.prober.close()
             await self._launcher.stop()
             await self.local_server.close()
@@ -182,7 +182,14 @@ class Node:
             self._result.set_result((LEFT_AT_ONCE, reason))
 
     def handle(self, event: e.Event) -> None:
-        """Give the core an event and carry out what it wants, in order."""
+        """Give the core an event and carry out what it wants, in order. Raises nothing: what goes wrong on the way ends
+        this node, and is no failure of whoever brought the event."""
+        try:
+            self._handle(event)
+        except Exception as error:
+            self._fail(error)
+
+    def _handle(self, event: e.Event) -> None:
         self.observer.observe(event)
         outputs = self.core.handle(event, time.monotonic())
         self.hub.site_id = self.core.site.site_id
@@ -194,6 +201,19 @@ class Node:
             log.log(logging.DEBUG if routine else logging.INFO, "%s", self._phase)
             self.journal.write("phase", phase=self._phase)
         self._set_timer()
+
+    def _fail(self, error: BaseException) -> None:
+        """End this node with the reason, whatever its core makes of it: half of what the core wanted was not done."""
+        text = str(error)
+        if not isinstance(error, AtollError | OSError):
+            text = f"this node cannot go on: {type(error).__name__}: {error}; its log says where, please report it"
+            log.error("a failure that nothing was prepared for", exc_info=error)
+        if self._result.done():
+            log.error("while it ended: %s", text)
+            return
+        self.failure = error
+        self._result.set_result((HostError.exit_code, text))
+        self.session.send(m.Leave(reason=text[:MAX_REASON_CHARACTERS], fatal=True))
 
     def leave(self, reason: str) -> None:
         self._is_told_to_leave = True
@@ -293,9 +313,9 @@ class Node:
                 log.log(level, "%s", text)
                 self.journal.write("report", level=logging.getLevelName(level), text=text)
             case e.Exit(code, text):
-                self.journal.write("exit", code=code, text=text)
                 if not self._result.done():
                     self._result.set_result((code, text))
+                self.journal.write("exit", code=code, text=text)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -305,8 +325,8 @@ class Node:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not self._result.done():
-            self._result.set_exception(error)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
 
     def _task(self, work: Coroutine[Any, Any, None], failed: Callable[[str], e.Event]) -> asyncio.Task[None]:
         """Run `work`; one of atoll's own errors or an I/O error becomes an event. A HostError ends the site."""

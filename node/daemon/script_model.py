@@ -33,14 +33,18 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
         if not found.done():
             found.set_exception(WorkerError(f"the script did not come to atoll.join: {end.text}"))
 
-    server = LocalServer(happened)
+    def failed(error: BaseException) -> None:
+        if not found.done():
+            found.set_exception(error)
+
+    server = LocalServer(happened, failed)
     launched = LaunchConfig(
         launcher=config.launcher,
         command=config.command,
         num_ranks=config.num_ranks,
         num_threads=config.num_rank_threads,
     )
-    launcher = Launcher(launched, ended)
+    launcher = Launcher(launched, ended, failed)
     await server.start()
     try:
         server.begin(

@@ -100,12 +100,13 @@ class Session:
                 request_serializer=session_pb2.SessionRequest.SerializeToString,
                 response_deserializer=None,
             )
-            call = method(self._requests())
+            broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            call = method(self._requests(broken))
             self._is_open = True
             self._handlers.opened()
             tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            reasons = [task.result() for task in tasks if task.done()]
+            await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)
+            reasons = [ended.result() for ended in (*tasks, broken) if ended.done()]
             return next(r for r in reasons if r)
         finally:
             self._is_open = False
@@ -115,17 +116,27 @@ class Session:
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 
-    async def _requests(self) -> AsyncIterator[session_pb2.SessionRequest]:
+    async def _requests(self, broken: asyncio.Future[str]) -> AsyncIterator[session_pb2.SessionRequest]:
+        """`broken` hears of a message that cannot be made: grpc would take that for the end of the stream."""
         outgoing = self._outgoing
         while (item := await outgoing.get()) is not None:
             message, ack = item
             self._seq += 1
-            yield wire.request(message, self._handlers.header(), self._seq, ack)
+            try:
+                request = wire.request(message, self._handlers.header(), self._seq, ack)
+            except Exception as error:
+                if not broken.done():
+                    broken.set_exception(error)
+                return
+            yield request
 
     async def _read(self, call: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, bytes]) -> str:
         told = differences.NOTHING
-        try:
-            async for data in call:
+        while True:
+            try:
+                data = await call.read()
+                if not isinstance(data, bytes):
+                    return "the coordinator ended the session"
                 self._heard.set()
                 envelope = session_pb2.SessionResponse()
                 envelope.ParseFromString(data)
@@ -133,16 +144,16 @@ class Session:
                 message = differences.complete(short, wire.left_out(envelope), told)
                 told = differences.after(message, told)
                 self._received_seq = envelope.seq
-                if isinstance(message, m.Welcome) and header.run_id == self._handlers.header().run_id:
-                    self._is_welcomed = True
-                self._handlers.received(header, message)
-        except (DecodeError, InvalidMessage) as error:
-            # What it said is lost; after the next Hello the coordinator says again what is pending.
-            self.num_refused_messages += 1
-            return f"a message that cannot be read: {error}"
-        except grpc.aio.AioRpcError as error:
-            return error.details() or str(error.code())
-        return "the coordinator ended the session"
+            except (DecodeError, InvalidMessage) as error:
+                # What it said is lost; after the next Hello the coordinator says again what is pending.
+                self.num_refused_messages += 1
+                return f"a message that cannot be read: {error}"
+            except grpc.aio.AioRpcError as error:
+                return error.details() or str(error.code())
+            # Outside: what a handler raises is not the stream's.
+            if isinstance(message, m.Welcome) and header.run_id == self._handlers.header().run_id:
+                self._is_welcomed = True
+            self._handlers.received(header, message)
 
     async def _watch(self) -> str:
         """A session that hears nothing for a lease is cut off, whatever the socket says."""

@@ -33,7 +33,8 @@ LEASES_IF_REACHED = 10.0
 
 
 class Prober:
-    """`watch` peers; `found` hears of each change of the set that cannot be dialled. One not tried yet is not in it."""
+    """`watch` peers; `found` hears of each change of the set that cannot be dialled. One not tried yet is not in it.
+    `failed` hears of what goes wrong here, and is no fault of a peer."""
 
     def __init__(
         self,
@@ -42,11 +43,13 @@ class Prober:
         credentials: grpc.ChannelCredentials | None,
         limits: Callable[[], TimeLimits],
         found: Callable[[tuple[int, ...]], None],
+        failed: Callable[[BaseException], None],
     ) -> None:
         self._header = header
         self._credentials = credentials
         self._limits = limits
         self._found = found
+        self._failed = failed
         self._watched: dict[Member, asyncio.Task[None]] = {}
         self._problems: dict[int, str] = {}  # by site id
         self._turn = asyncio.Semaphore(AT_ONCE)
@@ -59,9 +62,14 @@ class Prober:
             self._problems.pop(member.site_id, None)
         for member in members:
             if member not in self._watched:
-                self._watched[member] = asyncio.get_running_loop().create_task(self._look(member))
+                task = self._watched[member] = asyncio.get_running_loop().create_task(self._look(member))
+                task.add_done_callback(self._ended)
         if self._unreachable() != before:
             self._found(self._unreachable())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
 
     async def close(self) -> None:
         tasks = list(self._watched.values())

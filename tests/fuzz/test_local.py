@@ -18,6 +18,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
+from tests.harness.failures import unexpected
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
@@ -41,7 +42,7 @@ def test_a_promised_length_takes_no_memory() -> None:
     """The bytes must come first: 64 MiB may be announced by four of them."""
 
     async def main() -> None:
-        server = LocalServer(lambda _: None)
+        server = LocalServer(lambda _: None, unexpected)
         await server.start()
         server.begin(GENERATION, 1, GREETING)
         reader, writer = await asyncio.open_unix_connection(server.path)
@@ -74,7 +75,7 @@ class Site:
         self.data = data
         self.num_ranks = num_ranks
         self.events: list[e.Event] = []
-        self.server = LocalServer(self._happened, lambda: 100.0)
+        self.server = LocalServer(self._happened, unexpected, lambda: 100.0)
         self.server.begin(GENERATION, num_ranks, GREETING)
         self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
         self.asked: list[e.BoundaryAsked] = []

@@ -37,6 +37,7 @@ HELD = "tests/unit/exchange/test_held.py"
 SOURCES = "tests/unit/exchange/test_sources.py"
 KERNELS = "tests/unit/codecs/test_codec_kernels.py"
 WORKERS = "tests/unit/local/test_worker_group.py"
+NODE_FAILURES = "tests/unit/local/test_node_failures.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
@@ -578,6 +579,30 @@ MUTATIONS = (
         old="            self._busy(what, READ_LIMIT_S)\n",
         new="            del what\n",
         tests=(CHECKPOINTS,),
+    ),
+    Mutation(
+        name="what a node's handler raises is for its caller",
+        rule="what goes wrong inside a node ends it, and is not taken for the failure of whoever spoke to it",
+        file="node/daemon/node.py",
+        old="            self._handle(event)\n        except Exception as error:\n            self._fail(error)",
+        new="            self._handle(event)\n        except Exception as error:\n            raise error",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="a failure of a rank's connection is swallowed",
+        rule="a task that fails ends the node with its words",
+        file="node/daemon/local_server.py",
+        old="(error := task.exception()) is not None:\n            self._on_failure(error)",
+        new="(error := task.exception()) is not None:\n            pass",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="the journal grows for ever",
+        rule="the journal of a run of any length takes bounded space",
+        file="node/daemon/journal.py",
+        old="if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
+        new="if not self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
+        tests=(NODE_FAILURES,),
     ),
     Mutation(
         name="checkpoint is written in place",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ import pytest
 from atoll.node.daemon.session import FIRST_BACKOFF_S, MAX_BACKOFF_S, Session, SessionHandlers
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import time_limits
 
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=1)
@@ -115,6 +117,37 @@ def test_the_session_waits_longer_after_every_stream_until_it_is_welcomed(welcom
         assert pauses[-1] >= 0.5
 
 
+@pytest.mark.parametrize("failing", ["received", "header"])
+def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(failing: str) -> None:
+    """Else the node would connect again and again, and what it was told would be lost each time."""
+
+    async def scenario() -> None:
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            yield GOOD
+            async for _ in requests:
+                pass
+
+        def fail(*_: Any) -> Any:
+            raise InvalidMessage("of this node's own")
+
+        server, address = await serving(serve)
+        lost: list[str] = []
+        handlers = SessionHandlers(
+            opened=lambda: session.send(m.Heartbeat(phase="training")),
+            lost=lost.append,
+            received=lambda header, message: None,
+            header=lambda: HEADER,
+            heartbeat=lambda: m.Heartbeat(phase="training"),
+        )
+        session = Session(address, None, time_limits("local"), replace(handlers, **{failing: fail}))
+        with pytest.raises(InvalidMessage, match="of this node's own"):
+            await session.run()
+        assert not lost
+        await server.stop(0)
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_is_cancelled_leaves_no_task_behind() -> None:
     """Its heartbeats would go on being asked for while the node stops."""
 
@@ -154,7 +187,7 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
         session.send(m.Heartbeat(phase="before"))
         session._received_seq = 1
         session.send(m.Heartbeat(phase="after"))
-        requests = session._requests()
+        requests = session._requests(asyncio.get_running_loop().create_future())
         assert [(await anext(requests)).ack for _ in range(2)] == [0, 1]
         await requests.aclose()  # type: ignore[attr-defined]
 

@@ -27,6 +27,7 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.failures import unexpected
 
 RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
 SHAPES = {"first.bias": (5,), "first.weight": (5, 3), "second.bias": (1,), "second.weight": (1, 3)}
@@ -39,7 +40,7 @@ class ScriptedNode:
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        self.server = LocalServer(self.events.put_nowait)
+        self.server = LocalServer(self.events.put_nowait, unexpected)
         self.layout: Layout | None = None
         self.buffers: tuple[SharedBuffer, ...] = ()
 

@@ -13,6 +13,7 @@ import pytest
 from atoll.node.exchange.probing import Prober
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.time_limits import PRESETS
+from tests.harness.failures import unexpected
 from tests.harness.local_run import LocalRun
 from tests.harness.sites import Run, Site, small_layout
 from tests.process.test_runs import LIMIT_S, SETTINGS, SLOW, WORKER, assert_equal_at_the_end
@@ -38,6 +39,7 @@ class Found:
             credentials=None,
             limits=lambda: PRESETS["local"],
             found=self._changes.put_nowait,
+            failed=unexpected,
         )
 
     async def next(self) -> tuple[int, ...]:

@@ -41,6 +41,7 @@ from atoll.node.worker.client import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.failures import unexpected
 
 WORKERS = Path(__file__).parent.parent / "workers"
 PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
@@ -76,8 +77,8 @@ class Site:
         self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
         self.exits: asyncio.Queue[WorkersExit] = asyncio.Queue()
         self.config = config
-        self.server = LocalServer(self.events.put_nowait)
-        self.launcher = Launcher(config, self.exits.put_nowait)
+        self.server = LocalServer(self.events.put_nowait, unexpected)
+        self.launcher = Launcher(config, self.exits.put_nowait, unexpected)
         self.buffers: list[SharedBuffer] = []
         self.lines = Lines()
 
@@ -350,7 +351,7 @@ def _parent_among(pids: list[int]) -> int:
 def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
     async def main() -> None:
         events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        server = LocalServer(events.put_nowait)
+        server = LocalServer(events.put_nowait, unexpected)
         await server.start()
         server.begin(
             1, 1, Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=1, resumed=False)
@@ -433,7 +434,7 @@ def test_no_such_command(tmp_path: Path) -> None:
             ("exec", ("/no/such/program",), "cannot run /no/such/program: no such program"),
             ("torchrun", ("nowhere.py",), "no such script: nowhere.py"),
         ):
-            found = Launcher(LaunchConfig(launcher=launcher, command=command), lambda ending: None)
+            found = Launcher(LaunchConfig(launcher=launcher, command=command), lambda ending: None, unexpected)
             with pytest.raises(ConfigError, match=words):
                 await found.start(1, str(tmp_path / "node.sock"))
             await found.stop()

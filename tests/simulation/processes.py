@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from atoll.coordinator.core.events import CommitRecord, Output, Record
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
+from atoll.node.daemon import journal as journal_module
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import plane as plane_module
 from atoll.node.daemon.config import NodeConfig
@@ -35,6 +37,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
+from atoll.protocol.errors import HostError
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop, here
 from tests.simulation.network import Network
@@ -74,6 +77,7 @@ def simulated(
             for name, (real, value) in stand_ins.items():
                 if name in vars(module) and real in (None, vars(module)[name]):
                     put(module, name, value)
+    put(journal_module, "Journal", partial(SimJournal, full_disks))
     put(node_module, "LocalServer", SimLocalServer)
     put(node_module, "Launcher", launcher)
     put(plane_module, "SharedBuffer", SimBuffer)
@@ -124,6 +128,23 @@ def _on_a_disk_that_may_be_full(write: Callable[..., None], full_disks: set[str]
         write(path, *args, **options)
 
     return guarded
+
+
+class SimJournal:
+    """Its lines go nowhere; on a full disk it says so."""
+
+    def __init__(self, full_disks: set[str], path: Path) -> None:
+        def write(path: Path, kind: str, **values: Any) -> None:
+            pass
+
+        self._write = _on_a_disk_that_may_be_full(write, full_disks)
+        self._path = path
+
+    def write(self, kind: str, **values: Any) -> None:
+        self._write(self._path, kind, **values)
+
+    def close(self) -> None:
+        pass
 
 
 class SimStore(MemoryStore):
@@ -272,7 +293,6 @@ class SimNode:
                 max_retained_bytes=4 << 30,  # what the machine has free must not change a schedule
                 reduce_buffer_bytes=self.reduce_buffer_bytes,
             )
-            journal: Any = SimpleNamespace(write=lambda kind, **values: None)
             run = Run(self.settings, settings_to_json(self.settings))
             self.node = node = Node(
                 config=config,
@@ -281,7 +301,7 @@ class SimNode:
                 plane=plane,
                 hub=hub,
                 address=f"{self.process.machine}:{port}",
-                journal=journal,
+                journal=journal_module.Journal(home.folder / "journal.jsonl"),
             )
             handle, execute = node.handle, node._execute
 
@@ -299,6 +319,8 @@ class SimNode:
             assert isinstance(local_server, SimLocalServer)
             HANDS.set((self.hands, local_server, self._seed))
             self.result = await node.run()
+            if not isinstance(node.failure, HostError):  # the disk was full
+                self.failure = node.failure
             await hub.close()
             await server.stop(0.5)
             node.close()
@@ -310,7 +332,7 @@ class SimNode:
 HANDS: contextvars.ContextVar[tuple[Hands, SimLocalServer, int]] = contextvars.ContextVar("HANDS")
 
 
-def launcher(config: Any, on_exit: Any) -> SimLauncher:
+def launcher(config: Any, on_exit: Any, on_failure: Any) -> SimLauncher:
     """In place of `Launcher`."""
     hands, server, seed = HANDS.get()
     return SimLauncher(server, hands, on_exit, seed)

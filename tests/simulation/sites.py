@@ -170,8 +170,8 @@ class SimConnection:
 class SimLocalServer(LocalServer):
     """The real one without a socket."""
 
-    def __init__(self, on_event: Callable[[GroupEvent], None]) -> None:
-        super().__init__(on_event, asyncio.get_running_loop().time)
+    def __init__(self, on_event: Callable[[GroupEvent], None], on_failure: Callable[[BaseException], None]) -> None:
+        super().__init__(on_event, on_failure, asyncio.get_running_loop().time)
         self.buffers: tuple[memoryview, memoryview] | None = None
 
     async def start(self) -> None:

@@ -26,14 +26,18 @@ from atoll.protocol.settings import RunSettings, settings_to_json
 GENERATION = 1
 
 
+def failed(error: BaseException) -> None:
+    sys.exit(f"the node failed: {error!r}")
+
+
 class TinyNode:
     def __init__(self, launcher: str, num_ranks: int, num_processes: int, command: list[str]) -> None:
         self.num_ranks = num_ranks
         self.num_processes = num_processes
         self.pids: list[int] = []
-        self.server = LocalServer(self.happened)
+        self.server = LocalServer(self.happened, failed)
         config = LaunchConfig(launcher=launcher, command=tuple(command), num_ranks=num_ranks)
-        self.launcher = Launcher(config, lambda ending: sys.exit(f"workers ended: {ending.text}"))
+        self.launcher = Launcher(config, lambda ending: sys.exit(f"workers ended: {ending.text}"), failed)
 
     async def run(self) -> None:
         await self.server.start()

@@ -39,6 +39,7 @@ from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, Stale
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
 from atoll.protocol.v1 import local_pb2
+from tests.harness.failures import unexpected
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
 MANIFEST = Manifest.canonical(SPECS)
@@ -53,7 +54,7 @@ class Site:
         self.num_ranks = num_ranks
         self.generation = generation
         self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        self.server = LocalServer(self.events.put_nowait)
+        self.server = LocalServer(self.events.put_nowait, unexpected)
         self.clients: list[LocalClient] = []
 
     async def event(self) -> GroupEvent:
@@ -204,7 +205,7 @@ def test_a_folder_whose_name_is_too_long(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def main() -> None:
         with pytest.raises(HostError, match="set TMPDIR"):
-            await LocalServer(lambda event: None).start()
+            await LocalServer(lambda event: None, unexpected).start()
 
     in_loop(main)
     assert not list(long.iterdir())

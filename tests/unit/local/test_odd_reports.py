@@ -19,6 +19,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
+from tests.harness.failures import unexpected
 
 MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 TENSORS = RankTensors(MANIFEST, (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),))
@@ -71,7 +72,7 @@ def test_losses_near_the_end_of_the_numbers_have_a_mean() -> None:
 
 def test_a_connection_speaks_for_one_rank() -> None:
     async def main() -> None:
-        server = LocalServer(lambda _: None)
+        server = LocalServer(lambda _: None, unexpected)
         await server.start()
         server.begin(1, 2, Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False))
         reader, writer = await asyncio.open_unix_connection(server.path)
