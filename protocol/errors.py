@@ -12,6 +12,7 @@ AtollError
 |- NotYetError            early by one sync or attempt: send again
 |- PeerError              a peer could not be reached or made no progress
 |- NonFiniteError         a NaN or infinity, with the name of the tensor
+|- AverageError           a tensor that cannot be averaged, and no fault of the site that finds that out
 |- StateError             the outer state or the log on this disk cannot be used
 '- WorkerError            the site's training processes failed
 """
@@ -73,6 +74,14 @@ class PeerError(AtollError):
 
 class NonFiniteError(AtollError):
     exit_code = 6
+
+
+class AverageError(AtollError):
+    """`tensor` has no average that may be applied."""
+
+    def __init__(self, text: str, tensor: str = "") -> None:
+        super().__init__(text)
+        self.tensor = tensor
 
 
 class StateError(AtollError):

@@ -193,6 +193,7 @@ class ExchangeFailed:
     direction: Direction
     phase: str = bounded(64)
     text: str = bounded(1024)
+    tensor: str = bounded(1024, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

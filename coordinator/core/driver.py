@@ -91,6 +91,10 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
         f"sync {message.sync} attempt {message.attempt}: {site.label} could not exchange"
         f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
+    if message.tensor:
+        attempt.no_average = attempt.no_average or f"{site.label} cannot average {message.tensor!r}: {message.text}"
+        run.sync.no_average_at.add(site.site_id)
+        return
     if not message.peer_site_id:
         run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
         return
@@ -340,6 +344,8 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         return _another_attempt(run, sync, attempt, "; ".join(sync.failed[i] for i in failed))
     if full := plans.no_room(sync, attempt):
         return _another_attempt(run, sync, attempt, full)
+    if attempt.no_average:
+        return _no_average(run, sync, attempt)
     if not survivors:
         return _another_attempt(run, sync, attempt, "every contributor has left")
     if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):
@@ -361,6 +367,14 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
             what = f"went beyond the deadline of sync {sync.open.sync}, {attempt.plan.deadline_s:.0f} s"
         run.evict(hanging, f"it is connected, but {what} (phase {hanging.heartbeat.phase!r})")
     return bool(stuck)
+
+
+def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
+    """No fault of the site that says so, which is believed once another one has found the same."""
+    if len(sync.no_average_at) > 1 or len(attempt.ids()) == 1:
+        decisions.abandon(run, sync, attempt.no_average)
+        return True
+    return _another_attempt(run, sync, attempt, attempt.no_average)
 
 
 def _in_doubt(run: Run, site_id: int) -> bool:

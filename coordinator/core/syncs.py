@@ -36,6 +36,7 @@ class Attempt:
     replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
     failing: set[tuple[int, int]] = field(default_factory=set)  # (reporter, peer)
     retry_at: float | None = None
+    no_average: str = ""  # of which tensor, and who says so
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
     list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
     lists_due: float | None = None
@@ -95,6 +96,7 @@ class Sync:
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
         self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
         self.demoted: set[int] = set()  # receive only, because exchanges failed
+        self.no_average_at: set[int] = set()  # sites that found a tensor without an average: others look at it again
         self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()
         self._num_tried: Counter[tuple[int, ...]] = Counter()  # attempts with these contributors
@@ -175,6 +177,8 @@ class Sync:
         problem: ConfigError | None = None
         tried: list[tuple[frozenset[int], tuple[Tree, ...]]] = []
         not_reducing |= self.no_room.keys()
+        if not not_reducing | self.no_average_at >= set(ids):
+            not_reducing |= self.no_average_at
         suspects = self._suspects(ids)
         for avoid, rotation in self._choices(ids, suspects, on_probation):
             if avoid | not_reducing >= set(ids):

@@ -200,6 +200,8 @@ class ExchangeBroken:
     sending: bool
     phase: str
     text: str
+    tensor: str = ""
+    """Has no average that may be applied."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,6 +206,7 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
             direction=direction,
             phase=event.phase[:64],
             text=event.text[:1024],
+            tensor=event.tensor[:1024],
         )
         ctx.send(exchange.failure)
 

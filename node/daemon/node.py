@@ -38,6 +38,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.errors import (
     AtollError,
+    AverageError,
     HostError,
     InvalidMessage,
     NonFiniteError,
@@ -664,6 +665,7 @@ def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:
         term=plan.term,
         peer_site_id=peer.peer_site_id if peer else 0,
         sending=peer is not None and peer.sending,
-        phase=peer.phase if peer else "local",
+        phase=peer.phase if peer else "averaging" if isinstance(error, AverageError) else "local",
         text=str(error),
+        tensor=error.tensor if isinstance(error, AverageError) else "",
     )

@@ -27,7 +27,7 @@ from atoll.node.dataplane.disk import allocate, disk_error, sync_folder, write_w
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
 from atoll.node.dataplane.slots import SlotMap
-from atoll.protocol.codecs import kernels, peek_codec, scratch
+from atoll.protocol.codecs import UNCHANGED, kernels, parse_header, peek_codec, scratch
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import FP32_ROLES, Layout, Role, chunk_hash, state_hash
@@ -309,8 +309,11 @@ class OuterState:
         self, chunk: int, old: Bytes, payload: bytes | bytearray | memoryview, optimizer: OuterOptimizer, record: Bytes
     ) -> None:
         spec = self.layout.chunks[chunk]
-        if spec.role is Role.BUFFER_LOWEST:
-            dtype = self.layout.manifest.tensors[spec.tensor].dtype
+        dtype = self.layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
+        if spec.role is not Role.TRAINABLE and peek_codec(payload) == UNCHANGED:
+            parse_header(payload, codec=UNCHANGED, num_elements=spec.num_elements, dtype=dtype)
+            record[:] = old
+        elif spec.role is Role.BUFFER_LOWEST:
             kernels.decode(payload, "raw", spec.num_elements, record, dtype)
         elif spec.role is Role.BUFFER_MEAN:
             kernels.decode(payload, "fp32", spec.num_elements, record.view(np.float32))

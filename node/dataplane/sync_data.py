@@ -4,19 +4,22 @@ arrives. Called by the exchange from several threads at once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
-from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.payload_file import payload_hash
-from atoll.protocol.codecs import codec_of, kernels, max_encoded_bytes, scratch
-from atoll.protocol.errors import InvalidMessage, NonFiniteError
+from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
+from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.settings import SyncSettings
 
 Floats = npt.NDArray[np.float32]
+
+_LARGEST = np.finfo(np.float32).max
 
 
 class SyncData:
@@ -45,25 +48,44 @@ class SyncData:
                 check_base_dtype(self._dtypes[spec.name], spec.name)
 
     def contribution(self, chunk: int) -> bytes:
-        """The encoded contribution of this site: base minus local, or the value of a buffer.
+        """The encoded contribution of this site: base minus local, or the value of a buffer, or that it is unchanged.
 
         Raises NonFiniteError naming the tensor.
         """
         spec = self._sync_chunk(chunk)
         local = self._snapshot[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
+        if self._is_unchanged(spec, local):
+            return unchanged(spec.num_elements, self._wire_dtype(spec))
         if spec.role is Role.BUFFER_LOWEST:
             dtype = self.layout.manifest.tensors[spec.tensor].dtype
             return kernels.encode("raw", np.frombuffer(local, np.uint8), zstd_level=self._zstd_level, dtype=dtype)
         values = np.frombuffer(local, np.float32)
         if spec.role is Role.BUFFER_MEAN:
-            return self._encode(spec, values, None, "this site's")
+            return self._encode(spec, values, None)
         with self._outer.pinned(chunk) as record:
             base = record.values
             dtype = self._dtypes[self.layout.name_of(chunk)]
             if dtype != "F32":
                 base = scratch.floats("base", spec.num_elements)
                 cast_base(record.values, dtype, base)
-            return self._encode(spec, base, values, "this site's")
+            return self._encode(spec, base, values)
+
+    def _is_unchanged(self, spec: Chunk, local: memoryview) -> bool:
+        """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
+        momentum moves it whatever the contributions are."""
+        if spec.role is Role.TRAINABLE:
+            return False
+        with self._outer.pinned(spec.index) as record:
+            return np.array_equal(np.frombuffer(local, np.uint8), self._buffer_base(spec, record).view(np.uint8))
+
+    def _buffer_base(self, spec: Chunk, record: PinnedChunk) -> npt.NDArray[Any]:
+        """The base of a buffer's chunk as all sites hold it, cast included: its dtype is in the manifest."""
+        dtype = self.layout.manifest.tensors[spec.tensor].dtype
+        if spec.role is not Role.BUFFER_MEAN or dtype == "F32":
+            return record.values
+        base = scratch.floats("base", spec.num_elements)
+        cast_base(record.values, dtype, base)
+        return base
 
     def max_bytes(self, chunk: int) -> int:
         """The most an encoded contribution or payload of this chunk can have."""
@@ -74,8 +96,8 @@ class SyncData:
         """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
         must not fail later, in the average of all or after the commit."""
         spec = self._sync_chunk(chunk)
-        codec = codec_of(spec.role, self._codec)
         try:
+            codec = carried_codec(spec.role, self._codec, data)
             kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec))
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {chunk} of {self.layout.name_of(chunk)!r}: {error}") from None
@@ -84,8 +106,9 @@ class SyncData:
         """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.
 
         `avg = 0 + w_0*v_0 + w_1*v_1 + ...` with `w_i = fp32(tokens_i / sum)`. For BUFFER_LOWEST the first
-        contribution. A contribution may be a function that reads it, so that one at a time is in memory. Raises
-        InvalidMessage for a malformed contribution or tokens of 0, NonFiniteError naming the tensor.
+        contribution. An unchanged contribution counts with the base; if all are, so is the payload. A contribution may
+        be a function that reads it, so that one at a time is in memory. Raises InvalidMessage for a malformed
+        contribution or tokens of 0, AverageError naming the tensor if the average is not finite.
         """
         spec = self._sync_chunk(chunk)
         total = sum(tokens for tokens, _ in contributions)
@@ -97,22 +120,41 @@ class SyncData:
             return bytes(first)
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
-        codec = codec_of(spec.role, self._codec)
-        for tokens, data in contributions:
-            kernels.accumulate(_read(data), codec, np.float32(tokens / total), average)
-        return self._encode(spec, average, None, "the average's")
+        num_unchanged, is_bounded = 0, spec.role is Role.BUFFER_MEAN
+        for tokens, read in contributions:
+            data, weight = _read(read), np.float32(tokens / total)
+            codec = carried_codec(spec.role, self._codec, data)
+            if codec == UNCHANGED:
+                self.check(chunk, data)
+                num_unchanged += 1
+                is_bounded = self._add_base(spec, weight, average) and is_bounded
+            else:
+                kernels.accumulate(data, codec, weight, average)
+        if num_unchanged == len(contributions):
+            return unchanged(spec.num_elements, "F32")
+        if is_bounded:  # a mean of finite values is finite: what is beyond is the rounding of weights and sums
+            np.clip(average, -_LARGEST, _LARGEST, out=average)
+        try:
+            return kernels.encode(codec_of(spec.role, self._codec), average, zstd_level=self._zstd_level)
+        except NonFiniteError as error:
+            name = self.layout.name_of(chunk)
+            raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
+
+    def _add_base(self, spec: Chunk, weight: np.float32, average: Floats) -> bool:
+        """`average += weight * base` of a buffer; whether the base is finite."""
+        with self._outer.pinned(spec.index) as record:
+            return kernels.add(self._buffer_base(spec, record), weight, average)
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)
 
-    def _encode(self, spec: Chunk, values: Floats, minus: Floats | None, whose: str) -> bytes:
+    def _encode(self, spec: Chunk, values: Floats, minus: Floats | None) -> bytes:
         try:
             return kernels.encode(codec_of(spec.role, self._codec), values, minus=minus, zstd_level=self._zstd_level)
         except NonFiniteError as error:
-            name = self.layout.manifest.tensors[spec.tensor].name
+            place = _place(self.layout.name_of(spec.index), spec)
             raise NonFiniteError(
-                f"{whose} {name!r}, elements {spec.first_element} to {spec.first_element + spec.num_elements - 1}: "
-                f"{error}; lower the learning rate or look for the loss that overflowed"
+                f"this site's {place}: {error}; lower the learning rate or look for the loss that overflowed"
             ) from None
 
     def _sync_chunk(self, chunk: int) -> Chunk:
@@ -125,6 +167,10 @@ class SyncData:
 
     def _itemsize(self, spec: Chunk) -> int:
         return DTYPE_BYTES[self._wire_dtype(spec)]
+
+
+def _place(name: str, spec: Chunk) -> str:
+    return f"{name!r}, elements {spec.first_element} to {spec.first_element + spec.num_elements - 1}"
 
 
 def _read(contribution: bytes | Callable[[], bytes]) -> bytes:

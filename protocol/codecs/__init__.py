@@ -21,8 +21,10 @@ HEADER_BYTES = 16
 INT8_BLOCK = 512  # elements that share a scale: 0.8 % of int8's bytes
 FLAG_ZSTD = 1
 MAX_ZSTD_LEVEL = 22
+UNCHANGED = "unchanged"
+"""Of a buffer that is what the base has, bit for bit: a header without a body."""
 
-CODEC_IDS = {"fp32": 1, "bf16": 2, "int8": 3, "raw": 4}
+CODEC_IDS = {"fp32": 1, "bf16": 2, "int8": 3, "raw": 4, UNCHANGED: 5}
 DTYPE_IDS = {
     "F32": 1, "F64": 2, "F16": 3, "BF16": 4, "I64": 5, "I32": 6, "I16": 7, "I8": 8, "U8": 9, "BOOL": 10,
     "F8_E4M3": 11, "F8_E5M2": 12, "U16": 13, "U32": 14, "U64": 15,
@@ -63,6 +65,19 @@ def codec_of(role: Role, run_codec: str) -> str:
     return "fp32" if role is Role.BUFFER_MEAN else "raw"
 
 
+def carried_codec(role: Role, run_codec: str, data: bytes | bytearray | memoryview) -> str:
+    """The codec that `data` must have as a contribution or payload of a chunk with this role: a buffer may be said to
+    be unchanged, a trainable tensor may not. Raises InvalidMessage if it names no codec."""
+    if role is not Role.TRAINABLE and peek_codec(data) == UNCHANGED:
+        return UNCHANGED
+    return codec_of(role, run_codec)
+
+
+def unchanged(num_elements: int, dtype: str) -> bytes:
+    """The encoded chunk that says so."""
+    return EncodedHeader(codec=UNCHANGED, zstd=False, dtype=dtype, block=0, num_elements=num_elements).pack()
+
+
 def block_of(codec: str) -> int:
     return INT8_BLOCK if codec == "int8" else 0
 
@@ -77,6 +92,8 @@ def body_bytes(codec: str, num_elements: int, itemsize: int) -> int:
         return 4 * -(-num_elements // INT8_BLOCK) + num_elements
     if codec == "raw":
         return itemsize * num_elements
+    if codec == UNCHANGED:
+        return 0
     raise ConfigError(f"codec {codec!r} is not known; choose one of {', '.join(CODEC_IDS)}")
 
 

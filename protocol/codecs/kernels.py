@@ -16,6 +16,7 @@ from atoll.protocol.codecs import (
     HEADER_BYTES,
     INT8_BLOCK,
     MAX_ZSTD_LEVEL,
+    UNCHANGED,
     EncodedHeader,
     block_of,
     body_bytes,
@@ -293,6 +294,8 @@ def _scales_and_quants(body: Bytes, num_elements: int) -> tuple[Floats, npt.NDAr
 def check(data: Data, codec: str, num_elements: int, dtype: str = "F32") -> None:
     """Raises InvalidMessage unless `data` is such an encoded chunk and all that it decodes to is finite."""
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
+    if codec == UNCHANGED:
+        return
     body = _body(data, header)
     if codec == "int8":
         scales, _ = _scales_and_quants(body, num_elements)
@@ -340,6 +343,12 @@ def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> None:
         _fp32_accumulate(body.view(np.float32), weight, acc)
     else:
         raise ConfigError(f"codec {codec} carries bytes, which cannot be averaged")
+
+
+def add(values: Floats, weight: np.float32, acc: Floats) -> bool:
+    """`acc = acc + weight * value`, as `accumulate` does it of values that did not travel; whether all are finite."""
+    _fp32_accumulate(values, np.float32(weight), acc)
+    return bool(_finite(values))
 
 
 # --- self-test

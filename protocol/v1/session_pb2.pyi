@@ -642,6 +642,7 @@ class ExchangeFailed(_message.Message):
     DIRECTION_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    TENSOR_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -650,6 +651,8 @@ class ExchangeFailed(_message.Message):
     direction: Global___Direction.ValueType
     phase: _builtins.str
     text: _builtins.str
+    tensor: _builtins.str
+    """has no average that may be applied: no fault of the sender, nor of a peer that is not listed next"""
     def __init__(
         self,
         *,
@@ -660,10 +663,11 @@ class ExchangeFailed(_message.Message):
         direction: Global___Direction.ValueType = ...,
         phase: _builtins.str = ...,
         text: _builtins.str = ...,
+        tensor: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "direction", b"direction", "peer_site_id", b"peer_site_id", "phase", b"phase", "sync", b"sync", "term", b"term", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "direction", b"direction", "peer_site_id", b"peer_site_id", "phase", b"phase", "sync", b"sync", "tensor", b"tensor", "term", b"term", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

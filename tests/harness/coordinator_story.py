@@ -330,7 +330,7 @@ class Story:
         hashes = b"".join(a_hash(letter) for letter in payloads)
         self.says(name, m.PayloadList(sync=plan.sync, attempt=plan.attempt, term=plan.term, hashes=hashes))
 
-    def failed(self, name: str, peer: str = "", text: str = "no progress") -> None:
+    def failed(self, name: str, peer: str = "", text: str = "no progress", *, tensor: str = "") -> None:
         plan = self.plan()
         self.says(
             name,
@@ -340,8 +340,9 @@ class Story:
                 term=plan.term,
                 peer_site_id=self.sites[peer].site_id if peer else 0,
                 direction=m.Direction.SENDING,
-                phase="upload",
+                phase="averaging" if tensor else "upload",
                 text=text,
+                tensor=tensor,
             ),
         )
 
@@ -632,7 +633,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "done": lambda: story.done(
                 name, rest[0], payloads=arguments.get("payloads", "p"), plan=story.plan_named(arguments.get("of", ""))
             ),
-            "failed": lambda: story.failed(name, *rest),
+            "failed": lambda: story.failed(name, *rest, **values),
             "asks": lambda: story.sources(name, **values),
             "lists": lambda: story.lists(name, rest[0]),
             "verified": lambda: story.says(name, m.Verified(commit=int(rest[0]), num_damaged=int(rest[1]))),

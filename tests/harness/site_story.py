@@ -198,7 +198,7 @@ class SiteStory:
 
     def exchange_ends(self, *, peer: str = "") -> None:
         assert self._exchange is not None, "no exchange was begun"
-        key: dict[str, int] = {n: getattr(self._exchange, n) for n in ("sync", "attempt", "term")}
+        key: dict[str, Any] = {n: getattr(self._exchange, n) for n in ("sync", "attempt", "term")}
         if peer:
             broken = e.ExchangeBroken(
                 **key, peer_site_id=_id(peer), sending=True, phase="sending contributions", text="no byte for 6.0 s"

@@ -30,6 +30,8 @@ SITE_LEASES = "tests/unit/node_core/test_leases.py"
 OUTER = "tests/unit/dataplane/test_outer_state.py"
 PAYLOADS = "tests/unit/dataplane/test_payload_log.py"
 SYNC_DATA = "tests/unit/dataplane/test_sync_data.py"
+UNCHANGED = "tests/unit/dataplane/test_unchanged_buffers.py"
+NO_AVERAGE = "tests/unit/coordinator/test_no_average.py"
 SAVED = "tests/unit/dataplane/test_saved_model.py"
 PLANS = "tests/unit/protocol/test_plans.py"
 LAYOUT = "tests/unit/protocol/test_layout.py"
@@ -965,8 +967,8 @@ MUTATIONS = (
         name="average in another order",
         rule="contributions are summed in the order of site ids",
         file="node/dataplane/sync_data.py",
-        old="        for tokens, data in contributions:\n",
-        new="        for tokens, data in reversed(contributions):\n",
+        old="        for tokens, read in contributions:\n",
+        new="        for tokens, read in reversed(contributions):\n",
         tests=(SYNC_DATA,),
     ),
     Mutation(
@@ -976,6 +978,54 @@ MUTATIONS = (
         old="np.float32(tokens / total)",
         new="np.float32(1 / len(contributions))",
         tests=(SYNC_DATA,),
+    ),
+    Mutation(
+        name="trainable tensor is unchanged",
+        rule="a trainable chunk always takes the outer update: its momentum moves it",
+        file="node/dataplane/sync_data.py",
+        old="        if spec.role is Role.TRAINABLE:\n            return False\n",
+        new="",
+        tests=(UNCHANGED,),
+    ),
+    Mutation(
+        name="unchanged buffer is averaged",
+        rule="a buffer that every contributor says is unchanged keeps every bit",
+        file="node/dataplane/sync_data.py",
+        old="        if num_unchanged == len(contributions):\n",
+        new="        if False:\n",
+        tests=(UNCHANGED,),
+    ),
+    Mutation(
+        name="unchanged counts as zero",
+        rule="a contributor that did not change a buffer counts with the base",
+        file="node/dataplane/sync_data.py",
+        old="            return kernels.add(self._buffer_base(spec, record), weight, average)\n",
+        new="            return True\n",
+        tests=(UNCHANGED,),
+    ),
+    Mutation(
+        name="average beyond the largest number",
+        rule="a mean of finite buffers is finite, however their weights are rounded",
+        file="node/dataplane/sync_data.py",
+        old="        if is_bounded:  #",
+        new="        if False:  #",
+        tests=(UNCHANGED,),
+    ),
+    Mutation(
+        name="reducer is to blame for an average",
+        rule="an average that is not finite is no fault of the reducer that finds it",
+        file="coordinator/core/driver.py",
+        old="    if message.tensor:\n",
+        new="    if False:\n",
+        tests=(NO_AVERAGE,),
+    ),
+    Mutation(
+        name="one reducer gives a sync up",
+        rule="that a tensor has no average is believed once another reducer has found the same",
+        file="coordinator/core/driver.py",
+        old="    if len(sync.no_average_at) > 1 or len(attempt.ids()) == 1:\n",
+        new="    if True:\n",
+        tests=(NO_AVERAGE,),
     ),
     Mutation(
         name="non-finite passes",

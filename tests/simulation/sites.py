@@ -33,12 +33,15 @@ MANIFEST = Manifest.canonical(
         TensorSpec(name="b", shape=(5,), dtype="F32", role=Role.TRAINABLE),
         TensorSpec(name="scale", shape=(), dtype="F32", role=Role.TRAINABLE),
         TensorSpec(name="w", shape=(2, 3), dtype="F32", role=Role.TRAINABLE),
+        TensorSpec(name="mask", shape=(3,), dtype="F32", role=Role.BUFFER_MEAN),
         TensorSpec(name="mean", shape=(3,), dtype="F32", role=Role.BUFFER_MEAN),
         TensorSpec(name="count", shape=(), dtype="I64", role=Role.BUFFER_LOWEST),
         TensorSpec(name="empty", shape=(0, 2), dtype="F32", role=Role.TRAINABLE),
         TensorSpec(name="table", shape=(5,), dtype="F32", role=Role.FROZEN),
     ]
 )
+MASK = (np.finfo(np.float32).min, -np.inf, 1.0)
+"""Never changed: an average of it would be -inf, or no number, or not quite 1."""
 NUMPY: dict[str, Any] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 
 
@@ -256,6 +259,7 @@ class Worker:
             t.name: first.standard_normal(t.shape).astype("<f4") if t.dtype == "F32" else np.zeros(t.shape, "<i8")
             for t in MANIFEST.tensors
         }
+        self.values["mask"][...] = MASK
         self._round()
 
     def hang_up(self) -> None:
@@ -378,7 +382,10 @@ class Worker:
                         await asyncio.get_running_loop().create_future()
                     self.values["w"][0, 0] = np.nan
         noise = np.random.default_rng([self._site_id, self._incarnation, self._generation, self._step])
+        leaves_buffers = noise.random() < 0.5
         for spec in MANIFEST.tensors:
+            if spec.name == "mask" or (spec.role is not Role.TRAINABLE and leaves_buffers):
+                continue
             if spec.role in (Role.TRAINABLE, Role.BUFFER_MEAN):
                 self.values[spec.name] += noise.standard_normal(spec.shape).astype("<f4") * np.float32(0.1)
             elif spec.role is Role.BUFFER_LOWEST:

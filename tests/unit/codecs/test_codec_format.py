@@ -30,7 +30,7 @@ CHUNK = HEADER.pack() + bytes(encoded_bytes("int8", 1000) - HEADER_BYTES)
 
 
 def test_every_codec_and_dtype_has_a_number_of_its_own() -> None:
-    assert set(CODECS) | {"raw"} == set(CODEC_IDS)
+    assert set(CODECS) | {"raw", "unchanged"} == set(CODEC_IDS)
     assert set(DTYPE_IDS) == set(DTYPE_BYTES)
     assert len(set(CODEC_IDS.values())) == len(CODEC_IDS)
     assert len(set(DTYPE_IDS.values())) == len(DTYPE_IDS)

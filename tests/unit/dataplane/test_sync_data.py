@@ -11,7 +11,7 @@ from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels, max_encoded_bytes
 from atoll.protocol.digest import Digest
-from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError
+from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import CODECS, SyncSettings
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor
@@ -141,8 +141,9 @@ def test_an_average_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> Non
     poisoned = chunk[:16] + np.array([np.inf], np.float32).tobytes() + chunk[20:]
     with pytest.raises(InvalidMessage, match="chunk 0 of '"):
         data.check(0, poisoned)
-    with pytest.raises(NonFiniteError, match="the average's"):
+    with pytest.raises(AverageError, match="the average of 'weight', elements 0 to 399") as refused:
         data.reduce(0, [(1, chunk), (1, poisoned)])
+    assert refused.value.tensor == "weight"
 
 
 def test_what_does_not_fit_the_layout_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,63 @@
+"""A tensor whose average is not finite: no fault of the reducer that says so, and not believed of one alone."""
+
+from __future__ import annotations
+
+from atoll.protocol import messages as m
+from atoll.protocol.plans import reducers
+from tests.harness.coordinator_story import Story, some_settings
+
+
+def syncing(*names: str) -> Story:
+    story = Story(some_settings(quorum=1, min_sites=len(names)))
+    story.start(*names)
+    for name in names:
+        story.ready(name)
+    return story
+
+
+def reducing(story: Story) -> set[int]:
+    return {r.site_id for r in reducers(story.plan(), len(story.core.run.sizes_bytes))}
+
+
+def test_another_site_averages_it_again_with_the_same_contributors() -> None:
+    story = syncing("a", "b", "c")
+    assert reducing(story) == {1, 2, 3}
+    story.failed("b", tensor="mask", text="a value is not finite")
+    assert story.plan().attempt == 2
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert reducing(story) == {1, 3}
+    for name in "abc":
+        story.done(name, "s0")
+    assert story.view.last_commit == 1
+
+
+def test_the_sync_is_abandoned_by_name_once_two_say_so() -> None:
+    story = syncing("a", "b", "c")
+    story.failed("b", tensor="mask", text="a value is not finite")
+    story.failed("a", tensor="mask", text="a value is not finite")
+    abandoned = story.last("c", m.Abandoned)
+    assert abandoned.reason == "a (site 1) cannot average 'mask': a value is not finite"
+    assert abandoned.next.base_commit == 0
+    for name in "abc":
+        assert not story.num(name, m.Evicted)
+        story.ready(name)
+    story.wait(story.core.run.limits.heartbeat_s)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+
+
+def test_a_run_of_one_site_does_not_try_it_again() -> None:
+    story = syncing("a")
+    story.failed("a", tensor="mask", text="a value is not finite")
+    assert story.num("a", m.Abandoned) == 1
+
+
+def test_it_is_said_before_all_are_ready() -> None:
+    """Of a plan that came with the commit."""
+    story = syncing("a", "b", "c")
+    story.commit_one("a", "b", "c", state="s0", following="s1")
+    assert story.plan().attempt == 1
+    story.failed("b", tensor="mask", text="a value is not finite")
+    for name in "abc":
+        story.ready(name)
+    assert story.plan().attempt == 2
+    assert reducing(story) == {1, 3}
