@@ -114,6 +114,9 @@ class RunSettings:
     checkpoint_every: int = 100
     """Workers write the state of their inner optimizer to the site's disk every so many of their steps, and go on from
     it after a crash; 0: never, and the optimizer starts fresh."""
+    max_busy_s: int = 14_400
+    """Seconds that a site may announce for one thing without progress (an evaluation, a compilation) before it is
+    evicted all the same."""
     overrun_steps: int = 0
     """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -186,6 +189,7 @@ def _validate_run(settings: RunSettings) -> None:
     time_limits(settings.time_limits)
     _within("run.save_every", settings.save_every, 0, 1 << 32)
     _within("run.checkpoint_every", settings.checkpoint_every, 0, 1 << 32)
+    _within("run.max_busy_s", settings.max_busy_s, 1, 1 << 32)
     _within("run.overrun_steps", settings.overrun_steps, 0, 1 << 32)
 
 

@@ -95,7 +95,7 @@ class Core:
                 if stream.unacked_since is not None:
                     times.append(stream.unacked_since + limits.lease_s)
         times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
-        times.extend(t for s in run.members.live() if (t := liveness.hangs_at(s, limits)) is not None)
+        times.extend(found.at for s in run.members.live() if (found := liveness.hang(run, s)) is not None)
         sync = run.sync
         if sync is not None:
             later = [sync.not_before]
@@ -269,6 +269,7 @@ class Core:
             site.progress_at = self.run.now
         if message.limit_s != site.heartbeat.limit_s:
             self._settled = False  # a limit that may be nearer
+            liveness.note_limit(self.run, site, message)
         site.heartbeat = message
 
     # --- time
@@ -302,11 +303,11 @@ class Core:
                 self._lose(number, site, f"sends, but has heard nothing for {limits.lease_s:g} s")
                 run.close(number, "the site does not hear")
         for site in run.members.live():
-            hangs_at = liveness.hangs_at(site, limits)
+            hang = liveness.hang(run, site)
             if site.stream is None and site.away_until is not None and run.now >= site.away_until:
                 run.evict(site, "its stream closed and it did not come back")
-            elif hangs_at is not None and run.now >= hangs_at:
-                run.evict(site, liveness.hangs_because(site, run.now))
+            elif hang is not None and run.now >= hang.at:
+                run.evict(site, liveness.in_words(site, hang, run.now))
         if run.now >= self._next_pulse_at:
             self._next_pulse_at = run.now + limits.heartbeat_s
             pulse = m.Pulse()  # one for all, which is encoded once

@@ -54,6 +54,7 @@ class Run:
         self.now = now
         self.manifest: ManifestRecord | None = None
         self.sizes_bytes: tuple[int, ...] = ()
+        self.state_bytes = 0  # of the model's values at each site
         if persisted.manifest is not None:
             self.set_manifest(persisted.manifest)
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
@@ -108,6 +109,7 @@ class Run:
         """Raises ConfigError if the manifest has too many chunks."""
         layout = Layout(record.manifest, self.settings.sync.chunk_elements)
         self.sizes_bytes = chunk_bytes(layout, self.settings.sync.codec)
+        self.state_bytes = layout.buffer_bytes
         self.manifest = record
 
     # --- outputs

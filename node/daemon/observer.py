@@ -74,9 +74,10 @@ class Observer:
         are_served = restart_at is None and server.generation == workers.generation
         ranks = server.ranks if are_served else ()
         watch = server.watch(self._core.limits) if are_served else None
-        doing = watch.doing if watch else ""
+        doing, limit_s = (watch.doing, watch.limit_s) if watch else ("", 0.0)
         if restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
+            limit_s = self._core.limits.max_restart_s  # for the pause before new workers are started
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return NodeFacts(
@@ -96,7 +97,7 @@ class Observer:
             received_bytes=self._hub.received_bytes,
             moved_bytes=self._hub.counters.moved_bytes,
             doing=doing,
-            limit_s=watch.limit_s if watch else 0.0,
+            limit_s=limit_s,
             refused_messages=self._hub.refused_messages + server.num_malformed + self._session.num_refused_messages,
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,

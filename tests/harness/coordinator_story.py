@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
@@ -58,6 +58,7 @@ class FakeSite:
     hears: bool = True
     heartbeats: bool = True
     heartbeat: m.Heartbeat = field(default_factory=lambda: m.Heartbeat(phase="training"))
+    trains: bool = True  # until it is ready, each heartbeat is a step further
 
 
 class Story:
@@ -106,11 +107,17 @@ class Story:
                 beat_at += pace_s
                 for site in list(self.sites.values()):
                     if site.stream is not None and site.heartbeats:
+                        if site.trains and not self._is_ready(site):
+                            site.heartbeat = replace(site.heartbeat, inner_step=site.heartbeat.inner_step + 1)
                         self.says(site.name, site.heartbeat)
             if deadline is not None and self.now >= deadline:
                 self.happens(e.Tick())
             if self.now >= end:
                 return
+
+    def _is_ready(self, site: FakeSite) -> bool:
+        sync = self.core.run.sync
+        return sync is not None and site.site_id in sync.ready
 
     def pause(self, seconds: float) -> None:
         """The coordinator is stopped for so long, and goes on; what sites did meanwhile is not read yet."""
@@ -372,6 +379,7 @@ class Story:
         """What its heartbeats say from now on."""
         beat = m.Heartbeat(phase=phase, doing=doing, inner_step=step, limit_s=limit)
         self.sites[name].heartbeat = beat
+        self.sites[name].trains = False
         self.says(name, beat)
 
     def hang(self, name: str) -> None:

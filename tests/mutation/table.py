@@ -14,6 +14,7 @@ COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 REACH = "tests/unit/coordinator/test_reach.py"
+LIVENESS = "tests/unit/coordinator/test_liveness.py"
 PROBING = "tests/process/test_reach.py"
 PLAN_AHEAD = "tests/unit/coordinator/test_plan_ahead.py"
 STORES = "tests/unit/coordinator/test_store_contract.py"
@@ -258,6 +259,38 @@ MUTATIONS = (
         old="site.site_id = next(reversed(self._by_id), 0) + 1",
         new="site.site_id = len(self.live()) + 1",
         tests=(SCENARIOS,),
+    ),
+    Mutation(
+        name="a hung node is kept",
+        rule="a member that neither trains nor is ready is evicted, whatever its heartbeats say",
+        file="coordinator/core/liveness.py",
+        old="    if not _owes_progress(run, site):",
+        new="    if True:",
+        tests=(LIVENESS,),
+    ),
+    Mutation(
+        name="a limit without a bound",
+        rule="a site may announce no longer limit than the run allows",
+        file="coordinator/core/liveness.py",
+        old="limit_s = min(heartbeat.limit_s, float(run.settings.max_busy_s))",
+        new="limit_s = heartbeat.limit_s",
+        tests=(LIVENESS,),
+    ),
+    Mutation(
+        name="who waits for a quorum is evicted",
+        rule="a site that waits for the coordinator or for others is not judged",
+        file="coordinator/core/liveness.py",
+        old="    return not is_ready and (site.site_id, site.incarnation) not in sync.voided",
+        new="    return (site.site_id, site.incarnation) not in sync.voided",
+        tests=(LIVENESS,),
+    ),
+    Mutation(
+        name="a void contribution owes progress",
+        rule="a site whose contribution is void waits for the next sync",
+        file="coordinator/core/liveness.py",
+        old="    return not is_ready and (site.site_id, site.incarnation) not in sync.voided",
+        new="    return not is_ready",
+        tests=(LIVENESS,),
     ),
     Mutation(
         name="who does not hear is kept",

@@ -11,6 +11,7 @@ from atoll.node.core import events as e
 from tests.simulation.processes import COORDINATOR, MuteCoordinator
 from tests.simulation.world import World
 
+LOOKED_AT_EVERY_S = 1.0
 MOST_WAIT_S = 8.0
 """A fault strikes after so many events, or after so much simulated time."""
 
@@ -194,6 +195,29 @@ def hang_workers(world: World, fault: Fault, generator: random.Random) -> None:
         world.hands[name].hang_in_steps = generator.randrange(4)
 
 
+def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
+    """Its core hears nothing and does nothing any more, its heartbeats go on. Somebody starts it again once it is
+    evicted, and not before: the run may need it."""
+    name = _site(world, generator)
+    node = world.nodes[name].node if name is not None else None
+    if name is None or node is None:
+        return
+    world.story.tell("world", f"the core of {name} hangs")
+    node.core.handle = lambda event, now: []  # type: ignore[method-assign]
+    hung = world.nodes[name]
+
+    def look() -> None:
+        if world.nodes.get(name) is not hung:
+            return
+        if world.checks.finished is None and world.counts(name):
+            world.later(LOOKED_AT_EVERY_S, look)
+            return
+        world.kill_site(name, "its core hangs")
+        world.later(fault.lasts_s, lambda: world.start_site(name))
+
+    look()
+
+
 def wrong_value(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None and len(world.nodes) > 1:
@@ -317,6 +341,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "undialable": (undialable, 3),
     "crash_workers": (crash_workers, 2),
     "hang_workers": (hang_workers, 1),
+    "hang_node": (hang_node, 2),
     "wrong_value": (wrong_value, 1),
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),

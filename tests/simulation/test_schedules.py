@@ -95,6 +95,14 @@ def test_streams_that_open_and_end_without_a_welcome_are_a_coordinator_that_is_a
         assert all(text.startswith("no coordinator for 360 s") for _, text in exits), exits
 
 
+def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run() -> None:
+    """Whatever it was doing; a run that needs it goes on as soon as it is back, which is when it was evicted."""
+    for seed in range(30):
+        hang = Fault(kind="hang_node", after_events=10 + 5 * seed, delay_s=0.01, lasts_s=2.0, draw=seed)
+        outcome = one(seed, [hang])
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
 def test_a_hundred_sites() -> None:
     """As `make sim` plays with a thousand."""
     outcome = large(100)

@@ -325,6 +325,12 @@ class World:
         node = self.nodes[name].node
         return node is not None and node.core.site.outer is not None
 
+    def counts(self, name: str) -> bool:
+        """Whether the coordinator takes that site for one that works in the run; True while there is none."""
+        server = self.coordinator.server if self.coordinator is not None else None
+        site = server._core.run.members.sites.get(name) if server is not None else None
+        return server is None or (site is not None and site.live)
+
     def lose_site(self, name: str) -> None:
         self.kill_site(name, "lost for good, with its disk")
         self.ended.pop(name, None)

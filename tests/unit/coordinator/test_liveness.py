@@ -1,0 +1,145 @@
+"""Invariant 7: a member that is connected and gets no further is evicted; one that others hold up is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.coordinator.core import liveness
+from atoll.protocol import messages as m
+from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_story import Story, some_settings
+
+LIMITS = time_limits("local")
+IDLE_S = liveness.IDLE_STALLS * LIMITS.stall_s
+BEAT_S = LIMITS.heartbeat_s
+
+
+def a_run(*names: str, **settings: object) -> Story:
+    story = Story(some_settings(min_sites=len(names), **settings))
+    story.start(*names)
+    return story
+
+
+def stands_still(story: Story, name: str, phase: str = "training", **beat: object) -> None:
+    """Its heartbeats go on and say the same for ever."""
+    site = story.sites[name]
+    site.trains = False
+    site.heartbeat = replace(m.Heartbeat(phase=phase), **beat)  # type: ignore[arg-type]
+    story.says(name, site.heartbeat)
+
+
+def test_7_a_member_whose_node_hangs_is_evicted_whatever_its_heartbeats_say() -> None:
+    story = a_run("a", "b")
+    stands_still(story, "b")
+    story.ready("a")
+    story.wait(IDLE_S - BEAT_S)
+    assert story.view.num_evicted == 0
+    story.wait(2 * BEAT_S)
+    assert [site.label for site in story.core.run.members.live()] == ["a (site 1)"]
+    assert "evicted b (site 2): it is connected, but for 24 s it has neither trained nor been ready" in "\n".join(
+        story.log
+    )
+    assert [c.site_id for c in story.plan().contributors] == [1]
+
+
+def test_7_a_member_that_never_applies_the_commit_is_evicted() -> None:
+    story = a_run("a", "b")
+    for name in "ab":
+        story.ready(name)
+    for name in "ab":
+        story.done(name, "s0")
+    story.applied("a", 1, "s1")
+    stands_still(story, "b", "applying")
+    story.wait(IDLE_S + BEAT_S)
+    assert story.view.num_evicted == 1
+
+
+def test_7_a_joiner_whose_node_hangs_is_evicted() -> None:
+    story = a_run("a", "b")
+    story.join("c")
+    stands_still(story, "c", "fetching state", moved_bytes=7)
+    for name in "ab":
+        story.ready(name, tokens=0)
+    story.wait(IDLE_S + BEAT_S)
+    assert story.core.run.members.sites["c"].evicted.endswith(
+        "it has neither fetched nor made a state (phase 'fetching state', step 0)"
+    )
+
+
+def test_7_an_announced_limit_counts_up_to_the_runs() -> None:
+    story = a_run("a", "b", max_busy_s=100)
+    stands_still(story, "b", doing="busy: evaluation", limit_s=1e9)
+    said = "b (site 2) announces 1000000000 s without progress (busy: evaluation); run.max_busy_s allows 100"
+    assert f"# {said}" in story.log
+    story.wait(100 + 2 * LIMITS.stall_s - BEAT_S)
+    assert story.view.num_evicted == 0
+    story.wait(2 * BEAT_S)
+    assert story.view.num_evicted == 1
+    assert "100 s are its limit, of 1000000000 s that it announced" in "\n".join(story.log)
+
+
+def test_7_who_is_ready_and_waits_for_a_quorum_is_left_alone() -> None:
+    story = a_run("a", "b", quorum=2)
+    for name in "ab":
+        stands_still(story, name, "ready")
+    story.ready("a")
+    story.says("b", replace(story.sites["b"].heartbeat, doing="step", limit_s=1000))
+    story.sites["b"].heartbeat = m.Heartbeat(phase="training", doing="step", limit_s=1000)
+    story.wait(20 * IDLE_S)
+    assert story.view.num_evicted == 0
+
+
+def test_7_who_waits_for_the_start_of_the_run_is_left_alone() -> None:
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b")
+    for name in "ab":
+        stands_still(story, name, "waiting for start")
+    story.wait(20 * IDLE_S)
+    assert story.view.num_evicted == 0
+
+
+def test_7_who_waits_for_a_donor_is_left_alone() -> None:
+    story = a_run("a", "b", quorum=1)
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.drop("b")
+    story.wait(2.0)
+    story.leave("a")
+    story.join("b", incarnation=2, state=(0, "s0"))
+    story.sources("b", after=0)
+    stands_still(story, "b", "catching up")
+    story.wait(20 * IDLE_S)
+    assert story.view.num_evicted == 1, "once, for the stream that it lost"
+
+
+def test_7_whose_contribution_is_void_waits_for_the_next_sync() -> None:
+    story = a_run("a", "b", "c", quorum=2)
+    for name in "abc":
+        story.ready(name)
+    story.drop("c")
+    story.wait(2.0)
+    story.connect("c", state=(0, "s0"))
+    story.connect("c", state=(0, "s0"), again=True)
+    story.offer("c")
+    story.ready("c")
+    stands_still(story, "c", "ready")
+    evicted = story.view.num_evicted
+    for _ in range(int(IDLE_S) + 4):  # the exchange of the others gets on all the while
+        for name in "ab":
+            story.says(name, m.Heartbeat(phase="exchanging", moved_bytes=int(story.now)))
+        story.wait(1.0)
+    assert story.view.num_evicted == evicted
+
+
+def test_7_a_node_that_writes_a_large_model_has_the_time_for_it() -> None:
+    story = a_run("a", "b")
+    run = story.core.run
+    assert run.manifest is not None
+    small_s = liveness.idle_limit_s(run)
+    large = Manifest.canonical([TensorSpec(name="w", shape=(1 << 20, 1 << 10), dtype="F32", role=Role.TRAINABLE)])
+    story = Story(replace(some_settings(), sync=replace(some_settings().sync, chunk_elements=1 << 20)))
+    story.connect("a")
+    story.says("a", m.Offer(manifest=large, data_fingerprint=bytes(32), max_retained_bytes=1 << 40))
+    assert liveness.idle_limit_s(story.core.run) - small_s == pytest.approx(2 * (4 << 30) / (32 << 20), abs=1)
