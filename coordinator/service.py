@@ -16,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core import manifests
 from atoll.coordinator.core.events import (
     CloseStream,
     CommitsRead,
@@ -25,6 +26,7 @@ from atoll.coordinator.core.events import (
     Output,
     Persist,
     ReadCommits,
+    ReadManifest,
     Received,
     Report,
     RollbackAsked,
@@ -45,9 +47,13 @@ from atoll.protocol.v1 import session_pb2
 log = logging.getLogger("atoll.coordinator")
 
 SERVICE = "atoll.protocol.v1.CoordinatorService"
-MAX_SMALL_MESSAGE_BYTES = 1 << 20
-"""Of every message but Offer, which carries a manifest."""
-LARGE_MESSAGE_BYTES = 1 << 18  # parsed off the event loop
+MAX_MESSAGE_BYTES = 1 << 20
+"""Of a site that is in the run, or was; PayloadList is the largest."""
+MAX_FIRST_MESSAGE_BYTES = 1 << 14
+"""Of Hello, and of whatever a stranger sends in its place."""
+MAX_OFFER_BYTES = 1 << 16
+"""Of a site that was welcomed for the first time."""
+LARGE_MESSAGE_BYTES = 1 << 17  # parsed off the event loop; parts of a manifest hold one field only
 MAX_QUEUED_SENDS = 8192  # a site that was away gets all commits of the longest log at once
 MAX_BATCH = 256
 """Events that are handled together."""
@@ -68,6 +74,14 @@ class _Stream:
         self.received_seq = 0
         self.sent_seq = 0
         self.told = differences.NOTHING
+        self.most_bytes = MAX_FIRST_MESSAGE_BYTES  # of a message: what was said to the site makes larger ones due
+
+    def expects(self, said: messages.CoordinatorMessage) -> None:
+        match said:
+            case messages.Welcome(site_id=0):
+                self.most_bytes = max(self.most_bytes, MAX_OFFER_BYTES)
+            case messages.Welcome() | messages.SendManifest() | messages.Admitted():
+                self.most_bytes = MAX_MESSAGE_BYTES
 
     def put(self, body: bytes | None) -> None:
         try:
@@ -136,6 +150,7 @@ class CoordinatorServer:
         self._stopping = False
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
         self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
@@ -143,7 +158,9 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
-        server = transport.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
+        server = transport.create_server(
+            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES, max_received_bytes=MAX_MESSAGE_BYTES
+        )
         handlers = {
             # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC. Bytes out: what
             # goes to many sites is encoded once.
@@ -251,6 +268,7 @@ class CoordinatorServer:
                         stream = self._streams[number]
                         body = self._bodies.of(message, stream.told)
                         stream.told = body.after
+                        stream.expects(message)
                         stream.put(body.data)
                 case CloseStream(number, _):
                     if number in self._streams:
@@ -261,6 +279,11 @@ class CoordinatorServer:
                     commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
                     read = CommitsRead(commits=commits, attestations=attestations)
                     self._events.put_nowait((read, None))
+                case ReadManifest():
+                    self._reading = asyncio.create_task(self._read_manifest(output))  # one at a time
+
+    async def _read_manifest(self, asked: ReadManifest) -> None:
+        self._events.put_nowait((await asyncio.to_thread(manifests.read, asked), None))
 
     # --- streams
 
@@ -302,6 +325,8 @@ class CoordinatorServer:
 
     async def _event_of(self, stream: _Stream, data: bytes) -> Event:
         try:
+            if len(data) > stream.most_bytes:
+                raise InvalidMessage(f"a message of {len(data)} bytes, at most {stream.most_bytes} are due")
             if len(data) > LARGE_MESSAGE_BYTES:
                 envelope, header, message = await asyncio.to_thread(_parse, data)
             else:
@@ -328,8 +353,5 @@ def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, me
     """Raises DecodeError, InvalidMessage."""
     envelope = session_pb2.SessionRequest()
     envelope.ParseFromString(data)
-    body = envelope.WhichOneof("body")
-    if len(data) > MAX_SMALL_MESSAGE_BYTES and body != "offer":
-        raise InvalidMessage(f"{body} of {len(data)} bytes, at most {MAX_SMALL_MESSAGE_BYTES} are allowed")
     header, message = wire.unpack(envelope)
     return envelope, header, message

@@ -7,6 +7,7 @@ BUFFER_LOWEST, FROZEN), then by that order; so the chunks that take part in sync
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -114,9 +115,19 @@ class Manifest:
             digest.text(tied.alias).text(tied.name)
         return digest.finish()
 
+    @cached_property
+    def buffer_bytes(self) -> int:
+        """Of SNAPSHOT, and of PUBLISH."""
+        return max(sum(_aligned_bytes(spec) for spec in self.tensors), ALIGNMENT_BYTES)
+
     @property
     def num_trainable(self) -> int:
         return sum(t.num_elements for t in self.tensors if t.role is Role.TRAINABLE)
+
+
+def _aligned_bytes(spec: TensorSpec) -> int:
+    """In SNAPSHOT and PUBLISH."""
+    return -(-spec.num_elements * spec.carried_itemsize // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +141,26 @@ class Chunk:
     num_elements: int
     offset_bytes: int  # in SNAPSHOT and PUBLISH
     num_bytes: int  # there, and of its values in the outer state
+
+
+def chunk_runs(manifest: Manifest, chunk_elements: int) -> Iterator[tuple[TensorSpec, int, int]]:
+    """(tensor, number of chunks, elements of each), in the order of chunks: at most two a tensor, however large."""
+    for role in CHUNK_ORDER:
+        for spec in manifest.tensors:
+            if spec.role is role:
+                whole, rest = divmod(spec.num_elements, chunk_elements)
+                if whole:
+                    yield spec, whole, chunk_elements
+                if rest or not whole:
+                    yield spec, 1, rest
+
+
+def num_chunks(manifest: Manifest, chunk_elements: int) -> int:
+    """Of the whole model. Raises ConfigError if they are more than any run may have."""
+    total = sum(count for _, count, _ in chunk_runs(manifest, chunk_elements))
+    if total > MAX_CHUNKS:
+        raise ConfigError(f"{total} chunks, at most {MAX_CHUNKS} are supported; raise sync.chunk_elements")
+    return total
 
 
 class Layout:
@@ -147,13 +178,10 @@ class Layout:
         end = 0
         for spec in manifest.tensors:
             offsets.append(end)
-            size = spec.num_elements * spec.carried_itemsize
-            end += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+            end += _aligned_bytes(spec)
         self.tensor_offsets_bytes = tuple(offsets)
-        self.buffer_bytes = max(end, ALIGNMENT_BYTES)
-        total = sum(max(1, -(-t.num_elements // chunk_elements)) for t in manifest.tensors)
-        if total > MAX_CHUNKS:
-            raise ConfigError(f"{total} chunks, at most {MAX_CHUNKS} are supported; raise sync.chunk_elements")
+        self.buffer_bytes = manifest.buffer_bytes
+        num_chunks(manifest, chunk_elements)
         chunks: list[Chunk] = []
         self.num_sync_chunks = 0
         for role in CHUNK_ORDER:

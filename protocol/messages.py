@@ -10,7 +10,6 @@ from enum import IntEnum
 from typing import Any
 
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.layout import Manifest
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
@@ -20,6 +19,8 @@ MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
 MAX_TOKENS = 1 << 48  # of one site in one sync
+MAX_MANIFEST_BYTES = 32 << 20
+MANIFEST_PART_BYTES = 1 << 18  # a thin link must not keep heartbeats waiting behind one part
 
 
 def bounded(limit: int, default: Any = None) -> Any:
@@ -140,11 +141,18 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    manifest: Manifest
+    manifest_digest: bytes = digest()
     data_fingerprint: bytes = bounded(32, b"")
     max_retained_bytes: int
     bandwidth_bytes_per_s: int = 0
     init_digest: bytes = bounded(32, b"")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestPart:
+    first_byte: int
+    total_bytes: int
+    data: bytes = bounded(MANIFEST_PART_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,6 +267,7 @@ SiteMessage = (
     | LeaseRequest
     | Verified
     | PayloadList
+    | ManifestPart
 )
 
 
@@ -301,6 +310,7 @@ class RefusedKind(IntEnum):
     SUPERSEDED = 7
     INVALID = 8
     STATE = 9
+    FULL = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -309,6 +319,11 @@ class Refused:
     text: str = bounded(4096)
     theirs: str = bounded(4096, "")
     ours: str = bounded(4096, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendManifest:
+    pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -403,6 +418,7 @@ CoordinatorMessage = (
     Welcome
     | Admitted
     | Refused
+    | SendManifest
     | Open
     | Plan
     | Weights

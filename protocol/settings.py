@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.layout import MAX_CHUNKS
+from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.strict import build, nearest
 from atoll.protocol.time_limits import time_limits
 
@@ -63,6 +65,8 @@ class SyncSettings:
     """zstandard level of the stage behind the codec; 0 leaves it out."""
     chunk_elements: int = 1 << 20
     """Elements of a chunk: the unit that is sent, reduced, hashed and repaired."""
+    max_chunks: int = 1 << 18
+    """A model of more chunks is refused: 2.7e11 elements at the usual size of a chunk."""
     log_commits: int = 32
     """Payloads of this many commits stay on each site's disk."""
     snapshots: int = 2
@@ -107,6 +111,8 @@ class RunSettings:
     """Training starts when so many sites hold the starting state."""
     quorum: int = 1
     """A sync commits with at least so many contributors."""
+    max_sites: int = 1024
+    """At most so many sites are in the run at once; who comes then is refused."""
     time_limits: str = "lan"
     """local, lan or wan: how patient the run is."""
     save_every: int = 0
@@ -179,8 +185,14 @@ def _validate_run(settings: RunSettings) -> None:
             f"run.steps = {settings.steps} and run.tokens = {settings.tokens}: "
             "set one of them to the length of the run and the other to 0"
         )
-    _within("run.min_sites", settings.min_sites, 1, 4096)
-    _within("run.quorum", settings.quorum, 1, 4096)
+    _within("run.max_sites", settings.max_sites, 1, MAX_MEMBERS)
+    _within("run.min_sites", settings.min_sites, 1, MAX_MEMBERS)
+    _within("run.quorum", settings.quorum, 1, MAX_MEMBERS)
+    if settings.min_sites > settings.max_sites:
+        raise ConfigError(
+            f"run.min_sites = {settings.min_sites} is more than run.max_sites = {settings.max_sites}: "
+            "the run could never start; raise max_sites"
+        )
     if settings.quorum > settings.min_sites:
         raise ConfigError(
             f"run.quorum = {settings.quorum} is more than run.min_sites = {settings.min_sites}: "
@@ -232,6 +244,7 @@ def _validate_sync(sync: SyncSettings) -> None:
         raise ConfigError(f'sync.codec = "{sync.codec}"; {nearest(sync.codec, CODECS)}')
     _within("sync.zstd_level", sync.zstd_level, 0, 22)
     _within("sync.chunk_elements", sync.chunk_elements, 1, 1 << 24)
+    _within("sync.max_chunks", sync.max_chunks, 1, MAX_CHUNKS)
     _within("sync.log_commits", sync.log_commits, 1, 4096)
     _within("sync.snapshots", sync.snapshots, 0, 64)
 

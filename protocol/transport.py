@@ -16,7 +16,7 @@ from atoll.protocol.errors import HostError
 MAX_FRAME_BYTES = 1 << 20
 """Bound on one message between nodes."""
 MAX_SESSION_MESSAGE_BYTES = 32 << 20
-"""Bound on one message between a node and the coordinator; manifests of many tensors are the largest."""
+"""Bound on one message from the coordinator to a node; the ranges of samples of many sites are the largest."""
 
 LAST_CALLS_S = 1.0
 """For what a stopped server leaves behind, see `run`."""
@@ -38,10 +38,10 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 logging.getLogger("grpc._cython.cygrpc").addFilter(_without_traceback)
 
 
-def _common_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
+def _common_options(max_sent_bytes: int, max_received_bytes: int) -> list[tuple[str, int | str]]:
     return [
-        ("grpc.max_send_message_length", max_message_bytes),
-        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_send_message_length", max_sent_bytes),
+        ("grpc.max_receive_message_length", max_received_bytes),
         # A dead machine is noticed in 30 s at worst, also while no call is open; the protocol's own limits are
         # shorter. The answer may queue behind megabytes of chunks on a thin link, hence the long timeout.
         ("grpc.keepalive_time_ms", 10_000),
@@ -58,7 +58,7 @@ def _common_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
 
 def channel_options(max_message_bytes: int) -> _Options:
     return [
-        *_common_options(max_message_bytes),
+        *_common_options(max_message_bytes, max_message_bytes),
         ("grpc.enable_http_proxy", 0),  # an http_proxy in the environment must not capture the links between sites
         ("grpc.use_local_subchannel_pool", 1),  # a connection of its own for each channel
         ("grpc.initial_reconnect_backoff_ms", 100),
@@ -68,18 +68,19 @@ def channel_options(max_message_bytes: int) -> _Options:
     ]
 
 
-def server_options(max_message_bytes: int) -> _Options:
+def server_options(max_message_bytes: int, max_received_bytes: int) -> _Options:
     return [
-        *_common_options(max_message_bytes),
+        *_common_options(max_message_bytes, max_received_bytes),
         ("grpc.so_reuseport", 0),  # with it a second server on the same port starts and takes half of the calls
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
     ]
 
 
-def create_server(*, max_message_bytes: int) -> grpc.aio.Server:
-    """A server without ports; credentials belong to each port, see `bind`."""
-    return grpc.aio.server(options=server_options(max_message_bytes))
+def create_server(*, max_message_bytes: int, max_received_bytes: int | None = None) -> grpc.aio.Server:
+    """A server without ports; credentials belong to each port, see `bind`. `max_received_bytes`: where what is received
+    has a smaller bound than what is sent."""
+    return grpc.aio.server(options=server_options(max_message_bytes, max_received_bytes or max_message_bytes))
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

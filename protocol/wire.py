@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -199,3 +200,22 @@ def decode(cls: type[T], data: bytes) -> T:
     except DecodeError as error:
         raise InvalidMessage(f"{cls.__name__}: {error}") from None
     return from_proto(cls, message)
+
+
+def manifest_parts(data: bytes) -> Iterator[messages.ManifestPart]:
+    """An encoded manifest as messages, in order."""
+    for first in range(0, len(data), messages.MANIFEST_PART_BYTES):
+        part = data[first : first + messages.MANIFEST_PART_BYTES]
+        yield messages.ManifestPart(first_byte=first, total_bytes=len(data), data=part)
+
+
+def decode_manifest(data: bytes, max_tensors: int | None = None) -> layout.Manifest:
+    """Raises InvalidMessage, before it makes anything of tensors that are too many."""
+    message = common_pb2.Manifest()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidMessage(f"Manifest: {error}") from None
+    if max_tensors is not None and len(message.tensors) > max_tensors:
+        raise InvalidMessage(f"it has {len(message.tensors)} tensors")
+    return from_proto(layout.Manifest, message)

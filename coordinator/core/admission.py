@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core import rollback, states
-from atoll.coordinator.core.events import ManifestRecord
+from atoll.coordinator.core import manifests, rollback, states
 from atoll.coordinator.core.membership import Site, Standing, key_digest
 from atoll.coordinator.core.run import Run
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest, TensorSpec
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 
 KEY_BYTES = 32
@@ -220,7 +218,13 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         return
     if site.standing is Standing.OUT:
         return  # it has yet to hear that it was evicted
-    if not _same_model_and_data(run, stream, site, message):
+    if not _has_fingerprint(run, stream, site, message) or not manifests.is_the_runs(run, stream, site, message):
+        return
+    if not site.live and len(run.members.live()) >= run.settings.max_sites:
+        text = (
+            f"{site.label}: run {run.run_id!r} has as many sites as it takes (run.max_sites = {run.settings.max_sites})"
+        )
+        run.refuse(stream, RefusedKind.FULL, f"{text}: come back when one has left", "", str(run.settings.max_sites))
         return
     site.max_retained_bytes = message.max_retained_bytes
     site.bandwidth_bytes_per_s = message.bandwidth_bytes_per_s
@@ -253,6 +257,28 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
             states.send_pending(run, site)
 
 
+def advance(run: Run) -> None:
+    """Offers that have waited for the manifest of the run."""
+    for stream, message in manifests.advance(run):
+        state = run.members.streams.get(stream)
+        if state is not None and state.site is not None:
+            offer(run, stream, state.site, message)
+
+
+def _has_fingerprint(run: Run, stream: int, site: Site, message: m.Offer) -> bool:
+    if run.settings.data == "local" or len(message.data_fingerprint) == HASH_BYTES:
+        return True
+    run.refuse(
+        stream,
+        RefusedKind.DATA,
+        f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}: give "
+        f"atoll.join(data_fingerprint=...) {HASH_BYTES} bytes that are the same for the same data, or start a run "
+        'with data = "local"',
+        message.data_fingerprint.hex(),
+    )
+    return False
+
+
 def _admit_again(run: Run, site: Site) -> None:
     """The same incarnation after a new stream, or with restarted workers: it goes on as what it is."""
     run.persist(site.record())
@@ -283,86 +309,3 @@ def place(run: Run, site: Site, hello: m.Hello) -> tuple[AdmittedAs, str]:
     if hello.from_saved_model and not run.started:
         return AdmittedAs.JOINER, "another site makes the starting state; its saved model is not used"
     return AdmittedAs.JOINER, f"it fetches the state of commit {log.last}"
-
-
-def _same_model_and_data(run: Run, stream: int, site: Site, message: m.Offer) -> bool:
-    """Compares with the first offer, or keeps this as the first; False if the site was refused."""
-    local_data = run.settings.data == "local"
-    if not local_data and len(message.data_fingerprint) != HASH_BYTES:
-        run.refuse(
-            stream,
-            RefusedKind.DATA,
-            f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}: give "
-            f"atoll.join(data_fingerprint=...) {HASH_BYTES} bytes that are the same for the same data, or start a run "
-            'with data = "local"',
-            message.data_fingerprint.hex(),
-        )
-        return False
-    fingerprint = b"" if local_data else message.data_fingerprint
-    if run.manifest is None:
-        return _first_offer(run, stream, site, ManifestRecord(manifest=message.manifest, data_fingerprint=fingerprint))
-    ours, theirs = run.manifest.manifest, message.manifest
-    if theirs.digest != ours.digest:
-        run.refuse(
-            stream,
-            RefusedKind.MANIFEST,
-            f"{site.label} has another model ({_short(theirs.digest)}) than run {run.run_id!r} "
-            f"({_short(ours.digest)}): {first_difference(theirs, ours)}; use the other sites' script and settings",
-            theirs.digest.hex(),
-            ours.digest.hex(),
-        )
-        return False
-    if fingerprint != run.manifest.data_fingerprint:
-        run.refuse(
-            stream,
-            RefusedKind.DATA,
-            f"{site.label} has other data ({_short(fingerprint)}) than the sites before it "
-            f"({_short(run.manifest.data_fingerprint)}, data {run.settings.data!r}): give it the same files, or start "
-            'a run with data = "local"',
-            fingerprint.hex(),
-            run.manifest.data_fingerprint.hex(),
-        )
-        return False
-    return True
-
-
-def _first_offer(run: Run, stream: int, site: Site, record: ManifestRecord) -> bool:
-    try:
-        if not record.manifest.num_trainable:
-            raise ConfigError("the model has no trainable parameters")
-        run.set_manifest(record)
-    except ConfigError as error:
-        run.refuse(stream, RefusedKind.MANIFEST, f"{site.label}: {error}", record.manifest.digest.hex())
-        return False
-    run.persist(record)
-    run.report(
-        logging.INFO,
-        f"the run's model has {record.manifest.num_trainable} trainable parameters in "
-        f"{len(record.manifest.tensors)} tensors, {len(run.sizes_bytes)} chunks a sync",
-    )
-    return True
-
-
-def first_difference(theirs: Manifest, ours: Manifest) -> str:
-    """In words: the first tensor that is not the same in both."""
-    theirs_by_name = {t.name: t for t in theirs.tensors}
-    ours_by_name = {t.name: t for t in ours.tensors}
-    for name in sorted({*theirs_by_name, *ours_by_name}, key=str.encode):
-        a, b = theirs_by_name.get(name), ours_by_name.get(name)
-        if a is None:
-            return f"it lacks {name!r}, which the run has as {_words(b)}"
-        if b is None:
-            return f"it has {name!r} ({_words(a)}), which the run lacks"
-        if a != b:
-            return f"{name!r} is {_words(a)} there and {_words(b)} in the run"
-    return f"tied weights differ: {len(theirs.tied)} there, {len(ours.tied)} in the run"
-
-
-def _short(digest: bytes) -> str:
-    return digest.hex()[:12]
-
-
-def _words(spec: TensorSpec | None) -> str:
-    assert spec is not None
-    shape = "x".join(str(n) for n in spec.shape) or "a scalar"
-    return f"{shape} {spec.dtype} {spec.role.name.lower()}"

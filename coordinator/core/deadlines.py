@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.protocol.messages import Tree
 from atoll.protocol.plans import top_of
 from atoll.protocol.time_limits import TimeLimits
@@ -34,14 +35,12 @@ class ExchangeTimes:
         return max(max(self._of[site_id]) for site_id in site_ids)
 
 
-def most_link_bytes(
-    sizes_bytes: Sequence[int], trees: Sequence[Tree], num_contributors: int, num_receivers: int
-) -> int:
+def most_link_bytes(sizes: ChunkSizes, trees: Sequence[Tree], num_contributors: int, num_receivers: int) -> int:
     """The most that one contributor sends or receives."""
     reduced = [0] * num_contributors
     for tree in trees:
-        reduced[top_of(tree)] += sum(sizes_bytes[tree.first_chunk : tree.first_chunk + tree.num_chunks])
-    total, others = sum(sizes_bytes), num_contributors - 1
+        reduced[top_of(tree)] += sizes.bytes_of(tree.first_chunk, tree.num_chunks)
+    total, others = sizes.total_bytes, num_contributors - 1
     # Contributions go to the other reducers and payloads come back; as a reducer it is the other way round, with all.
     return max((total - own) + own * (others + num_receivers) for own in reduced)
 

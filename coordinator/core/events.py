@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Plan, SiteMessage
+from atoll.protocol.settings import SyncSettings
 
 # --- events
 
@@ -238,7 +240,21 @@ class CommitsRead:
     """Those of the same commits that were attested, ascending."""
 
 
-Event = StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | CommitsRead
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRead:
+    """The answer to ReadManifest."""
+
+    stream: int
+    manifest: Manifest | None = None
+    chunk_sizes: ChunkSizes = field(default_factory=ChunkSizes)
+    problem: str = ""
+    """Why the run cannot have it: it is none, is too large, or is not the run's."""
+
+
+Event = (
+    StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | CommitsRead
+    | ManifestRead
+)  # fmt: skip
 
 
 # --- outputs
@@ -281,7 +297,18 @@ class ReadCommits:
     last: int
 
 
-Output = Persist | Send | CloseStream | Report | ReadCommits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadManifest:
+    """`manifests.read` away from the event loop: a manifest of many tensors takes seconds. ManifestRead answers."""
+
+    stream: int
+    data: bytes
+    sync: SyncSettings
+    known: Manifest | None
+    """The run's; None if this becomes it."""
+
+
+Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest
 
 
 @dataclass(slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core import admission, driver, leases, liveness, reach, rollback, states
+from atoll.coordinator.core import admission, driver, leases, liveness, manifests, reach, rollback, states
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
     CommitsRead,
     Event,
     Garbled,
     Malformed,
+    ManifestRead,
     Output,
     Persisted,
     Received,
@@ -69,6 +70,7 @@ class Core:
         run = self.run
         self._expect_back()
         self._expire()
+        admission.advance(run)
         driver.advance(run)
         self._roster.tell(run)
         state = state_in_words(run)
@@ -96,6 +98,8 @@ class Core:
                     times.append(stream.unacked_since + limits.lease_s)
         times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
         times.extend(found.at for s in run.members.live() if (found := liveness.hang(run, s)) is not None)
+        if (part_due := manifests.next_due(run)) is not None:
+            times.append(part_due)
         sync = run.sync
         if sync is not None:
             later = [sync.not_before]
@@ -155,6 +159,8 @@ class Core:
                 rollback.asked(run, reason)
             case CommitsRead():
                 rollback.commits_read(run, event)
+            case ManifestRead():
+                manifests.taken(run, event)
             case Tick():
                 pass
 
@@ -189,6 +195,8 @@ class Core:
         site.progress_at = run.now
         if isinstance(message, m.Offer):
             admission.offer(run, number, site, message)
+        elif isinstance(message, m.ManifestPart):
+            manifests.part(run, number, site, message)
         elif isinstance(message, m.Leave):
             self._leave(site, message)
         elif site.live:

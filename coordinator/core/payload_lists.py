@@ -17,7 +17,7 @@ from atoll.protocol.plans import reducers
 
 def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     """Asks for lists that are not here, each stream once; whether there is still time for them."""
-    if len(run.sizes_bytes) > MAX_LISTED_CHUNKS:
+    if len(run.chunk_sizes) > MAX_LISTED_CHUNKS:
         return False
     missing = [i for i in survivors if i not in attempt.lists]
     plan = attempt.plan
@@ -32,7 +32,7 @@ def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
 
 
 def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
-    if len(message.hashes) == DIGEST_BYTES * len(run.sizes_bytes):
+    if len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
         attempt.lists[site_id] = message.hashes
 
 
@@ -41,7 +41,7 @@ def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     if not all(i in attempt.lists for i in survivors):
         return False
     wrong: dict[int, int] = {}  # site id -> the first chunk
-    for chunk, reducer in enumerate(reducers(attempt.plan, len(run.sizes_bytes))):
+    for chunk, reducer in enumerate(reducers(attempt.plan, len(run.chunk_sizes))):
         right = _of(attempt.lists.get(reducer.site_id), chunk)
         for site_id in survivors:
             if right is not None and _of(attempt.lists[site_id], chunk) != right:

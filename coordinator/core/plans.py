@@ -20,10 +20,10 @@ def make(
     """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
     reducers was tried. Raises ConfigError if it fits nowhere."""
     on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
-    trees = sync.trees(run.sizes_bytes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    trees = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
     if trees is None:
         return None
-    link_bytes = most_link_bytes(run.sizes_bytes, trees, len(contributors), len(receivers))
+    link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
     longest_s = run.exchange_times.longest([s.site_id for s in contributors])
     ready = [sync.ready.get(s.site_id) for s in contributors]
     plan = m.Plan(
@@ -48,7 +48,7 @@ def make(
 def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
     """Whether the others may retain what these contribute."""
     try:
-        direct(run.sizes_bytes, [s.reducer() for s in contributors], avoid=not_reducing)
+        direct(run.chunk_sizes, [s.reducer() for s in contributors], avoid=not_reducing)
     except ConfigError:
         return False
     return True

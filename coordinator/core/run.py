@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from atoll.coordinator.core import kept
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.commits import CommitLog
 from atoll.coordinator.core.deadlines import ExchangeTimes
 from atoll.coordinator.core.disputes import Dispute
@@ -22,12 +23,11 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.ledger import Ledger
 from atoll.coordinator.core.membership import Membership, Site, Standing
+from atoll.coordinator.core.offers import Offers
 from atoll.coordinator.core.stragglers import Stragglers
 from atoll.coordinator.core.syncs import Sync
-from atoll.coordinator.core.topology import chunk_bytes
 from atoll.coordinator.core.trouble import Trouble
 from atoll.protocol import messages as m
-from atoll.protocol.layout import Layout
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
@@ -53,10 +53,11 @@ class Run:
         self.members = Membership(persisted.sites, now, self.limits.lease_s)
         self.now = now
         self.manifest: ManifestRecord | None = None
-        self.sizes_bytes: tuple[int, ...] = ()
+        self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
         if persisted.manifest is not None:
-            self.set_manifest(persisted.manifest)
+            self.set_manifest(persisted.manifest, ChunkSizes.of(persisted.manifest.manifest, settings.sync))
+        self.offers = Offers()
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
         kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
@@ -105,12 +106,9 @@ class Run:
             run_tokens=self.log.run_tokens,
         )
 
-    def set_manifest(self, record: ManifestRecord) -> None:
-        """Raises ConfigError if the manifest has too many chunks."""
-        layout = Layout(record.manifest, self.settings.sync.chunk_elements)
-        self.sizes_bytes = chunk_bytes(layout, self.settings.sync.codec)
-        self.state_bytes = layout.buffer_bytes
-        self.manifest = record
+    def set_manifest(self, record: ManifestRecord, chunk_sizes: ChunkSizes) -> None:
+        self.manifest, self.chunk_sizes = record, chunk_sizes
+        self.state_bytes = record.manifest.buffer_bytes
 
     # --- outputs
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
@@ -162,7 +163,7 @@ class Sync:
 
     def trees(
         self,
-        sizes_bytes: Sequence[int],
+        sizes: ChunkSizes,
         reducers: Sequence[Reducer],
         on_probation: frozenset[int],
         not_reducing: frozenset[int] = frozenset(),
@@ -184,7 +185,7 @@ class Sync:
             if avoid | not_reducing >= set(ids):
                 continue
             try:
-                trees = direct(sizes_bytes, reducers, avoid=avoid | not_reducing, rotation=rotation)
+                trees = direct(sizes, reducers, avoid=avoid | not_reducing, rotation=rotation)
             except ConfigError as error:
                 problem = problem or error
                 continue

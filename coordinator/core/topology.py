@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Tree
 
 
@@ -20,18 +19,8 @@ class Reducer:
     max_retained_bytes: int
 
 
-def chunk_bytes(layout: Layout, codec: str) -> tuple[int, ...]:
-    """The most bytes that each chunk of a sync can have when encoded."""
-    return tuple(
-        max_encoded_bytes(
-            codec_of(chunk.role, codec), chunk.num_elements, layout.manifest.tensors[chunk.tensor].carried_itemsize
-        )
-        for chunk in layout.chunks[: layout.num_sync_chunks]
-    )
-
-
 def direct(
-    sizes_bytes: Sequence[int],
+    sizes: ChunkSizes,
     contributors: Sequence[Reducer],
     *,
     avoid: frozenset[int] = frozenset(),
@@ -49,12 +38,12 @@ def direct(
         raise ConfigError("no contributor may reduce")
     order = order[rotation % len(order) :] + order[: rotation % len(order)]
     capacities = [contributors[i].max_retained_bytes // len(contributors) for i in order]
-    shares = _shares([contributors[i].bandwidth_bytes_per_s for i in order], capacities, sum(sizes_bytes))
-    ranges = _cut(sizes_bytes, shares, capacities) or _cut(sizes_bytes, capacities, capacities)
+    shares = _shares([contributors[i].bandwidth_bytes_per_s for i in order], capacities, sizes.total_bytes)
+    ranges = _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
     if ranges is None:
         raise ConfigError(
             f"the reducers may retain {sum(capacities) * len(contributors)} bytes of contributions, a sync of "
-            f"{len(contributors)} sites holds up to {sum(sizes_bytes) * len(contributors)}: "
+            f"{len(contributors)} sites holds up to {sizes.total_bytes * len(contributors)}: "
             "give the sites more free disk or memory, raise their --max-retained-mib, or let fewer of them contribute"
         )
     trees = []
@@ -86,25 +75,19 @@ def _shares(bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: i
     return shares
 
 
-def _cut(
-    sizes_bytes: Sequence[int], shares: Sequence[float], capacities: Sequence[int]
-) -> list[tuple[int, int]] | None:
+def _cut(sizes: ChunkSizes, shares: Sequence[float], capacities: Sequence[int]) -> list[tuple[int, int]] | None:
     """(first chunk, number of chunks) of each reducer; None if the last chunks do not fit anywhere.
 
     The cut nearest to the running total of shares, so that rounding does not add up over many reducers.
     """
     ranges: list[tuple[int, int]] = []
-    chunk, done_bytes, goal = 0, 0, 0.0
+    chunk, goal = 0, 0.0
     for i, (share, capacity) in enumerate(zip(shares, capacities, strict=True)):
         goal += share
-        first, held = chunk, 0
-        last = i == len(shares) - 1
-        while chunk < len(sizes_bytes):
-            size = sizes_bytes[chunk]
-            if held + size > capacity or (not last and done_bytes + size / 2 > goal):
-                break
-            held += size
-            done_bytes += size
-            chunk += 1
-        ranges.append((first, chunk - first))
-    return ranges if chunk == len(sizes_bytes) else None
+        end = sizes.num_within(sizes.bytes_before(chunk) + capacity)
+        if i < len(shares) - 1:
+            end = min(end, sizes.num_nearest(goal))
+        end = max(end, chunk)
+        ranges.append((chunk, end - chunk))
+        chunk = end
+    return ranges if chunk == len(sizes) else None

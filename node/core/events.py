@@ -419,6 +419,13 @@ class ListPayloads:
 
 
 @dataclass(frozen=True, slots=True)
+class SendManifest:
+    """To the coordinator, in parts, on the stream that there is now."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
 class ProbePeers:
     """Find out, now and then, who of these can be dialled, instead of those before."""
 
@@ -466,5 +473,6 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | ListPayloads | RollBack | ProbePeers | DialBack | AnswerDraw | Report | Exit
+    | VerifyState | ListPayloads | RollBack | SendManifest | ProbePeers | DialBack | AnswerDraw | Report
+    | Exit
 )  # fmt: skip

@@ -18,6 +18,7 @@ from atoll.node.core.events import (
     Output,
     ProbePeers,
     SeedState,
+    SendManifest,
     VerifyState,
 )
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
@@ -237,6 +238,9 @@ class SiteCore:
                 self._welcome(message)
             case m.Admitted():
                 self._admitted(message)
+            case m.SendManifest():
+                if self.ctx.manifest is not None:
+                    self.ctx.emit(SendManifest(self.ctx.manifest))
             case m.Open():
                 syncs.opened(self.ctx, message)
             case m.Plan():

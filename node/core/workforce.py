@@ -59,7 +59,7 @@ def offer(ctx: Context) -> None:
     assert ctx.manifest is not None
     ctx.send(
         m.Offer(
-            manifest=ctx.manifest,
+            manifest_digest=ctx.manifest.digest,
             data_fingerprint=ctx.data_fingerprint,
             max_retained_bytes=ctx.max_retained_bytes,
             bandwidth_bytes_per_s=ctx.identity.bandwidth_bytes_per_s,

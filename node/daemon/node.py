@@ -34,7 +34,7 @@ from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.probing import Prober
 from atoll.node.exchange.progress import Pace
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import (
     AtollError,
@@ -46,7 +46,7 @@ from atoll.protocol.errors import (
     PeerError,
     StateError,
 )
-from atoll.protocol.layout import Layout
+from atoll.protocol.layout import Layout, Manifest
 
 log = logging.getLogger(__name__)
 
@@ -302,6 +302,8 @@ class Node:
                 self._task(self._distrust(), e.DataPlaneFailed)
             case e.ListPayloads():
                 self._list_payloads(output)
+            case e.SendManifest(manifest):
+                self._task(self._send_manifest(manifest), e.DataPlaneFailed)
             case e.ProbePeers(members):
                 self.prober.watch(members)
             case e.DialBack(member):
@@ -343,6 +345,14 @@ class Node:
                 self.handle(failed(str(error)))
 
         return self._spawn(guarded())
+
+    async def _send_manifest(self, manifest: Manifest) -> None:
+        """On the stream that it was asked for on, or not at all: another one has not asked yet."""
+        asked_on = self.session.num_streams
+        data = await asyncio.to_thread(wire.encode, manifest)
+        if self.session.num_streams == asked_on:
+            for part in wire.manifest_parts(data):
+                self.session.send(part)
 
     # --- workers
 

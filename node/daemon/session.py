@@ -42,6 +42,7 @@ class Session:
     ) -> None:
         self.address = address
         self.num_refused_messages = 0
+        self.num_streams = 0
         self._credentials = credentials
         self._limits = limits
         self._handlers = handlers
@@ -103,6 +104,7 @@ class Session:
             broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             call = method(self._requests(broken))
             self._is_open = True
+            self.num_streams += 1
             self._handlers.opened()
             tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
             await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)

@@ -62,6 +62,8 @@ class _RefusedKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusedKi
     REFUSED_KIND_INVALID: _RefusedKind.ValueType  # 8
     REFUSED_KIND_STATE: _RefusedKind.ValueType  # 9
     """a site ahead of the coordinator's log, or with another state hash"""
+    REFUSED_KIND_FULL: _RefusedKind.ValueType  # 10
+    """as many sites are in the run as it takes"""
 
 class RefusedKind(_RefusedKind, metaclass=_RefusedKindEnumTypeWrapper): ...
 
@@ -76,6 +78,8 @@ REFUSED_KIND_SUPERSEDED: RefusedKind.ValueType  # 7
 REFUSED_KIND_INVALID: RefusedKind.ValueType  # 8
 REFUSED_KIND_STATE: RefusedKind.ValueType  # 9
 """a site ahead of the coordinator's log, or with another state hash"""
+REFUSED_KIND_FULL: RefusedKind.ValueType  # 10
+"""as many sites are in the run as it takes"""
 Global___RefusedKind: _TypeAlias = RefusedKind  # noqa: Y015
 
 class _Direction:
@@ -153,6 +157,7 @@ class SessionRequest(_message.Message):
     LEASE_REQUEST_FIELD_NUMBER: _builtins.int
     VERIFIED_FIELD_NUMBER: _builtins.int
     PAYLOAD_LIST_FIELD_NUMBER: _builtins.int
+    MANIFEST_PART_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -183,6 +188,8 @@ class SessionRequest(_message.Message):
     def verified(self) -> Global___Verified: ...
     @_builtins.property
     def payload_list(self) -> Global___PayloadList: ...
+    @_builtins.property
+    def manifest_part(self) -> Global___ManifestPart: ...
     def __init__(
         self,
         *,
@@ -201,12 +208,13 @@ class SessionRequest(_message.Message):
         lease_request: Global___LeaseRequest | None = ...,
         verified: Global___Verified | None = ...,
         payload_list: Global___PayloadList | None = ...,
+        manifest_part: Global___ManifestPart | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -237,6 +245,7 @@ class SessionResponse(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     DIAL_BACK_FIELD_NUMBER: _builtins.int
+    SEND_MANIFEST_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
@@ -284,6 +293,8 @@ class SessionResponse(_message.Message):
     def weights(self) -> Global___Weights: ...
     @_builtins.property
     def dial_back(self) -> Global___DialBack: ...
+    @_builtins.property
+    def send_manifest(self) -> Global___SendManifest: ...
     def __init__(
         self,
         *,
@@ -308,14 +319,15 @@ class SessionResponse(_message.Message):
         peers: Global___Peers | None = ...,
         weights: Global___Weights | None = ...,
         dial_back: Global___DialBack | None = ...,
+        send_manifest: Global___SendManifest | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back", "send_manifest"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -412,13 +424,16 @@ Global___Welcome: _TypeAlias = Welcome  # noqa: Y015
 
 @_typing.final
 class Offer(_message.Message):
+    """The model is named by its digest; the manifest follows in parts if the coordinator asks for it (SendManifest)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    MANIFEST_FIELD_NUMBER: _builtins.int
+    MANIFEST_DIGEST_FIELD_NUMBER: _builtins.int
     DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     MAX_RETAINED_BYTES_FIELD_NUMBER: _builtins.int
     BANDWIDTH_BYTES_PER_S_FIELD_NUMBER: _builtins.int
     INIT_DIGEST_FIELD_NUMBER: _builtins.int
+    manifest_digest: _builtins.bytes
     data_fingerprint: _builtins.bytes
     """empty if the run says data = "local" """
     max_retained_bytes: _builtins.int
@@ -427,24 +442,68 @@ class Offer(_message.Message):
     """declared or measured uplink; 0 = unknown"""
     init_digest: _builtins.bytes
     """digest of how the first values are made; reserved for checks of seeded models"""
-    @_builtins.property
-    def manifest(self) -> _common_pb2.Manifest: ...
     def __init__(
         self,
         *,
-        manifest: _common_pb2.Manifest | None = ...,
+        manifest_digest: _builtins.bytes = ...,
         data_fingerprint: _builtins.bytes = ...,
         max_retained_bytes: _builtins.int = ...,
         bandwidth_bytes_per_s: _builtins.int = ...,
         init_digest: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "data_fingerprint", b"data_fingerprint", "init_digest", b"init_digest", "manifest", b"manifest", "max_retained_bytes", b"max_retained_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth_bytes_per_s", b"bandwidth_bytes_per_s", "data_fingerprint", b"data_fingerprint", "init_digest", b"init_digest", "manifest_digest", b"manifest_digest", "max_retained_bytes", b"max_retained_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Offer: _TypeAlias = Offer  # noqa: Y015
+
+@_typing.final
+class SendManifest(_message.Message):
+    """The coordinator does not know the manifest of this site's Offer: send it. One site at a time is asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendManifest: _TypeAlias = SendManifest  # noqa: Y015
+
+@_typing.final
+class ManifestPart(_message.Message):
+    """A slice of the serialized Manifest that was asked for, in order. Those that nobody asked for are dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    first_byte: _builtins.int
+    total_bytes: _builtins.int
+    """of the whole; the same in all parts"""
+    data: _builtins.bytes
+    """at most 256 KiB"""
+    def __init__(
+        self,
+        *,
+        first_byte: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "first_byte", b"first_byte", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ManifestPart: _TypeAlias = ManifestPart  # noqa: Y015
 
 @_typing.final
 class Admitted(_message.Message):

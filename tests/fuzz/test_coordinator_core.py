@@ -18,12 +18,14 @@ from atoll.coordinator.core.membership import Standing
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
-from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.coordinator_story import Story, a_hash, a_manifest, some_settings
 from tests.harness.fuzzing import SITE_MESSAGES, SMALL, fuzz, instances, snapshot
 
 NAMES = ("a", "b", "c")
 STATES = {bytes(32): "other", **{a_hash(f"s{n}"): f"s{n}" for n in range(4)}}
 HASHES = st.sampled_from([b"", *STATES, b"\1" * 31])
+MODELS = st.sampled_from([a_manifest().digest, a_manifest(7).digest, bytes(32)])
+PARTS = st.sampled_from([b"", b"x", wire.encode(a_manifest()), wire.encode(a_manifest(7)), bytes(100)])
 MESSAGES = st.one_of(
     [instances(cls) for cls in SITE_MESSAGES]
     + [
@@ -38,13 +40,15 @@ MESSAGES = st.one_of(
         instances(m.Done, sync=SMALL, attempt=SMALL, term=SMALL, last_commit=SMALL, state_hash=HASHES),
         instances(m.ExchangeFailed, sync=SMALL, attempt=SMALL, term=SMALL, peer_site_id=SMALL),
         instances(m.Ready, sync=SMALL),
+        instances(m.Offer, manifest_digest=MODELS, data_fingerprint=st.just(a_hash("data"))),
+        st.builds(m.ManifestPart, first_byte=SMALL, total_bytes=st.sampled_from([0, 1, 39, 1 << 63]), data=PARTS),
     ]
 )
 HEADERS = instances(m.Header, protocol_version=st.just(PROTOCOL_VERSION), run_id=st.sampled_from(["", "run", "other"]))
 STREAMS_AND_SIGNS_OF_LIFE = frozenset(
     {
         "out", "now", "streams", "num_refused", "num_malformed", "gone", "paused", "hello",
-        "settings", "limits", "heard_at", "progress_at",
+        "settings", "limits", "heard_at", "progress_at", "offers",
     }
 )  # fmt: skip
 

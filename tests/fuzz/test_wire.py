@@ -76,13 +76,6 @@ def test_the_coordinators_door_lets_in_or_refuses(body: Any, data: st.DataObject
         pass
 
 
-def test_only_an_offer_may_be_large() -> None:
-    reason = "x" * (service.MAX_SMALL_MESSAGE_BYTES + 1)
-    large = wire.request(m.Leave(reason=reason), HEADER, 1, 0).SerializeToString()
-    with pytest.raises(InvalidMessage, match="leave of"):
-        service._parse(large)
-
-
 @pytest.mark.parametrize("cls", [Manifest, m.Plan, m.Commit, m.Open], ids=lambda cls: cls.__name__)
 @fuzz(150)
 @given(st.data())

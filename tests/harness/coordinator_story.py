@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core import manifests
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.view import RunView
 from atoll.coordinator.store import MemoryStore, Store
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -44,7 +45,13 @@ def a_manifest(width: int = 6) -> Manifest:
 
 def some_settings(**changes: Any) -> RunSettings:
     values: dict[str, Any] = {"run_id": "run", "steps": 40, "min_sites": 2, "time_limits": "local"} | changes
-    sync = SyncSettings(every=values.pop("every", 10), codec="fp32", chunk_elements=CHUNK_ELEMENTS, log_commits=8)
+    sync = SyncSettings(
+        every=values.pop("every", 10),
+        codec="fp32",
+        chunk_elements=CHUNK_ELEMENTS,
+        max_chunks=values.pop("max_chunks", 10_000),
+        log_commits=8,
+    )
     return RunSettings(sync=sync, **values)
 
 
@@ -54,6 +61,8 @@ class FakeSite:
     incarnation: int = 1
     stream: int | None = None
     site_id: int = 0
+    manifest: Manifest = field(default_factory=a_manifest)
+    sends_manifest: bool = True
     received: dict[int, int] = field(default_factory=dict)  # messages by stream
     hears: bool = True
     heartbeats: bool = True
@@ -142,6 +151,7 @@ class Story:
 
     def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
         read: list[e.Event] = []
+        asked: list[str] = []
         for output in outputs:
             match output:
                 case e.Persist(records):
@@ -156,6 +166,8 @@ class Story:
                             self.kept_weights[r.plan.sync, r.plan.attempt] = weights(r.plan)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
+                    if isinstance(message, m.SendManifest):
+                        asked.append(self._owners[stream].name)
                     self._deliver(stream, message)
                 case e.CloseStream(stream, reason):
                     site = self._owners.pop(stream, None)
@@ -167,10 +179,17 @@ class Story:
                 case e.ReadCommits(first=first, last=last):
                     commits, attestations = self.store.read_commits(first, last)
                     read.append(e.CommitsRead(commits=commits, attestations=attestations))
+                case e.ReadManifest():
+                    read.append(manifests.read(output))
         deadline = self.core.next_deadline()
         assert deadline is None or deadline > self.now, f"a deadline that has passed is still waited for: {deadline}"
         for event in read:
             self.happens(event)
+        for name in asked:
+            if self.sites[name].sends_manifest:
+                for part in wire.manifest_parts(wire.encode(self.sites[name].manifest)):
+                    if self.sites[name].stream is not None:  # else it was refused
+                        self.says(name, part)
         return outputs
 
     def _deliver(self, stream: int, message: m.CoordinatorMessage) -> None:
@@ -189,7 +208,7 @@ class Story:
         match message:
             case m.Plan():
                 assert ("plan", message.sync, message.attempt) in self.kept, message
-                reducers(message, len(self.core.run.sizes_bytes))
+                reducers(message, len(self.core.run.chunk_sizes))
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
             case m.Commit():
@@ -262,17 +281,18 @@ class Story:
         self.happens(e.Received(site.stream, header, hello, site.received.get(site.stream, 0)))
 
     def offer(self, name: str, *, width: int = 6, data: str = "data", retain: int = 1 << 30, speed: int = 0) -> None:
+        self.sites[name].manifest = a_manifest(width)
         message = m.Offer(
-            manifest=a_manifest(width),
+            manifest_digest=self.sites[name].manifest.digest,
             data_fingerprint=a_hash(data),
             max_retained_bytes=retain,
             bandwidth_bytes_per_s=speed,
         )
         self.says(name, message)
 
-    def join(self, name: str, **hello: Any) -> None:
+    def join(self, name: str, *, width: int = 6, **hello: Any) -> None:
         self.connect(name, **hello)
-        self.offer(name)
+        self.offer(name, width=width)
 
     def says(self, name: str, message: m.SiteMessage) -> None:
         site = self.sites[name]
@@ -449,6 +469,8 @@ class Story:
                 return f"Welcome, site {message.site_id or '?'}, the run is at commit {message.last_commit}"
             case m.Admitted():
                 return f"Admitted as {message.admitted_as.name.lower()}"
+            case m.SendManifest():
+                return "SendManifest"
             case m.Refused():
                 return f"Refused ({message.kind.name.lower()})"
             case m.Open():

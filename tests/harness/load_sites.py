@@ -134,7 +134,10 @@ class SimulatedSite:
     def _received(self, envelope: session_pb2.SessionResponse) -> None:
         match envelope.WhichOneof("body"):
             case "welcome":
-                self._say(m.Offer(manifest=self.fleet.manifest, max_retained_bytes=1 << 42))
+                self._say(m.Offer(manifest_digest=self.fleet.manifest.digest, max_retained_bytes=1 << 42))
+            case "send_manifest":
+                for part in wire.manifest_parts(wire.encode(self.fleet.manifest)):
+                    self._say(part)
             case "admitted":
                 self._site_id = envelope.admitted.site_id
                 if m.AdmittedAs(envelope.admitted.admitted_as) is m.AdmittedAs.SEEDER:

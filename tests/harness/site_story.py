@@ -264,6 +264,8 @@ class SiteStory:
                 return f"checks every chunk on its disk: {reason}"
             case e.ListPayloads(sync=sync, attempt=attempt):
                 return f"lists the hashes of the payloads of {sync}.{attempt}"
+            case e.SendManifest():
+                return "sends the manifest"
             case e.ProbePeers(members):
                 return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
             case e.DialBack(member):

@@ -11,6 +11,9 @@ SCENARIOS = "tests/unit/coordinator/test_core_scenarios.py"
 REFUSED = "tests/unit/coordinator/test_refused_messages.py"
 COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
+OFFERS = "tests/unit/coordinator/test_offers.py"
+CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
+SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 REACH = "tests/unit/coordinator/test_reach.py"
@@ -66,6 +69,71 @@ class Mutation:
 
 
 MUTATIONS = (
+    # --- the coordinator: who comes to its door
+    Mutation(
+        name="every offer's manifest is asked for at once",
+        rule="the manifest is asked of one site at a time",
+        file="coordinator/core/manifests.py",
+        old="        elif offers.incoming is None:",
+        new="        else:",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="a site that sends no manifest keeps the others waiting",
+        rule="no wait is endless: from one part of a manifest to the next there is a limit",
+        file="coordinator/core/manifests.py",
+        old="not incoming.is_whole and run.now >= incoming.until",
+        new="not incoming.is_whole and run.now < 0",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="a manifest of any size is taken",
+        rule="every size is checked against a bound before memory is allocated for it",
+        file="coordinator/core/manifests.py",
+        old="if not 0 < message.total_bytes <= limit:",
+        new="if not 0 < message.total_bytes:",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="another manifest than the offered one is kept",
+        rule="the run's model is the one whose digest was offered",
+        file="coordinator/core/manifests.py",
+        old="elif event.manifest.digest != offer.manifest_digest:",
+        new="elif False:",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="parts of a manifest are added whoever was asked",
+        rule="what nobody asked for is dropped",
+        file="coordinator/core/manifests.py",
+        old="if incoming is None or incoming.stream != stream or incoming.is_whole:",
+        new="if incoming is None or incoming.is_whole:",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="strangers may send as much as members",
+        rule="session messages are small until a larger one is due",
+        file="coordinator/service.py",
+        old="self.most_bytes = MAX_FIRST_MESSAGE_BYTES",
+        new="self.most_bytes = MAX_MESSAGE_BYTES",
+        tests=(SESSIONS,),
+    ),
+    Mutation(
+        name="a run takes any number of sites",
+        rule="run.max_sites bounds the sites that are in a run",
+        file="coordinator/core/admission.py",
+        old="len(run.members.live()) >= run.settings.max_sites",
+        new="len(run.members.live()) < 0",
+        tests=(OFFERS,),
+    ),
+    Mutation(
+        name="a run takes any number of chunks",
+        rule="sync.max_chunks bounds the model of a run",
+        file="coordinator/core/chunk_sizes.py",
+        old="if total > sync.max_chunks:",
+        new="if total < 0:",
+        tests=(CHUNK_SIZES,),
+    ),
     # --- the coordinator: what is decided, kept and sent
     Mutation(
         name="send before persist",
@@ -247,9 +315,9 @@ MUTATIONS = (
     Mutation(
         name="another model is let in",
         rule="a site with another manifest is refused at the door",
-        file="coordinator/core/admission.py",
-        old="if theirs.digest != ours.digest:",
-        new="if False:",
+        file="coordinator/core/manifests.py",
+        old="if run.manifest is None or offer.manifest_digest != run.manifest.manifest.digest:",
+        new="if run.manifest is None:",
         tests=(COORDINATOR_STORIES,),
     ),
     Mutation(

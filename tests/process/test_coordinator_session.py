@@ -19,6 +19,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from atoll.coordinator import admin, service
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core import manifests
 from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
@@ -65,12 +67,12 @@ class Client:
         )
         self.raw(wire.request(message, header, self.seq, self.ack).SerializeToString())
 
-    async def hear(self, kind: type[Any]) -> Any:
-        """The next message of this kind; others are passed over."""
+    async def hear(self, *kinds: type[Any]) -> Any:
+        """The next message of one of these kinds; others are passed over."""
         async with asyncio.timeout(LIMIT_S):
             while True:
                 envelope = await self.call.read()
-                assert envelope is not grpc.aio.EOF, f"the stream ended before a {kind.__name__}"
+                assert envelope is not grpc.aio.EOF, f"the stream ended before {kinds}"
                 self.ack = envelope.seq
                 header, short = wire.unpack(envelope)
                 message = differences.complete(short, wire.left_out(envelope), self.told)
@@ -78,7 +80,7 @@ class Client:
                 assert header.run_id == "run"
                 if isinstance(message, m.Admitted):
                     self.site_id = message.site_id
-                if isinstance(message, kind):
+                if isinstance(message, kinds):
                     return message
 
     async def ended(self) -> bool:
@@ -105,8 +107,14 @@ class Client:
     async def join(self) -> m.Admitted:
         self.hello()
         await self.hear(m.Welcome)
-        self.say(m.Offer(manifest=a_manifest(), data_fingerprint=a_hash("data"), max_retained_bytes=1 << 30))
-        admitted = await self.hear(m.Admitted)
+        self.say(
+            m.Offer(manifest_digest=a_manifest().digest, data_fingerprint=a_hash("data"), max_retained_bytes=1 << 30)
+        )
+        admitted = await self.hear(m.Admitted, m.SendManifest)
+        if isinstance(admitted, m.SendManifest):
+            for part in wire.manifest_parts(wire.encode(a_manifest())):
+                self.say(part)
+            admitted = await self.hear(m.Admitted)
         assert isinstance(admitted, m.Admitted)
         return admitted
 
@@ -189,9 +197,7 @@ def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
 TRUNCATED = wire.request(
     m.Leave(reason="a long reason"), m.Header(protocol_version=1, run_id="run"), 1, 0
 ).SerializeToString()[:-4]
-TOO_LARGE = wire.request(
-    m.Heartbeat(phase="x" * (2 << 20)), m.Header(protocol_version=1, run_id="run"), 1, 0
-).SerializeToString()
+TOO_LARGE = bytes(service.MAX_FIRST_MESSAGE_BYTES + 1)
 OVER_A_BOUND = wire.request(
     m.Heartbeat(phase="x" * 65), m.Header(protocol_version=1, run_id="run"), 1, 0
 ).SerializeToString()
@@ -200,7 +206,7 @@ OVER_A_BOUND = wire.request(
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (TOO_LARGE, "at most 1048576 are allowed"),
+        (TOO_LARGE, "at most 16384 are due"),
         (OVER_A_BOUND, "Heartbeat.phase"),
         (b"", "without a known body"),
     ],
@@ -277,12 +283,63 @@ def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Pa
         await a.join()
         channel = grpc.aio.insecure_channel(server.address)
         call: Any = channel.stream_stream(f"/{SERVICE}/Session")()
-        await call.write(b"\0" * (transport.MAX_SESSION_MESSAGE_BYTES + 1))
+        await call.write(b"\0" * (service.MAX_MESSAGE_BYTES + 1))
         assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await channel.close()
         a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         await a.hear(m.Pulse)
         await a.close()
+
+    serving(test, tmp_path)
+
+
+def test_a_stranger_may_say_little_until_more_is_due(tmp_path: Path) -> None:
+    """Nothing of a larger message is parsed: its stream alone is refused."""
+    text = "x" * service.MAX_FIRST_MESSAGE_BYTES
+
+    async def test(server: CoordinatorServer) -> None:
+        stranger = Client(server.address, "stranger")
+        stranger.say(m.Leave(reason=text))
+        assert f"at most {service.MAX_FIRST_MESSAGE_BYTES} are due" in (await stranger.hear(m.Refused)).text
+        newcomer = Client(server.address, "newcomer")
+        newcomer.hello()
+        await newcomer.hear(m.Welcome)
+        newcomer.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(service.MAX_OFFER_BYTES)))
+        assert f"at most {service.MAX_OFFER_BYTES} are due" in (await newcomer.hear(m.Refused)).text
+        a = Client(server.address, "a")
+        await a.join()
+        a.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(service.MAX_OFFER_BYTES)))
+        a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
+        await a.hear(m.Pulse)
+        assert (await server.document())["num_malformed"] == 2
+        for client in (stranger, newcomer, a):
+            await client.close()
+
+    serving(test, tmp_path)
+
+
+def test_the_event_loop_answers_while_a_large_manifest_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, may_go_on = threading.Event(), threading.Event()
+    read = manifests.read
+
+    def slow(asked: e.ReadManifest) -> e.ManifestRead:
+        reading.set()
+        assert may_go_on.wait(LIMIT_S)
+        return read(asked)
+
+    monkeypatch.setattr(manifests, "read", slow)
+
+    async def test(server: CoordinatorServer) -> None:
+        a, b = Client(server.address, "a"), Client(server.address, "b")
+        joining = asyncio.create_task(a.join())
+        assert await asyncio.to_thread(reading.wait, LIMIT_S)
+        b.hello()
+        await b.hear(m.Welcome)
+        assert not joining.done()
+        may_go_on.set()
+        assert (await joining).site_id == 1
+        for client in (a, b):
+            await client.close()
 
     serving(test, tmp_path)
 
@@ -355,6 +412,8 @@ COORDINATOR = """
 import asyncio, sys
 from pathlib import Path
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core import manifests
 from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.protocol.errors import AtollError

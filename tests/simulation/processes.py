@@ -82,6 +82,7 @@ def simulated(
     put(node_module, "Launcher", launcher)
     put(plane_module, "SharedBuffer", SimBuffer)
     put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
+    put(m, "MANIFEST_PART_BYTES", 64)  # several parts, which faults come between
     put(wire, "from_proto", _read_once(wire.from_proto))
     put(wire, "encode", _write_once(wire.encode))
     try:

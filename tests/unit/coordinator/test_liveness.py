@@ -141,5 +141,6 @@ def test_7_a_node_that_writes_a_large_model_has_the_time_for_it() -> None:
     large = Manifest.canonical([TensorSpec(name="w", shape=(1 << 20, 1 << 10), dtype="F32", role=Role.TRAINABLE)])
     story = Story(replace(some_settings(), sync=replace(some_settings().sync, chunk_elements=1 << 20)))
     story.connect("a")
-    story.says("a", m.Offer(manifest=large, data_fingerprint=bytes(32), max_retained_bytes=1 << 40))
+    story.sites["a"].manifest = large
+    story.says("a", m.Offer(manifest_digest=large.digest, data_fingerprint=bytes(32), max_retained_bytes=1 << 40))
     assert liveness.idle_limit_s(story.core.run) - small_s == pytest.approx(2 * (4 << 30) / (32 << 20), abs=1)

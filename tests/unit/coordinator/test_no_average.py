@@ -16,7 +16,7 @@ def syncing(*names: str) -> Story:
 
 
 def reducing(story: Story) -> set[int]:
-    return {r.site_id for r in reducers(story.plan(), len(story.core.run.sizes_bytes))}
+    return {r.site_id for r in reducers(story.plan(), len(story.core.run.chunk_sizes))}
 
 
 def test_another_site_averages_it_again_with_the_same_contributors() -> None:

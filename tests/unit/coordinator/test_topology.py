@@ -6,14 +6,17 @@ import random
 
 import pytest
 
-from atoll.coordinator.core.topology import Reducer, chunk_bytes, direct
-from atoll.protocol.codecs import encoded_bytes
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import reducers
 
 PLENTY = 1 << 40
+
+
+def sizes_of(sizes: list[int]) -> ChunkSizes:
+    return ChunkSizes([(1, size) for size in sizes])
 
 
 def sites(*bandwidths: int, retain: int = PLENTY) -> list[Reducer]:
@@ -44,25 +47,25 @@ def work(trees: tuple[Tree, ...], sizes: list[int], contributors: list[Reducer])
 
 def test_unknown_bandwidths_share_equally() -> None:
     sizes = [100] * 30
-    assert work(direct(sizes, sites(0, 0, 0)), sizes, sites(0, 0, 0)) == {1: 1000, 2: 1000, 3: 1000}
+    assert work(direct(sizes_of(sizes), sites(0, 0, 0)), sizes, sites(0, 0, 0)) == {1: 1000, 2: 1000, 3: 1000}
 
 
 def test_shares_follow_bandwidth() -> None:
     sizes = [10] * 100
     contributors = sites(300, 100, 100)
-    assert work(direct(sizes, contributors), sizes, contributors) == {1: 600, 2: 200, 3: 200}
+    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 600, 2: 200, 3: 200}
 
 
 def test_an_unknown_bandwidth_counts_as_the_mean_of_the_others() -> None:
     sizes = [10] * 90
     contributors = sites(300, 0, 100)
-    assert work(direct(sizes, contributors), sizes, contributors) == {1: 450, 2: 300, 3: 150}
+    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 450, 2: 300, 3: 150}
 
 
 def test_balance_is_by_bytes_not_by_chunks() -> None:
     sizes = [1000] * 4 + [1] * 4000
     contributors = sites(0, 0)
-    assert work(direct(sizes, contributors), sizes, contributors) == {1: 4000, 2: 4000}
+    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 4000, 2: 4000}
 
 
 def test_every_chunk_is_reduced_once_whatever_the_sizes() -> None:
@@ -71,46 +74,34 @@ def test_every_chunk_is_reduced_once_whatever_the_sizes() -> None:
         sizes = [generator.choice([16, 20, 1000, 4096]) for _ in range(generator.randrange(1, 40))]
         contributors = sites(*(generator.choice([0, 1, 1000]) for _ in range(generator.randrange(1, 9))))
         rotation = generator.randrange(9)
-        totals = work(direct(sizes, contributors, rotation=rotation), sizes, contributors)
+        totals = work(direct(sizes_of(sizes), contributors, rotation=rotation), sizes, contributors)
         assert sum(totals.values()) == sum(sizes)
 
 
 def test_what_a_site_cannot_retain_goes_to_the_others() -> None:
     sizes = [10] * 30
     contributors = [*sites(0, 0), Reducer(site_id=3, bandwidth_bytes_per_s=0, max_retained_bytes=3 * 40)]
-    assert work(direct(sizes, contributors), sizes, contributors) == {1: 130, 2: 130, 3: 40}
+    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 130, 2: 130, 3: 40}
 
 
 def test_sites_that_together_retain_too_little_are_refused_with_the_numbers() -> None:
     with pytest.raises(ConfigError, match=r"retain 300 bytes.* up to 600"):
-        direct([10] * 30, sites(0, 0, retain=150))
+        direct(sizes_of([10] * 30), sites(0, 0, retain=150))
 
 
 def test_avoided_sites_reduce_nothing() -> None:
     sizes = [10] * 30
     contributors = sites(0, 0, 0)
-    assert work(direct(sizes, contributors, avoid=frozenset({1, 3})), sizes, contributors) == {1: 0, 2: 300, 3: 0}
+    assert work(direct(sizes_of(sizes), contributors, avoid=frozenset({1, 3})), sizes, contributors) == {
+        1: 0,
+        2: 300,
+        3: 0,
+    }
     with pytest.raises(ConfigError):
-        direct(sizes, contributors, avoid=frozenset({1, 2, 3}))
+        direct(sizes_of(sizes), contributors, avoid=frozenset({1, 2, 3}))
 
 
 def test_rotation_gives_other_reducers() -> None:
     sizes = [10] * 30
-    found = {direct(sizes, sites(0, 0, 0), rotation=k) for k in range(3)}
+    found = {direct(sizes_of(sizes), sites(0, 0, 0), rotation=k) for k in range(3)}
     assert len(found) == 3
-
-
-def test_sizes_are_those_of_the_codec_of_each_role() -> None:
-    manifest = Manifest.canonical(
-        [
-            TensorSpec(name="w", shape=(1000,), dtype="F32", role=Role.TRAINABLE),
-            TensorSpec(name="m", shape=(10,), dtype="BF16", role=Role.BUFFER_MEAN),
-            TensorSpec(name="n", shape=(), dtype="I64", role=Role.BUFFER_LOWEST),
-            TensorSpec(name="frozen", shape=(50,), dtype="F32", role=Role.FROZEN),
-        ]
-    )
-    assert chunk_bytes(Layout(manifest), "int8") == (
-        encoded_bytes("int8", 1000),
-        encoded_bytes("fp32", 10),
-        encoded_bytes("raw", 1, 8),
-    )

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.core.topology import Reducer, chunk_bytes, direct
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.topology import Reducer, direct
 from atoll.node.daemon.room import Machine, Room, machine_of, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint
@@ -57,7 +58,10 @@ def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path
 
 
 def test_a_sync_has_the_size_that_the_coordinator_plans_with() -> None:
-    assert footprint(LAYOUT, SETTINGS).sync_bytes == sum(chunk_bytes(LAYOUT, "int8"))
+    assert (
+        footprint(LAYOUT, SETTINGS).sync_bytes
+        == ChunkSizes.of(MANIFEST, SyncSettings(codec="int8", chunk_elements=4096)).total_bytes
+    )
 
 
 @pytest.mark.parametrize("billions", [5, 70])
@@ -72,7 +76,8 @@ def test_a_model_that_fits_can_be_planned_with_the_default_bounds(billions: int,
     )
     retained = room(machine, layout).max_retained_bytes
     sites = [Reducer(site_id=i + 1, bandwidth_bytes_per_s=0, max_retained_bytes=retained) for i in range(num_sites)]
-    trees = direct(chunk_bytes(layout, "int8"), sites)
+    sync = SyncSettings(codec="int8", chunk_elements=layout.chunk_elements)
+    trees = direct(ChunkSizes.of(layout.manifest, sync), sites)
     assert sum(tree.num_chunks for tree in trees) == layout.num_sync_chunks
     assert len(trees) == num_sites
 

@@ -171,7 +171,12 @@ def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     assert drive.wants(e.StartWorkers) == e.StartWorkers(1, settings_to_json(SETTINGS))
     drive.joined()
-    assert isinstance(drive.sent()[0], m.Offer)
+    offer = drive.sent()[0]
+    assert isinstance(offer, m.Offer)
+    drive.receive(m.SendManifest())
+    asked = drive.wants(e.SendManifest)
+    assert isinstance(asked, e.SendManifest)
+    assert asked.manifest.digest == offer.manifest_digest
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.SEEDER, run_seed=7))
     assert drive.wants(e.SendLayout) == e.SendLayout(generation=1, site_id=1, run_seed=7)
     drive.ask(0)

@@ -1,0 +1,84 @@
+"""Sizes of chunks as runs of equal ones: what a list of them says, without the list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.topology import Reducer, direct
+from atoll.protocol.codecs import codec_of, encoded_bytes, max_encoded_bytes
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.settings import SyncSettings
+from tests.harness.fuzzing import fuzz
+
+RUNS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 16, 20, 1000])), max_size=6)
+
+
+def w(*shape: int, role: Role = Role.TRAINABLE, dtype: str = "F32", name: str = "w") -> TensorSpec:
+    return TensorSpec(name=name, shape=shape, dtype=dtype, role=role)
+
+
+def test_sizes_are_those_of_the_codec_of_each_role() -> None:
+    manifest = Manifest.canonical(
+        [
+            w(1000),
+            w(10, name="m", dtype="BF16", role=Role.BUFFER_MEAN),
+            w(name="n", dtype="I64", role=Role.BUFFER_LOWEST),
+            w(50, name="frozen", role=Role.FROZEN),
+        ]
+    )
+    sizes = ChunkSizes.of(manifest, SyncSettings(codec="int8"))
+    assert len(sizes) == 3
+    assert [sizes.bytes_of(i, 1) for i in range(3)] == [
+        encoded_bytes("int8", 1000),
+        encoded_bytes("fp32", 10),
+        encoded_bytes("raw", 1, 8),
+    ]
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(list(Role))), max_size=6), st.integers(1, 9))
+@fuzz(200)
+def test_they_are_those_of_the_chunks_of_the_layout(tensors: list[tuple[int, Role]], chunk_elements: int) -> None:
+    specs = [w(size, role=role, name=f"t{i}") for i, (size, role) in enumerate(tensors)]
+    manifest = Manifest.canonical(specs)
+    layout = Layout(manifest, chunk_elements)
+    sizes = ChunkSizes.of(manifest, SyncSettings(codec="int8", chunk_elements=chunk_elements))
+    expected = [
+        max_encoded_bytes(codec_of(c.role, "int8"), c.num_elements, manifest.tensors[c.tensor].carried_itemsize)
+        for c in layout.chunks[: layout.num_sync_chunks]
+    ]
+    assert [sizes.bytes_of(i, 1) for i in range(len(sizes))] == expected
+
+
+@given(RUNS, st.data())
+@fuzz(300)
+def test_what_is_asked_of_them_is_what_a_list_says(runs: list[tuple[int, int]], data: st.DataObject) -> None:
+    sizes, listed = ChunkSizes(runs), [size for count, size in runs for _ in range(count)]
+    assert (len(sizes), sizes.total_bytes) == (len(listed), sum(listed))
+    first = data.draw(st.integers(0, len(listed)))
+    count = data.draw(st.integers(0, len(listed)))
+    assert sizes.bytes_of(first, count) == sum(listed[first : first + count])
+    limit = data.draw(st.integers(0, sum(listed) + 10))
+    assert sizes.num_within(limit) == max(n for n in range(len(listed) + 1) if sum(listed[:n]) <= limit)
+    goal = data.draw(st.floats(0, sum(listed) + 10))
+    middles = [sum(listed[:n]) + listed[n] / 2 for n in range(len(listed))]
+    assert sizes.num_nearest(goal) == sum(1 for middle in middles if middle <= goal)
+
+
+def test_a_manifest_of_a_few_bytes_with_millions_of_chunks_costs_no_list() -> None:
+    manifest = Manifest.canonical([w(1 << 42)])
+    sizes = ChunkSizes.of(manifest, SyncSettings(codec="fp32", max_chunks=1 << 22))
+    assert len(sizes) == 1 << 22
+    assert len(sizes._counts) == 1
+    reducers = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in (1, 2)]
+    assert [tree.num_chunks for tree in direct(sizes, reducers)] == [1 << 21, 1 << 21]
+
+
+def test_more_chunks_than_the_run_takes_are_refused_by_name() -> None:
+    manifest = Manifest.canonical([w(100)])
+    assert len(ChunkSizes.of(manifest, SyncSettings(chunk_elements=10, max_chunks=10))) == 10
+    with pytest.raises(ConfigError, match=r"has 10 chunks of 10 elements, a run takes 9: .*sync\.max_chunks"):
+        ChunkSizes.of(manifest, SyncSettings(chunk_elements=10, max_chunks=9))
