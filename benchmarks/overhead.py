@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name, LocalRun(Path(name), settings) as run:
         result = Path(name) / "pairs.json"
         run.start_coordinator()
-        run.start_node("a", [str(WORKER), str(result), str(args.pairs), str(args.block_steps)], launcher="torchrun")
+        run.start_node("a", [str(WORKER), str(result), str(args.pairs), str(args.block_steps)], launcher="python")
         if run.wait_all(600)["a"] != 0:
             raise SystemExit(run.story())
         pairs = json.loads(result.read_text())

@@ -58,7 +58,7 @@ def main() -> None:
     arguments = parser.parse_args()
     images, labels, test_images, test_labels = load()
     model = build()
-    is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1  # torchrun says so
+    is_parallel = int(os.environ.get("WORLD_SIZE", "1")) > 1  # the node says so, as torchrun would
     if is_parallel:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)

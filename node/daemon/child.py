@@ -1,4 +1,4 @@
-"""Run as a file, before each worker and before torchrun: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
+"""Run as a file, before each worker, store and torchrun: `python -I -S child.py [--output FOLDER] -- COMMAND ...`.
 
 Without --output it guards COMMAND: it starts it, waits, kills what COMMAND left behind, and ends as it ended. When the
 node dies, however suddenly, the guard kills COMMAND and everything that descends from it.

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.daemon.interfaces import LOOPBACK
+from atoll.node.daemon.rank_commands import LAUNCHERS, LaunchConfig
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RUN_ID
-
-LAUNCHERS = ("torchrun", "exec")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,11 @@ class NodeConfig:
     """Threads of each worker and of the node's kernels; 0: cores / ranks."""
     command: tuple[str, ...] = ()
     """The user's script and its arguments; empty: the built-in trainer."""
-    launcher: str = "torchrun"
-    """torchrun, or exec: start the command itself, once for each rank."""
+    launcher: str = "python"
+    """python: the node starts the script once for each rank; exec: the same with any command; torchrun: its agent does.
+    """
+    interface: str = ""
+    """torchrun: the network interface of its ranks' groups; empty: loopback."""
     max_retained_bytes: int | None = None
     """Contributions of other sites that this node holds at most as a reducer; a plan that needs more is refused. None:
     what the machine has room for, see room.py."""
@@ -54,6 +57,16 @@ class NodeConfig:
     @property
     def num_rank_threads(self) -> int:
         return self.num_threads or max(1, _num_cores() // self.num_ranks)
+
+    @property
+    def launch(self) -> LaunchConfig:
+        return LaunchConfig(
+            launcher=self.launcher,
+            command=self.command,
+            num_ranks=self.num_ranks,
+            num_threads=self.num_rank_threads,
+            interface=self.interface or LOOPBACK,
+        )
 
     @property
     def num_kernel_threads(self) -> int:
@@ -75,6 +88,10 @@ def validate(config: NodeConfig) -> None:
         raise ConfigError(f"--launcher {config.launcher}: choose one of {', '.join(LAUNCHERS)}")
     if config.launcher == "exec" and not config.command:
         raise ConfigError("--launcher exec needs a command after --")
+    if config.interface and config.launcher != "torchrun":
+        raise ConfigError(
+            f"--interface {config.interface}: only with --launcher torchrun; otherwise ranks use {LOOPBACK} alone"
+        )
     if min(config.max_retained_bytes or 0, config.reduce_buffer_bytes or 0, config.bandwidth_bytes_per_s) < 0:
         raise ConfigError("--max-retained-mib, --reduce-buffer-mib and --bandwidth-mbit cannot be negative")
 

@@ -21,7 +21,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
@@ -145,7 +145,7 @@ class Node:
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
         self.home.note_socket_folder(Path(self.local_server.path).parent)
-        self._launcher = Launcher(self._launch_config(), self._workers_exited, self._fail)
+        self._launcher = Launcher(self.config.launch, self._workers_exited, self._fail)
         session = self._spawn(self.session.run())
         self._spawn(self._watch_workers())
         try:
@@ -164,15 +164,6 @@ class Node:
             await self.prober.close()
             await self._launcher.stop()
             await self.local_server.close()
-
-    def _launch_config(self) -> LaunchConfig:
-        config = self.config
-        return LaunchConfig(
-            launcher=config.launcher,
-            command=config.command,
-            num_ranks=config.num_ranks,
-            num_threads=config.num_rank_threads,
-        )
 
     def leave_now(self, reason: str) -> None:
         """Say goodbye and end, whatever is under way."""

@@ -6,7 +6,7 @@ import asyncio
 
 from atoll.node.core.events import WorkersFailed
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.errors import WorkerError
@@ -38,13 +38,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             found.set_exception(error)
 
     server = LocalServer(happened, failed)
-    launched = LaunchConfig(
-        launcher=config.launcher,
-        command=config.command,
-        num_ranks=config.num_ranks,
-        num_threads=config.num_rank_threads,
-    )
-    launcher = Launcher(launched, ended, failed)
+    launcher = Launcher(config.launch, ended, failed)
     await server.start()
     try:
         server.begin(

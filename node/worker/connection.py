@@ -70,7 +70,7 @@ def disconnect() -> None:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """From torchrun's environment; one rank without it."""
+    """From the environment, as the node or torchrun sets it; one rank without it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 

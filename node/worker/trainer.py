@@ -1,4 +1,4 @@
-"""The built-in trainer: what a node runs when it is not given a script. Started through torchrun."""
+"""The built-in trainer: what a node runs when it is not given a script."""
 
 from __future__ import annotations
 

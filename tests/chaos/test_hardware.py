@@ -22,7 +22,7 @@ HARDWARE: dict[str, tuple[dict[str, str], str]] = {
 
 def start(run: ChaosRun, name: str) -> None:
     environment, threads = HARDWARE[name]
-    run.start_node(name, TORCH_WORKER, launcher="torchrun", environment=environment, extra=["--threads", threads])
+    run.start_node(name, TORCH_WORKER, launcher="python", environment=environment, extra=["--threads", threads])
 
 
 def capability_of(run: ChaosRun, name: str) -> str:

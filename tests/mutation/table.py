@@ -44,6 +44,7 @@ SOURCES = "tests/unit/exchange/test_sources.py"
 KERNELS = "tests/unit/codecs/test_codec_kernels.py"
 WORKERS = "tests/unit/local/test_worker_group.py"
 NODE_FAILURES = "tests/unit/local/test_node_failures.py"
+RANK_COMMANDS = "tests/unit/local/test_rank_commands.py"
 PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
@@ -55,6 +56,7 @@ EXCHANGE = "tests/process/test_exchange.py"
 FOOTPRINT = "tests/unit/dataplane/test_footprint.py"
 SPILL = "tests/unit/exchange/test_spill.py"
 SPILLED = "tests/process/test_spilled_exchanges.py"
+LOOPBACK = "tests/process/test_loopback_only.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -763,6 +765,46 @@ MUTATIONS = (
         old="return None if len(boxes) == 1 else (prefix, tuple(rank for _, rank in boxes))",
         new="return None",
         tests=(PIECES,),
+    ),
+    Mutation(
+        name="store of the ranks on every address",
+        rule="a site of one host opens nothing for its ranks that another host can reach",
+        file="node/daemon/store_socket.py",
+        old="socket.create_server((LOOPBACK_ADDRESS, 0))",
+        new='socket.create_server(("0.0.0.0", 0))',
+        tests=(LOOPBACK,),
+    ),
+    Mutation(
+        name="rank 0 opens a store",
+        rule="ranks meet in the store of their node and open none, which torch would on all interfaces",
+        file="node/daemon/rank_commands.py",
+        old='"TORCHELASTIC_USE_AGENT_STORE": "True"',
+        new='"TORCHELASTIC_USE_AGENT_STORE": "False"',
+        tests=(RANK_COMMANDS,),
+    ),
+    Mutation(
+        name="groups of ranks on any interface",
+        rule="the process groups of a site of one host are kept on loopback",
+        file="node/daemon/rank_commands.py",
+        old='        "GLOO_SOCKET_IFNAME": interface,\n',
+        new="",
+        tests=(RANK_COMMANDS,),
+    ),
+    Mutation(
+        name="torchrun's rendezvous in a store that it opens",
+        rule="nothing that arrives can run code: torchrun unpickles its rendezvous",
+        file="node/daemon/rank_commands.py",
+        old="store_type=file",
+        new="store_type=tcp",
+        tests=(RANK_COMMANDS,),
+    ),
+    Mutation(
+        name="ranks that lost their store have ended well",
+        rule="ranks that lose their store are ended and started again, as they may wait for it for ever",
+        file="node/daemon/worker_tree.py",
+        old="code = self._store_lost.result() or 1",
+        new="code = self._store_lost.result()",
+        tests=(RANK_COMMANDS,),
     ),
     # --- the exchange
     Mutation(

@@ -23,7 +23,7 @@ def test_the_site_stops_with_the_tensor_and_the_ranks(tmp_path: Path) -> None:
     )
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
-        node = run.start_node("one", [str(RANKS), "ddp", "4"], launcher="torchrun", extra=["--ranks", "2"])
+        node = run.start_node("one", [str(RANKS), "ddp", "4"], launcher="python", extra=["--ranks", "2"])
         node.wait_for_line(
             r"the copies of 'first.bias' \[0:5\] have drifted apart at step \d+: rank 0 .* differs from rank 1", LIMIT_S
         )

@@ -62,7 +62,7 @@ def test_a_killed_worker_goes_on_with_its_optimizer(tmp_path: Path, num_ranks: i
         run.start_node(
             "a",
             [str(SCRIPT), "--step-delay-s", "0.01", *options],
-            launcher="torchrun",
+            launcher="python",
             extra=["--ranks", str(num_ranks)],
         )
         run.wait(said(run, FRESH, num_ranks), LIMIT_S, "a first start")
@@ -85,7 +85,7 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_the_checkpoint_before_it(tmp_pat
     with LocalRun(tmp_path, SETTINGS) as run:
         folder = run.home("a") / "optimizer"
         run.start_coordinator()
-        node = run.start_node("a", worker, launcher="torchrun")
+        node = run.start_node("a", worker, launcher="python")
         run.wait(on_disk(run, 1), LIMIT_S, "a checkpoint")
         stuck.touch()
         run.wait(said(run, "the disk is stuck"), LIMIT_S, "a write in its middle")
@@ -97,7 +97,7 @@ def test_ctrl_c_in_the_middle_of_a_write_leaves_the_checkpoint_before_it(tmp_pat
         assert node.wait(LIMIT_S) == 0
         (torn,) = folder.glob("*.new")
         stuck.unlink()
-        run.start_node("a", worker, launcher="torchrun")
+        run.start_node("a", worker, launcher="python")
         run.wait(said(run, RESTORED), LIMIT_S, "a second start")
         before = run.status()["last_commit"]
         run.wait(committed(before + 2), LIMIT_S, "the run goes on")
@@ -109,11 +109,11 @@ def test_a_switch_of_the_optimizer_that_changed_costs_its_state_and_not_the_site
     worker = [str(SCRIPT), "--step-delay-s", "0.01"]
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
-        node = run.start_node("a", worker, launcher="torchrun")
+        node = run.start_node("a", worker, launcher="python")
         run.wait(on_disk(run, 1), LIMIT_S, "a checkpoint")
         before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
         node.kill()
-        run.start_node("a", [*worker, "--amsgrad"], launcher="torchrun")
+        run.start_node("a", [*worker, "--amsgrad"], launcher="python")
         run.wait(committed(before + 4), LIMIT_S, "the run goes on")
         assert found(run, "it is of other switches: 'amsgrad' is only here")
         assert len(found(run, FRESH)) == 2
@@ -125,12 +125,12 @@ def test_a_state_that_crashes_workers_is_left_alone(tmp_path: Path) -> None:
     worker = [str(SCRIPT), "--step-delay-s", "0.01"]
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
-        node = run.start_node("a", worker, launcher="torchrun")
+        node = run.start_node("a", worker, launcher="python")
         folder = run.home("a") / "optimizer"
         run.wait(lambda status: len(list(folder.glob("*.safetensors"))) == 2, LIMIT_S, "two checkpoints")
         before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
         node.kill()
-        run.start_node("a", [*worker, "--crash-if-restored"], launcher="torchrun")
+        run.start_node("a", [*worker, "--crash-if-restored"], launcher="python")
         run.wait(committed(before + 4), LIMIT_S, "the run goes on")
         tried = found(run, RESTORED)
         assert len(tried) == len(set(tried)) == len(run.journal("a", "WorkersFailed")) == 2
@@ -141,7 +141,7 @@ def test_a_state_that_crashes_workers_is_left_alone(tmp_path: Path) -> None:
 def test_without_checkpoints_the_optimizer_starts_fresh(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, checkpoint_every=0)) as run:
         run.start_coordinator()
-        run.start_node("a", [str(SCRIPT), "--step-delay-s", "0.01"], launcher="torchrun")
+        run.start_node("a", [str(SCRIPT), "--step-delay-s", "0.01"], launcher="python")
         before = run.wait(committed(1), LIMIT_S, "a commit")["last_commit"]
         kill_a_worker(run)
         run.wait(said(run, FRESH, 2), LIMIT_S, "a second start")

@@ -35,8 +35,8 @@ def ends_well(run: LocalRun, tokens_a_sample: int) -> None:
 def test_the_example_on_two_ranks_and_on_one(tmp_path: Path) -> None:
     with LocalRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
-        run.start_node("one", [str(DIGITS)], launcher="torchrun")
-        run.start_node("two", [str(DIGITS)], launcher="torchrun", extra=["--ranks", "2"])
+        run.start_node("one", [str(DIGITS)], launcher="python")
+        run.start_node("two", [str(DIGITS)], launcher="python", extra=["--ranks", "2"])
         ends_well(run, 1)
         for name in ("one", "two"):
             log = (run.home(name) / "node.log").read_text()
@@ -56,6 +56,6 @@ def test_the_built_in_trainer_on_two_ranks_and_on_one(tmp_path: Path) -> None:
     )
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
-        run.start_node("one", launcher="torchrun", extra=["--data", str(text)])
-        run.start_node("two", launcher="torchrun", extra=["--data", str(text), "--ranks", "2"])
+        run.start_node("one", launcher="python", extra=["--data", str(text)])
+        run.start_node("two", launcher="python", extra=["--data", str(text), "--ranks", "2"])
         ends_well(run, settings.trainer.sequence)

@@ -31,8 +31,9 @@ from atoll.node.core.events import (
     WorkersLeft,
 )
 from atoll.node.daemon import processes
-from atoll.node.daemon.launcher import LaunchConfig, Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.rank_commands import STORE_MODULE, LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
@@ -428,16 +429,22 @@ def test_no_process_outlives_a_killed_node_before_joining() -> None:
     kill_node(*tiny_node("exec", 1, 3, sys.executable, "-c", FAMILY))
 
 
-def test_no_such_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "command", "interface", "words"),
+    [
+        ("exec", "/no/such/program", "lo", "cannot run /no/such/program: no such program"),
+        ("python", "nowhere.py", "lo", "no such script: nowhere.py"),
+        ("torchrun", "nowhere.py", "lo", "no such script: nowhere.py"),
+        ("torchrun", PLAIN[1], "nowhere0", "network interface 'nowhere0': .*; this machine has .*lo"),
+    ],
+)
+def test_what_cannot_be_started(launcher: str, command: str, interface: str, words: str, tmp_path: Path) -> None:
     async def main() -> None:
-        for launcher, command, words in (
-            ("exec", ("/no/such/program",), "cannot run /no/such/program: no such program"),
-            ("torchrun", ("nowhere.py",), "no such script: nowhere.py"),
-        ):
-            found = Launcher(LaunchConfig(launcher=launcher, command=command), lambda ending: None, unexpected)
-            with pytest.raises(ConfigError, match=words):
-                await found.start(1, str(tmp_path / "node.sock"))
-            await found.stop()
+        config = LaunchConfig(launcher=launcher, command=(command,), interface=interface)
+        found = Launcher(config, lambda ending: None, unexpected)
+        with pytest.raises(ConfigError, match=words):
+            await found.start(1, str(tmp_path / "node.sock"))
+        await found.stop()
 
     in_loop(main)
 
@@ -451,12 +458,13 @@ time.sleep(0 if sys.argv[1:] == ["short"] else 1000)
 """
 
 
-def test_torchrun_prefixes_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", ["python", "torchrun"])
+def test_lines_of_ranks_have_their_prefix(launcher: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RANK_SCRIPT)
 
     async def main() -> None:
-        async with running(str(script), "short", num_ranks=2, launcher="torchrun", num_threads=3) as site:
+        async with running(str(script), "short", num_ranks=2, launcher=launcher, num_threads=3) as site:
             ending = await site.exits.get()
             assert ending.code == 0, ending.text
             lines = [site.lines.queue.get_nowait() for _ in range(site.lines.queue.qsize())]
@@ -482,6 +490,70 @@ def test_no_process_outlives_torchrun(victim: str, tmp_path: Path) -> None:
     assert node.stdout is not None
     node.stdout.close()
     assert node.wait() != 0
+
+
+GROUP_SCRIPT = """
+import os, sys, threading
+import torch.distributed as dist
+dist.init_process_group("gloo")
+everybody = [None] * dist.get_world_size()
+dist.all_gather_object(everybody, int(os.environ["LOCAL_RANK"]))
+print("ranks", everybody)
+if sys.argv[1:] == ["fails"] and dist.get_rank() == 1:
+    raise ValueError("no such value")
+print("pid", os.getpid())
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("victim", ["node", "store", "guard of the store", "rank"])
+def test_no_process_outlives_ranks_that_met_in_the_store(victim: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GROUP_SCRIPT)
+    node, below = tiny_node("python", 2, 2, str(script))
+    stores = [pid for pid in below if _serves_store(_command(pid))]
+    guards = [pid for pid in below if STORE_MODULE.encode() in _command(pid) and pid not in stores]
+    assert (len(stores), len(guards)) == (1, 1), "one store for both ranks, and its guard"
+    if victim == "node":
+        kill_node(node, below)
+        return
+    ranks = [pid for pid in below if b"train.py" in _command(pid) and b"child.py" not in _command(pid)]
+    victims = {"rank": ranks, "guard of the store": guards, "store": stores}
+    os.kill(victims[victim][0], signal.SIGKILL)
+    wait_until_gone(below)  # the node hears of the exit and ends the rest
+    assert node.stdout is not None
+    node.stdout.close()
+    assert node.wait() != 0
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_how_ranks_of_a_group_end_is_told(killed: bool, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(GROUP_SCRIPT)
+
+    async def main() -> None:
+        async with running(str(script), *(() if killed else ("fails",)), num_ranks=2, launcher="python") as site:
+            seen: list[str] = []
+            while sum(" pid " in line for line in seen) < (2 if killed else 1):
+                seen.append(await site.lines.queue.get())
+            assert {"[rank 0] ranks [0, 1]", "[rank 1] ranks [0, 1]"} <= set(seen)
+            if killed:
+                (store,) = (p.pid for p in descendants(os.getpid()) if _serves_store(_command(p.pid)))
+                os.kill(store, signal.SIGKILL)
+            ending = await site.exits.get()
+            first, *rest = ending.text.splitlines()
+            if killed:
+                assert (ending.code, first) == (-9, "the store of the workers' process groups was killed by SIGKILL")
+            else:
+                assert (ending.code, first) == (1, "the workers ended with exit code 1")
+                assert rest[-1].startswith("[rank 1]")
+                assert rest[-1].endswith("ValueError: no such value")
+
+    in_loop(main)
+
+
+def _serves_store(command: bytes) -> bool:
+    return STORE_MODULE.encode() in command and b"child.py" not in command
 
 
 def _command(pid: int) -> bytes:

@@ -1,6 +1,6 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
-atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--fsdp2] [--amsgrad] [--stuck-disk FILE]
+atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--ddp | --fsdp2] [--amsgrad] [--stuck-disk FILE]
                 [--crash-if-restored]
 """
 
@@ -14,7 +14,10 @@ import time
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import atoll
@@ -26,19 +29,21 @@ FINGERPRINT = bytes(range(32))
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
-    parser.add_argument("--fsdp2", action="store_true", help="shard the model over the ranks")
+    parser.add_argument("--ddp", action="store_true", help="a group of gloo, found through the environment")
+    parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
     parser.add_argument("--amsgrad", action="store_true")
     parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
     parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync comes back once this file is there")
     options = parser.parse_args(argv)
     if options.stuck_disk is not None:
         stick(options.stuck_disk)
-    if options.fsdp2:
-        torch.distributed.init_process_group("gloo")
     torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
     if options.fsdp2:
-        fully_shard(model)
+        fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
+    elif options.ddp:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, amsgrad=options.amsgrad)
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(f"capability {capability}, {torch.get_num_threads()} threads\n")

@@ -56,7 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="worker processes (default: 1)")
     parser.add_argument("--threads", type=int, default=0, metavar="N", help="of each worker (default: cores / ranks)")
     parser.add_argument(
-        "--launcher", default="torchrun", help="torchrun (default), or exec: start the command itself for each rank"
+        "--launcher",
+        default="python",
+        metavar="HOW",
+        help="python (default): run the script once for each rank; exec: the same with any command; "
+        "torchrun: its agent starts the ranks, and opens a port without a password on every address of this machine",
+    )
+    parser.add_argument(
+        "--interface", default="", metavar="NAME", help="torchrun: network interface of its ranks (default: loopback)"
     )
     parser.add_argument(
         "--max-retained-mib",
@@ -112,7 +119,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
             raise ConfigError(f"--data {path}: no such file or folder")
     if args.from_saved is not None and not (args.from_saved / "manifest.json").is_file():
         raise ConfigError(f"--from {args.from_saved}: no manifest.json in it; give the folder of a saved model")
-    if args.command and not args.command[0].startswith("-") and args.launcher == "torchrun":
+    if args.command and not args.command[0].startswith("-") and args.launcher != "exec":
         script = Path(args.command[0])
         if not script.is_file():
             raise ConfigError(f"{script}: no such script; the first word behind -- is the script to run")
@@ -131,6 +138,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         num_threads=args.threads,
         command=tuple(args.command),
         launcher=args.launcher,
+        interface=args.interface,
         max_retained_bytes=None if retained is None else retained << 20,
         reduce_buffer_bytes=None if buffer is None else buffer << 20,
         bandwidth_bytes_per_s=int(args.bandwidth_mbit * 1e6 / 8),

@@ -150,7 +150,7 @@ def test_errors_are_one_line_and_an_exit_code(capsys: pytest.CaptureFixture[str]
         (["--name", "a", "--ranks", "0"], "--ranks 0: a site has at least one rank"),
         (["--name", "a", "--listen", "x"], "write HOST:PORT"),
         (["--name", "a", "--from", "/nowhere"], "--from /nowhere: no manifest.json in it"),
-        (["--name", "a", "--launcher", "slurm"], "--launcher slurm: choose one of torchrun, exec"),
+        (["--name", "a", "--launcher", "slurm"], "--launcher slurm: choose one of python, exec, torchrun"),
         (["--name", "a", "--", "no_such_script.py"], "no_such_script.py: no such script"),
     ],
 )

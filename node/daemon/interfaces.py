@@ -1,0 +1,25 @@
+"""The network interfaces of this machine (Linux)."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from atoll.protocol.errors import ConfigError
+
+LOOPBACK = "lo"
+_SIOCGIFADDR = 0x8915
+_IFREQ = struct.Struct("16s24x")  # a name, and room for what the kernel says of it
+_ADDRESS = slice(20, 24)
+
+
+def address_of(interface: str) -> str:
+    """Its IPv4 address. Raises ConfigError, naming those that there are, if it has none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFADDR, _IFREQ.pack(interface.encode()[:15]))
+        except OSError as error:
+            names = ", ".join(name for _, name in socket.if_nameindex())
+            raise ConfigError(f"network interface {interface!r}: {error.strerror}; this machine has {names}") from None
+    return socket.inet_ntoa(answer[_ADDRESS])

@@ -1,0 +1,112 @@
+"""Which commands the node starts for the ranks of its site, and what these find in their environment.
+
+`python` and `exec` start a rank for a process, with everything that torchrun would tell it. A script that calls
+`init_process_group` or `init_device_mesh` meets its other ranks in a store on a loopback socket that the node opened
+(`store_socket.py`), and its groups are kept on the loopback interface: nothing that other machines could reach.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.node.daemon import child
+from atoll.node.daemon.interfaces import LOOPBACK, address_of
+from atoll.protocol.errors import ConfigError
+
+TRAINER_MODULE = "atoll.node.worker.trainer"
+STORE_MODULE = "atoll.node.worker.group_store"
+LOOPBACK_ADDRESS = "127.0.0.1"
+LAUNCHERS = ("python", "exec", "torchrun")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchConfig:
+    launcher: str = "python"
+    """One of LAUNCHERS."""
+    command: tuple[str, ...] = ()
+    """python, torchrun: a Python script (or -m, module) and its arguments, empty: the built-in trainer. exec: a
+    command."""
+    num_ranks: int = 1
+    num_threads: int = 1
+    """Of each rank."""
+    stop_limit_s: float = 5.0
+    """From SIGTERM to SIGKILL."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Added to the node's own."""
+    interface: str = LOOPBACK
+    """torchrun: what its ranks' groups use."""
+
+
+def rank_command(config: LaunchConfig) -> list[str]:
+    """Of every rank, started with `python` or `exec`. Raises ConfigError if there is no such script or program."""
+    if config.launcher == "python":
+        return [sys.executable, *_script(config)]
+    if config.launcher != "exec":
+        raise ConfigError(f"launcher {config.launcher!r}: choose one of {', '.join(LAUNCHERS)}")
+    if not config.command or shutil.which(config.command[0]) is None:
+        raise ConfigError(f"cannot run {' '.join(config.command) or 'an empty command'}: no such program")
+    return list(config.command)
+
+
+def agent_command(config: LaunchConfig, folder: Path) -> list[str]:
+    """Of torchrun, whose ranks print into pipes in `folder`.
+
+    Raises ConfigError if there is no such script or network interface.
+    """
+    # Its own restarts are off: the node restarts, with a new generation. Its rendezvous, which it unpickles, is a file.
+    agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--max-restarts", "0"]
+    agent += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", folder.name]
+    agent += ["--rdzv-endpoint", str(folder / "rendezvous"), "--local-addr", address_of(config.interface)]
+    agent += ["--nproc-per-node", str(config.num_ranks), "--log-dir", str(folder), "--no-python"]
+    return [*agent, *tied("--output", str(folder)), sys.executable, *_script(config)]
+
+
+def _script(config: LaunchConfig) -> list[str]:
+    script = list(config.command) or ["-m", TRAINER_MODULE]
+    if not script[0].startswith("-") and not Path(script[0]).is_file():
+        raise ConfigError(f"no such script: {script[0]} (in {os.getcwd()})")
+    return script
+
+
+def store_command(fd: int) -> list[str]:
+    """Serves the ranks' store on the listening socket `fd`. -P: no module of the current folder is taken for torch."""
+    return [sys.executable, "-P", "-m", STORE_MODULE, str(fd)]
+
+
+def tied(*options: str) -> list[str]:
+    """What stands before a command that must not outlive the node."""
+    return [sys.executable, "-I", "-S", child.__file__, *options, "--"]
+
+
+def on_interface(interface: str) -> dict[str, str]:
+    """Keeps process groups (gloo, NCCL, and torch's RPC) on one network interface."""
+    return {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": f"={interface}",  # exactly this one, not all whose names begin so
+        "TP_SOCKET_IFNAME": interface,
+    }
+
+
+def of_rank(rank: int, num_ranks: int, store_port: int, run_id: str) -> dict[str, str]:
+    """What torchrun tells a rank of one host; its groups meet in the node's store and open none of their own."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "ROLE_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "ROLE_WORLD_SIZE": str(num_ranks),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "MASTER_ADDR": LOOPBACK_ADDRESS,
+        "MASTER_PORT": str(store_port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # else rank 0 opens a store on all interfaces
+        "TORCHELASTIC_RUN_ID": run_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }

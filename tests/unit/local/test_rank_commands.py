@@ -1,0 +1,132 @@
+"""What ranks are started with and told, and the socket on which they meet."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from atoll.node.daemon import processes
+from atoll.node.daemon.child import ENV_PARENT
+from atoll.node.daemon.config import NodeConfig, validate
+from atoll.node.daemon.interfaces import address_of
+from atoll.node.daemon.rank_commands import (
+    TRAINER_MODULE,
+    LaunchConfig,
+    agent_command,
+    of_rank,
+    on_interface,
+    rank_command,
+)
+from atoll.node.daemon.store_socket import StoreSocket
+from atoll.node.daemon.worker_tree import WorkerTree
+from atoll.protocol.errors import ConfigError
+
+
+def test_each_rank_is_told_what_torchrun_would_tell_it() -> None:
+    assert of_rank(1, 3, 4567, "run-x") == {
+        "RANK": "1", "LOCAL_RANK": "1", "ROLE_RANK": "1", "GROUP_RANK": "0", "WORLD_SIZE": "3",
+        "LOCAL_WORLD_SIZE": "3", "ROLE_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "1", "ROLE_NAME": "default",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4567", "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "run-x", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    }  # fmt: skip
+
+
+def test_groups_are_kept_on_one_interface() -> None:
+    """NCCL takes a name for the beginning of one, unless told otherwise."""
+    assert on_interface("lo") == {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "TP_SOCKET_IFNAME": "lo",
+    }
+
+
+def test_the_built_in_trainer_runs_without_a_command() -> None:
+    assert rank_command(LaunchConfig()) == [sys.executable, "-m", TRAINER_MODULE]
+    assert rank_command(LaunchConfig(command=(__file__, "--lr", "1"))) == [sys.executable, __file__, "--lr", "1"]
+
+
+def test_torchruns_rendezvous_is_a_file(tmp_path: Path) -> None:
+    """What its agent unpickles comes from nobody else; its ranks are told the address of the interface."""
+    agent = agent_command(LaunchConfig(launcher="torchrun", num_ranks=2), tmp_path)
+    options = dict(itertools.pairwise(agent))
+    assert options["--rdzv-conf"] == "store_type=file"
+    assert options["--rdzv-endpoint"] == str(tmp_path / "rendezvous")
+    assert options["--local-addr"] == "127.0.0.1"
+    assert options["--max-restarts"] == "0"
+    assert "--standalone" not in agent
+
+
+def test_an_interface_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"network interface 'nowhere0': .*; this machine has .*lo"):
+        address_of("nowhere0")
+
+
+def test_an_interface_is_for_torchrun() -> None:
+    config = NodeConfig(coordinator="127.0.0.1:1", name="a", interface="eth0")
+    with pytest.raises(ConfigError, match="--interface eth0: only with --launcher torchrun"):
+        validate(config)
+
+
+def test_the_store_is_started_by_the_first_who_connects() -> None:
+    async def main() -> None:
+        started: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
+        store = StoreSocket(lambda fd: started.set_result(socket.socket(fileno=os.dup(fd))))
+        ranks = [socket.create_connection(("127.0.0.1", store.port)) for _ in range(3)]
+        with await started as handed_over:
+            store.close()  # the ranks' connections wait in the socket that was handed over
+            assert handed_over.getsockname() == ("127.0.0.1", store.port)
+            for rank in ranks:
+                connection, address = handed_over.accept()
+                assert address == rank.getsockname()
+                connection.close()
+                rank.close()
+
+    asyncio.run(main())
+
+
+def test_no_store_is_started_once_the_socket_is_closed() -> None:
+    async def main() -> None:
+        store = StoreSocket(lambda fd: pytest.fail("started"))
+        with socket.create_connection(("127.0.0.1", store.port)):
+            store.close()
+            await asyncio.sleep(0)
+        store.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", store.port))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("rank", "store", "ending"),
+    [
+        ("import time; time.sleep(600)", "raise SystemExit(3)", (3, "the store of the workers' process groups ended")),
+        ("import time; time.sleep(600)", "", (1, "the store of the workers' process groups ended")),
+        ("raise SystemExit(4)", "import time; time.sleep(600)", (4, "the workers ended with exit code 4")),
+        ("", "import time; time.sleep(600)", (0, "the workers ended")),
+    ],
+)
+def test_ranks_do_not_go_on_without_their_store(rank: str, store: str, ending: tuple[int, str]) -> None:
+    async def main(folder: str) -> None:
+        tree = WorkerTree(1, Path(folder))
+        name, _, value = tree.mark.partition("=")
+        environment = {**os.environ, name: value, ENV_PARENT: str(os.getpid())}
+        tree.spawn_rank([sys.executable, "-S", "-c", rank], 0, environment)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            tree.spawn_store([sys.executable, "-S", "-c", store], listening.fileno(), environment)
+        code, text = await tree.ended()
+        assert code == ending[0]
+        assert text.startswith(ending[1])
+        await processes.end_tree(tree.mark, 5.0, tree.own_pids)
+        tree.close()
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(main(folder))
+        assert not list(Path(folder).iterdir())
