@@ -59,6 +59,8 @@ CREATE TABLE commits (
     run_step      INTEGER NOT NULL,
     run_tokens    INTEGER NOT NULL,
     mean_loss     REAL,
+    median_loss   REAL,
+    cut           TEXT    NOT NULL,            -- JSON list: whose weights were cut, in words
     committed_at  REAL    NOT NULL,            -- seconds since 1970, for people
     checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from atoll.coordinator.core.events import (
     AbandonRecord,
@@ -47,6 +48,7 @@ _SITE_COLUMNS = (
     "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
     "may_hold, voided_sync"
 )
+_COMMIT_COLUMNS = "body, mean_loss, median_loss, cut"
 _MAX_INTEGER = (1 << 63) - 1
 
 
@@ -69,6 +71,13 @@ def _to_json(ranges: Iterable[DataRange]) -> str:
 
 def _from_json(text: str) -> tuple[DataRange, ...]:
     return tuple(DataRange(first=first, num_samples=num_samples) for first, num_samples in json.loads(text))
+
+
+def _commit_record(row: tuple[Any, ...]) -> CommitRecord:
+    body, mean_loss, median_loss, cut = row
+    return CommitRecord(
+        commit=wire.decode(Commit, body), mean_loss=mean_loss, median_loss=median_loss, cut=tuple(json.loads(cut))
+    )
 
 
 def _refuse_network_file_systems(path: Path) -> None:
@@ -220,7 +229,7 @@ class SqliteStore:
         newest = db.execute("SELECT sync, open, expected, outcome FROM syncs ORDER BY sync DESC LIMIT 1").fetchone()
         is_open = newest is not None and newest[3] == "open"
         commits = db.execute(
-            "SELECT body, mean_loss FROM commits ORDER BY commit_number DESC LIMIT ?", (log_commits,)
+            f"SELECT {_COMMIT_COLUMNS} FROM commits ORDER BY commit_number DESC LIMIT ?", (log_commits,)
         ).fetchall()
         attestations = db.execute(
             "SELECT commit_number, state_hash FROM attestations ORDER BY commit_number DESC LIMIT ?", (log_commits,)
@@ -266,11 +275,11 @@ class SqliteStore:
             if is_open
             else (),
             last_sync=newest[0] if newest else 0,
-            commits=tuple(CommitRecord(commit=wire.decode(Commit, r[0]), mean_loss=r[1]) for r in reversed(commits)),
+            commits=tuple(map(_commit_record, reversed(commits))),
             losses=tuple(
                 db.execute(
-                    "SELECT commit_number, run_step, run_tokens, mean_loss FROM commits "
-                    "WHERE mean_loss IS NOT NULL ORDER BY commit_number"
+                    "SELECT commit_number, run_step, run_tokens, median_loss FROM commits "
+                    "WHERE median_loss IS NOT NULL ORDER BY commit_number"
                 )
             ),
             attestations=tuple(AttestationRecord(r[0], r[1]) for r in reversed(attestations)),
@@ -363,14 +372,17 @@ class SqliteStore:
             case CommitRecord():
                 commit = record.commit
                 execute(
-                    "INSERT INTO commits (commit_number, body, run_step, run_tokens, mean_loss, committed_at) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO commits "
+                    "(commit_number, body, run_step, run_tokens, mean_loss, median_loss, cut, committed_at) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         commit.commit,
                         wire.encode(commit),
                         commit.run_step,
                         commit.run_tokens,
                         record.mean_loss,
+                        record.median_loss,
+                        json.dumps(record.cut),
                         wall_time_s,
                     ),
                 )
@@ -422,9 +434,9 @@ class SqliteStore:
     def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
         with self._explained(), self._readable():
             commits = tuple(
-                CommitRecord(commit=wire.decode(Commit, r[0]), mean_loss=r[1])
+                _commit_record(r)
                 for r in self._db.execute(
-                    "SELECT body, mean_loss FROM commits WHERE commit_number BETWEEN ? AND ? ORDER BY commit_number",
+                    f"SELECT {_COMMIT_COLUMNS} FROM commits WHERE commit_number BETWEEN ? AND ? ORDER BY commit_number",
                     (first, last),
                 )
             )

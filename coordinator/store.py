@@ -156,9 +156,9 @@ class MemoryStore:
             last_sync=last_sync,
             commits=tuple(kept.commits[-settings.sync.log_commits :]),
             losses=tuple(
-                (r.commit.commit, r.commit.run_step, r.commit.run_tokens, r.mean_loss)
+                (r.commit.commit, r.commit.run_step, r.commit.run_tokens, r.median_loss)
                 for r in kept.commits
-                if r.mean_loss is not None
+                if r.median_loss is not None
             ),
             attestations=tuple(attested[-settings.sync.log_commits :]),
             lines=tuple(kept.lines[n] for n in sorted(kept.lines)),

@@ -165,9 +165,13 @@ class _Collector:
             ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", _attempt(d)),
         ):
             yield GaugeMetricFamily(name, text, value)
-        said = [commit["mean_loss"] for commit in d["commits"] if commit["mean_loss"] is not None]
-        if said:  # the curve of a long run is thinned out, and lacks the newest one
-            yield GaugeMetricFamily("atoll_loss", "Mean training loss of the newest commit.", said[-1])
+        for key, name, text in (
+            ("median_loss", "atoll_loss", "Training loss of the newest commit, the median over its contributors."),
+            ("mean_loss", "atoll_mean_loss", "The same, the mean weighted by tokens."),
+        ):
+            said = [commit[key] for commit in d["commits"] if commit[key] is not None]
+            if said:  # the curve of a long run is thinned out, and lacks the newest one
+                yield GaugeMetricFamily(name, text, said[-1])
         for name, text, value in (
             ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
             ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),

@@ -67,6 +67,10 @@ class SyncSettings:
     """Elements of a chunk: the unit that is sent, reduced, hashed and repaired."""
     max_chunks: int = 1 << 18
     """A model of more chunks is refused: 2.7e11 elements at the usual size of a chunk."""
+    max_weight_ratio: int = 16
+    """A site's tokens count up to so many times the pace of the median contributor; what is beyond has no weight."""
+    max_tokens_per_sample: int = 1 << 20
+    """Most tokens of one sample. A site that says more of the samples that it leases is refused."""
     log_commits: int = 32
     """Payloads of this many commits stay on each site's disk."""
     snapshots: int = 2
@@ -245,6 +249,8 @@ def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.zstd_level", sync.zstd_level, 0, 22)
     _within("sync.chunk_elements", sync.chunk_elements, 1, 1 << 24)
     _within("sync.max_chunks", sync.max_chunks, 1, MAX_CHUNKS)
+    _within("sync.max_weight_ratio", sync.max_weight_ratio, 2, 1 << 20)
+    _within("sync.max_tokens_per_sample", sync.max_tokens_per_sample, 1, 1 << 40)
     _within("sync.log_commits", sync.log_commits, 1, 4096)
     _within("sync.snapshots", sync.snapshots, 0, 64)
 

@@ -56,8 +56,8 @@ class CommitLog:
         del self.records[: -self._keep]
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self.is_final = commit.final
-        if record.mean_loss is not None:
-            self._note_loss((commit.commit, commit.run_step, commit.run_tokens, record.mean_loss))
+        if record.median_loss is not None:
+            self._note_loss((commit.commit, commit.run_step, commit.run_tokens, record.median_loss))
         oldest = self.last - self._keep
         for n in [n for n in self.attested if 0 < n <= oldest]:
             del self.attested[n]
@@ -119,6 +119,15 @@ class CommitLog:
     def contributors(self, commit: int) -> frozenset[int]:
         """Ids; none of a commit that is older than the log."""
         return self._contributors.get(commit, frozenset())
+
+    def contributed_at_step(self, site_id: int, incarnation: int) -> int:
+        """The step of the newest commit that this start of the site is in; that of the newest one if it is in none."""
+        steps = (
+            r.commit.run_step
+            for r in reversed(self.records)
+            if any((c.site_id, c.incarnation) == (site_id, incarnation) for c in r.commit.contributors)
+        )
+        return next(steps, self.run_step)
 
     def newest(self) -> Commit | None:
         return self.records[-1].commit if self.records else None

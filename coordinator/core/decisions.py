@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 
 from atoll.coordinator.core import leases, plans, states
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -113,18 +114,27 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)
-    record = CommitRecord(commit=message, mean_loss=sum(t * x for t, x in losses) / weight if weight else None)
+    record = CommitRecord(
+        commit=message,
+        mean_loss=sum(t * x for t, x in losses) / weight if weight else None,
+        median_loss=statistics.median(x for _, x in losses) if losses else None,
+        cut=attempt.cut,
+    )
     run.persist(record)
     run.persist_ledger()
     run.log.append(record)
     _note_who_may_hold_it(run, plan, number)
     run.num_abandoned_in_a_row = 0
     ids = attempt.ids()
+    for member in plan.contributors:
+        contributor = run.members.by_id(member.site_id)
+        if contributor is not None and contributor.incarnation == member.incarnation:
+            contributor.counts_from_step = run_step
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
     run.trouble.reduce_nothing.note(sync.suspects | sync.no_room.keys(), plan.sync)
     run.trouble.receive_only.note(sync.demoted, plan.sync)
-    words = f", loss {record.mean_loss:.4f}" if record.mean_loss is not None else ""
+    words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,
         f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from atoll.coordinator.core import decisions, leases, payload_lists, plans, reach, rollback, states
+from atoll.coordinator.core import decisions, leases, payload_lists, plans, reach, rollback, states, weighing
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.stragglers import Patience
@@ -21,6 +21,11 @@ MAX_STEPS_OF_ADVANCE = 1000
 
 
 def ready(run: Run, site: Site, message: m.Ready) -> None:
+    if beyond := _beyond_bounds(run, message):
+        assert site.stream is not None, "it was heard on its stream"
+        run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
+        return
+    site.unreachable_site_ids = message.unreachable_site_ids
     sync = run.sync
     if sync is None or message.sync != sync.open.sync:
         if message.sync > run.last_sync:
@@ -31,9 +36,6 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             logging.WARNING,
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
-        return
-    if message.tokens >= m.MAX_TOKENS:
-        run.report(logging.WARNING, f"{site.label} says it trained {message.tokens} tokens, which is impossible")
         return
     if (site.site_id, site.incarnation) in sync.voided:
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
@@ -49,6 +51,12 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         sync.losses[site.site_id] = message.mean_loss
     if sync.first_ready_at is None:
         sync.first_ready_at = run.now
+
+
+def _beyond_bounds(run: Run, message: m.Ready) -> str:
+    if message.tokens >= m.MAX_TOKENS:
+        return f"it says {message.tokens} tokens, less than {m.MAX_TOKENS} are possible"
+    return weighing.beyond_leases(message, run.settings.sync)
 
 
 def _attempt_of(run: Run, sync: int, attempt: int, term: int) -> Attempt | None:
@@ -267,7 +275,10 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     run.paused = ""
     run.num_attempts += 1
     run.persist(record)
-    sync.begin(record, run.now)
+    attempt = sync.begin(record, run.now)
+    attempt.cut = weighing.cut_in_words(sync, contributors, weights(plan))
+    for words in attempt.cut:
+        run.report(logging.WARNING, f"sync {plan.sync}: {words}")
     run.report(
         logging.INFO,
         f"sync {plan.sync} attempt {plan.attempt}: {', '.join(s.label for s in contributors)} contribute"

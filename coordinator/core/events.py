@@ -124,6 +124,10 @@ class CommitRecord:
     commit: Commit
     mean_loss: float | None
     """Of the contributors in training since the last commit, weighted by tokens; None if none said it."""
+    median_loss: float | None
+    """The median over the same contributors: the run's loss, which no single site can falsify."""
+    cut: tuple[str, ...] = ()
+    """Whose weights are less than what their sites said, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +220,7 @@ class Persisted:
     commits: tuple[CommitRecord, ...] = ()
     """The newest ones, ascending and without gaps."""
     losses: tuple[tuple[int, int, int, float], ...] = ()
-    """(commit, run_step, run_tokens, mean loss) of the whole run, ascending."""
+    """(commit, run_step, run_tokens, median loss) of the whole run, ascending."""
     attestations: tuple[AttestationRecord, ...] = ()
     """The newest ones, ascending."""
     lines: tuple[LineRecord, ...] = ()

@@ -12,17 +12,21 @@ from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.ranges import is_canonical, union
 from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
+from atoll.protocol.settings import RunSettings
 
-MAX_WANTED = 1 << 40
+MAX_SAMPLES_A_STEP = 1 << 20
+"""Of one site. What it may lease is bounded by what it can train on before the next commits list it."""
+MAX_WANTED = 1 << 32
 
 
 def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
     """Persists what is leased, then answers with everything that this incarnation leases."""
     if run.finished is not None:
         return
-    if not 0 < message.num_samples <= MAX_SAMPLES or message.wanted > MAX_WANTED:
+    most = most_wanted(run.settings)
+    if not 0 < message.num_samples <= MAX_SAMPLES or message.wanted > most:
         text = f"{site.label} asks for {message.wanted} samples of a data set of {message.num_samples}"
-        run.refuse(stream, RefusedKind.INVALID, text)
+        run.refuse(stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased", str(message.wanted), str(most))
         return
     number = run.line_of(site.site_id)
     line = run.ledger.lines.get(number)
@@ -35,6 +39,12 @@ def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
     run.ledger.grant(number, holder, message.wanted)
     run.persist_ledger()
     run.send(site, m.Leases(ranges=run.ledger.held(number, holder).as_tuple()))
+
+
+def most_wanted(settings: RunSettings) -> int:
+    """Positions that one site may lease: of three windows and the overrun, as nodes ask, and one more."""
+    num_steps = 4 * settings.sync.every + (settings.overrun_steps or settings.sync.every)
+    return min(MAX_WANTED, num_steps * MAX_SAMPLES_A_STEP)
 
 
 def _refuse_other_data(run: Run, stream: int, site: Site, theirs: int, ours: int) -> None:

@@ -246,7 +246,6 @@ class Core:
             case m.FindSources():
                 states.find_sources(run, number, site, message)
             case m.Ready():
-                site.unreachable_site_ids = message.unreachable_site_ids
                 driver.ready(run, site, message)
             case m.Done():
                 driver.done(run, site, message)

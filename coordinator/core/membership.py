@@ -44,6 +44,7 @@ class Site:
     heard_at: float = 0.0
     away_until: float | None = None  # without a stream: evicted then
     progress_at: float = 0.0  # when it last did anything but repeat itself
+    counts_from_step: int = 0  # of the run: what the site trained since is in no commit yet
     applied: int | None = None
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.coordinator.core import reach
+from atoll.coordinator.core import reach, weighing
 from atoll.coordinator.core.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -26,15 +26,15 @@ def make(
     link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
     longest_s = run.exchange_times.longest([s.site_id for s in contributors])
     ready = [sync.ready.get(s.site_id) for s in contributors]
+    are_ready = all(r is not None for r in ready)
+    tokens = weighing.weights(run, sync, contributors) if are_ready else (0,) * len(contributors)
     plan = m.Plan(
         sync=sync.open.sync,
         attempt=sync.last_attempt + 1,
         term=run.term,
         fragment=sync.open.fragment,
         base_commit=sync.open.base_commit,
-        contributors=tuple(
-            s.member(r.tokens if r is not None else 0) for s, r in zip(contributors, ready, strict=True)
-        ),
+        contributors=tuple(s.member(t) for s, t in zip(contributors, tokens, strict=True)),
         receivers=tuple(s.member() for s in receivers),
         trees=trees,
         stall_limit_s=run.limits.stall_s,
@@ -62,6 +62,8 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     was in that one, and nothing is known that speaks against all of them being in this one too."""
     sites = run.members.live()
     ids = tuple(s.site_id for s in sites)
+    if before.cut:
+        return None  # by the headers of contributions each site would say its whole weight again
     if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
         return None
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
@@ -103,6 +105,9 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
             sites.append(site)
         elif site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
             return f"{site.label} has joined"
+    are_ready = all(i in sync.ready for i in ids)
+    if are_ready and (cut := weighing.cut_in_words(sync, sites, weighing.weights(run, sync, sites))):
+        return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
     if any(site.unreachable_site_ids for site in sites):
         reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
         choice = reach.choose(sites, run.settings.quorum)

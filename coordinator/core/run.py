@@ -59,6 +59,8 @@ class Run:
             self.set_manifest(persisted.manifest, ChunkSizes.of(persisted.manifest.manifest, settings.sync))
         self.offers = Offers()
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
+        for site in self.members.live():
+            site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
         kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
@@ -180,7 +182,7 @@ class Run:
         if was_live:
             at_its_end = site.applied is not None and site.lacks == site.applied + 1
             site.may_hold = site.applied if at_its_end and site.applied is not None else self.log.last
-        site.lacks = 0
+        site.lacks = site.counts_from_step = 0
         if site.applied is not None:
             site.left_with = (site.applied, site.state_hash)
         site.applied, site.state_hash = None, b""

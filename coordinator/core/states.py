@@ -34,6 +34,8 @@ def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> 
 
 def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
+    if site.standing is not Standing.MEMBER and not site.counts_from_step:
+        site.counts_from_step = run.log.run_step
     if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
         site.waits_for_sources = None
         site.fetches = False

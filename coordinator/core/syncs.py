@@ -41,6 +41,7 @@ class Attempt:
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
     list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
     lists_due: float | None = None
+    cut: tuple[str, ...] = ()  # whose weights are less than what they say, in words
     spoiled: str = ""  # why it may not commit whatever Dones come
     weighed_late: bool = False  # it was begun without weights: each site said its own to the others
 
@@ -123,13 +124,14 @@ class Sync:
                 )
         self.first_ready_at = now if self.ready else None
 
-    def begin(self, record: PlanRecord, now: float) -> None:
+    def begin(self, record: PlanRecord, now: float) -> Attempt:
         plan = record.plan
         self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
         self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
         self.last_attempt = plan.attempt
         if self.attempt.is_weighed:
             self._note_tried(self.attempt)
+        return self.attempt
 
     def weigh(self, record: PlanRecord, now: float) -> None:
         """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""

@@ -75,6 +75,11 @@ class CommitView:
     tokens: int
     contributors: tuple[str, ...]
     mean_loss: float | None
+    """Weighted by tokens."""
+    median_loss: float | None
+    """The run's: no single site can falsify it."""
+    cut: tuple[str, ...]
+    """Whose weights are less than what their sites said, in words."""
     state_hash: str
     """Hexadecimal; empty until it is attested."""
     final: bool
@@ -127,7 +132,7 @@ class RunView:
     data: tuple[LineView, ...]
     """The account of samples; empty if no site has asked for any."""
     losses: tuple[tuple[int, int, int, float], ...]
-    """(commit, run_step, run_tokens, mean loss) of the whole run, thinned out when it is long."""
+    """(commit, run_step, run_tokens, median loss) of the whole run, thinned out when it is long."""
 
 
 def state_in_words(run: Run) -> str:
@@ -284,6 +289,8 @@ def _commit_views(run: Run) -> tuple[CommitView, ...]:
             tokens=sum(c.tokens for c in r.commit.contributors),
             contributors=tuple(names.get(c.site_id, str(c.site_id)) for c in r.commit.contributors),
             mean_loss=r.mean_loss,
+            median_loss=r.median_loss,
+            cut=r.cut,
             state_hash=run.log.attested.get(r.commit.commit, b"").hex(),
             final=r.commit.final,
         )

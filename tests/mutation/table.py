@@ -17,6 +17,7 @@ SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 REACH = "tests/unit/coordinator/test_reach.py"
+WEIGHTS = "tests/unit/coordinator/test_weights.py"
 LIVENESS = "tests/unit/coordinator/test_liveness.py"
 PROBING = "tests/process/test_reach.py"
 PLAN_AHEAD = "tests/unit/coordinator/test_plan_ahead.py"
@@ -149,8 +150,8 @@ MUTATIONS = (
         name="plan is not kept",
         rule="a plan is kept before it is sent, and no attempt is planned twice after a restart",
         file="coordinator/core/driver.py",
-        old="    run.persist(record)\n    sync.begin(",
-        new="    sync.begin(",
+        old="    run.persist(record)\n    attempt = sync.begin(",
+        new="    attempt = sync.begin(",
         tests=(SCENARIOS,),
     ),
     Mutation(
@@ -487,9 +488,49 @@ MUTATIONS = (
         name="any number of samples may be asked for",
         rule="a request that cannot be right is refused",
         file="coordinator/core/leases.py",
-        old=" or message.wanted > MAX_WANTED:",
+        old=" or message.wanted > most:",
         new=":",
         tests=(COORDINATOR_LEASES,),
+    ),
+    Mutation(
+        name="weights without bound",
+        rule="a weight beyond the ratio of the median pace is cut",
+        file="coordinator/core/weighing.py",
+        old="    return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)",
+        new="    return tuple(s.tokens for s in said)",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
+        name="windows that were missed do not count",
+        rule="the weight of a site that missed syncs covers all that it trained since its last contribution",
+        file="coordinator/core/weighing.py",
+        old="    begun = min(site.counts_from_step, sync.open.run_step)",
+        new="    begun = sync.open.run_step",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
+        name="a cut weight with the commit's plan",
+        rule="where sites said their weights to each other, a cut one needs a plan that says it",
+        file="coordinator/core/plans.py",
+        old="    if are_ready and (cut :=",
+        new="    if False and (cut :=",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
+        name="tokens beyond the leases",
+        rule="tokens of a sync are bounded by the samples that it lists",
+        file="coordinator/core/weighing.py",
+        old="if not num_samples or ready.tokens <= most:",
+        new="if True:",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
+        name="one site's loss is the run's",
+        rule="the run's loss is the median over sites",
+        file="coordinator/core/decisions.py",
+        old="statistics.median(x for _, x in losses)",
+        new="max(x for _, x in losses)",
+        tests=(WEIGHTS,),
     ),
     Mutation(
         name="lost lease is not returned",

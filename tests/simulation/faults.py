@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from atoll.node.core import events as e
 from tests.simulation.processes import COORDINATOR, MuteCoordinator
+from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
 
 LOOKED_AT_EVERY_S = 1.0
@@ -218,6 +219,21 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
     look()
 
 
+def absurd_weight(world: World, fault: Fault, generator: random.Random) -> None:
+    """A site says that its steps have had very many tokens. Where it lists leased samples it may be refused."""
+    name = _site(world, generator)
+    if name is not None and len(world.nodes) > 1:
+        tokens = generator.choice([1 << 10, 1 << 20, 1 << 40])
+        world.story.tell("world", f"{name} says that each of its steps has {tokens} tokens")
+        world.hands[name].tokens_a_step = tokens
+
+        def mend() -> None:
+            world.hands[name].tokens_a_step = TOKENS_A_STEP
+            world.start_site(name)
+
+        world.later(fault.lasts_s, mend)
+
+
 def wrong_value(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None and len(world.nodes) > 1:
@@ -342,6 +358,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "crash_workers": (crash_workers, 2),
     "hang_workers": (hang_workers, 1),
     "hang_node": (hang_node, 2),
+    "absurd_weight": (absurd_weight, 2),
     "wrong_value": (wrong_value, 1),
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),

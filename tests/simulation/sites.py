@@ -106,6 +106,8 @@ class Hands:
     hang_in_steps: int | None = None
     wrong_in_steps: int | None = None
     """A NaN appears."""
+    tokens_a_step: int = TOKENS_A_STEP
+    """As it says; more than the true ones are a lie."""
     sealed: Sealed | None = None
     """The last one."""
     num_steps: int = 0
@@ -418,7 +420,7 @@ class Worker:
         for name, place in self._places(snapshot).items():
             place[...] = self.values[name]
         self._in_snapshot = tuple(self._pending)
-        tokens = TOKENS_A_STEP * len(self._pending)
+        tokens = self._hands.tokens_a_step * len(self._pending)
         self._hands.sealed = Sealed(
             site_id=self._site_id,
             incarnation=self._incarnation,

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.node.exchange.spill import Spilled
+from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
@@ -101,6 +102,27 @@ def test_a_node_that_hangs_while_its_heartbeats_go_on_does_not_hold_up_the_run()
         hang = Fault(kind="hang_node", after_events=10 + 5 * seed, delay_s=0.01, lasts_s=2.0, draw=seed)
         outcome = one(seed, [hang])
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
+def test_no_weight_is_beyond_the_ratio_of_the_others_pace() -> None:
+    """Nor beyond it times the windows that a late site covers, of which there are at most eight here."""
+    num_cut = 0
+    for seed in range(30):
+        liar = Fault(kind="absurd_weight", after_events=20 + seed, delay_s=0.01, lasts_s=3.0, draw=seed)
+        commits: list[m.Commit] = []
+
+        async def faults(world: World, liar: Fault = liar, commits: list[m.Commit] = commits) -> None:
+            await strike(world, [liar])
+            await world.settle()
+            commits.extend(world.checks.commits)
+
+        outcome = play(seed, faults, draw_shape_of(seed, num_sites=3))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        for commit in commits:
+            tokens = sorted(c.tokens for c in commit.contributors)
+            assert tokens[-1] <= 16 * 8 * tokens[0] or len(tokens) == 1, outcome.story
+        num_cut += "which count as" in outcome.story
+    assert num_cut > 5
 
 
 def test_a_hundred_sites() -> None:

@@ -94,6 +94,8 @@ def a_commit(number: int, loss: float | None = 1.5) -> e.CommitRecord:
             next=an_open(number + 1, number).open,
         ),
         mean_loss=loss,
+        median_loss=loss if loss is None else loss - 0.25,
+        cut=("b (site 2) says 1000000 tokens, which count as 80 (sync.max_weight_ratio)",),
     )
 
 
@@ -132,7 +134,7 @@ def test_what_was_kept_comes_back(reopen: Reopen) -> None:
         plans=(a_plan(2, 1), a_plan(2, 2)),
         last_sync=2,
         commits=(a_commit(1),),
-        losses=((1, 10, 5, 1.5),),
+        losses=((1, 10, 5, 1.25),),
         attestations=(e.AttestationRecord(0, a_hash("s0")), e.AttestationRecord(1, a_hash("corrected"))),
         stop_reason="enough",
     )

@@ -1,0 +1,75 @@
+"""The weight of each contributor in a sync: the tokens that its Ready says, within bounds. Pure.
+
+What a site says of itself is bounded twice. Tokens of positions that it leases are bounded by them: more than a sample
+can hold is refused. Whatever it leases, its pace is compared with that of the others, and what is beyond the bound does
+not count: a site that says 2^44 tokens a step would be the run otherwise. That is no refusal, because a site may
+be so much faster than the others; the log, the status page and the commit's record say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from atoll.coordinator.core.membership import Site
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.syncs import Sync
+from atoll.protocol.messages import DataRange, Ready
+from atoll.protocol.settings import SyncSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """What one contributor says that it trained, and in how many steps of the run."""
+
+    tokens: int
+    num_steps: int
+
+
+def within_ratio(said: Sequence[Said], max_ratio: int) -> tuple[int, ...]:
+    """The weights: at most `max_ratio` times the pace of the median contributor, over the steps that each covers.
+
+    Of an even number the slower one of the two in the middle is the median: of two sites it is the other one.
+    """
+    paces = sorted(Fraction(s.tokens, s.num_steps) for s in said)
+    most = max_ratio * paces[(len(paces) - 1) // 2]
+    return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)
+
+
+def weights(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[int, ...]:
+    """Of contributors that are all ready."""
+    said = [Said(tokens=sync.ready[s.site_id].tokens, num_steps=_steps_covered(sync, s)) for s in contributors]
+    return within_ratio(said, run.settings.sync.max_weight_ratio)
+
+
+def cut_in_words(sync: Sync, contributors: Sequence[Site], weights: Sequence[int]) -> tuple[str, ...]:
+    """Which weights are less than what their sites say."""
+    return tuple(
+        f"{site.label} says {sync.ready[site.site_id].tokens} tokens, which count as {weight} (sync.max_weight_ratio)"
+        for site, weight in zip(contributors, weights, strict=True)
+        if weight < sync.ready[site.site_id].tokens
+    )
+
+
+def beyond_leases(ready: Ready, settings: SyncSettings) -> str:
+    """Why the tokens cannot be those of the positions that Ready lists; empty if they can, or if it lists none."""
+    num_samples = _num_samples(ready.ranges)
+    most = num_samples * settings.max_tokens_per_sample
+    if not num_samples or ready.tokens <= most:
+        return ""
+    return (
+        f"it says {ready.tokens} tokens of {num_samples} samples, which hold at most {most} "
+        f"(sync.max_tokens_per_sample = {settings.max_tokens_per_sample})"
+    )
+
+
+def _steps_covered(sync: Sync, site: Site) -> int:
+    """Steps of the run since the site's last contribution, or since it joined: as the coordinator saw it. A site that
+    missed some syncs contributes what it trained in all of them."""
+    begun = min(site.counts_from_step, sync.open.run_step)
+    return sync.open.run_step + sync.open.num_steps - begun
+
+
+def _num_samples(ranges: Sequence[DataRange]) -> int:
+    return sum(r.num_samples for r in ranges)

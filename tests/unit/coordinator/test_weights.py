@@ -1,0 +1,164 @@
+"""What a site says that it trained is bounded: by its leases, and by the pace of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from atoll.coordinator.core.weighing import Said, within_ratio
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from atoll.protocol.plans import weights
+from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_story import Story, ranges_of, some_settings
+
+LIMITS = time_limits("local")
+HUGE = 1 << 44
+
+
+def a_run(*names: str, sync: dict[str, Any] | None = None, **settings: Any) -> Story:
+    base = some_settings(min_sites=len(names), **settings)
+    story = Story(replace(base, sync=replace(base.sync, **sync or {})))
+    story.start(*names)
+    return story
+
+
+def commit(story: Story, tokens: dict[str, int], state: str, following: str) -> m.Commit:
+    for name, count in tokens.items():
+        story.ready(name, tokens=count)
+    for name in tokens:
+        story.done(name, state)
+    for name in tokens:
+        story.applied(name, story.core.run.log.last, following)
+    made: m.Commit = story.last(next(iter(tokens)), m.Commit)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ([(100, 10)], [100]),
+        ([(100, 10), (1600, 10)], [100, 1600]),
+        ([(100, 10), (1601, 10)], [100, 1600]),
+        ([(100, 10), (100, 10), (HUGE, 10)], [100, 100, 1600]),
+        ([(100, 10), (100, 10), (HUGE, 10), (HUGE, 10)], [100, 100, 1600, 1600]),
+        ([(100, 10), (100, 10), (5000, 40)], [100, 100, 5000]),
+        ([(100, 10), (100, 10), (7000, 40)], [100, 100, 6400]),
+        ([(1, 1000), (1000, 10)], [1, 1]),
+        ([(0, 10), (5, 10)], [0, 1]),
+    ],
+)
+def test_12_a_weight_is_within_the_ratio_of_the_median_pace(said: list[tuple[int, int]], found: list[int]) -> None:
+    assert list(within_ratio([Said(tokens=t, num_steps=n) for t, n in said], 16)) == found
+
+
+def test_12_a_huge_weight_is_cut_said_and_recorded_and_the_run_goes_on() -> None:
+    story = a_run("a", "b", "c", steps=0, tokens=100_000)
+    made = commit(story, {"a": 100, "b": 100, "c": HUGE}, "s0", "s1")
+    assert [c.tokens for c in made.contributors] == [100, 100, 1600]
+    assert not made.final, "a run whose length is in tokens does not end at once"
+    assert story.view.run_tokens == 1800
+    words = f"c (site 3) says {HUGE} tokens, which count as 1600 (sync.max_weight_ratio)"
+    assert f"# sync 1: {words}" in story.log
+    assert story.view.commits[-1].cut == (words,)
+    assert story.store.begin(story.settings).commits[-1].cut == (words,)
+
+
+def test_12_eight_times_the_tokens_of_the_others_count() -> None:
+    story = a_run("a", "b", "c")
+    for state, following in (("s0", "s1"), ("s1", "s2")):
+        made = commit(story, {"a": 100, "b": 100, "c": 800}, state, following)
+        assert [c.tokens for c in made.contributors] == [100, 100, 800]
+        assert made.attempt == 1, "and cost no attempt"
+    assert story.view.commits[-1].cut == ()
+
+
+def test_12_a_site_that_is_back_after_several_windows_contributes_all_of_them() -> None:
+    story = a_run("a", "b", "c", quorum=2, steps=200)
+    commit(story, {"a": 100, "b": 100, "c": 800}, "s0", "s1")
+    for number in range(1, 5):
+        for name in "ab":
+            story.ready(name, tokens=100)
+        story.wait(LIMITS.sync_wait_s + 0.1)
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "abc":
+            story.applied(name, number + 1, f"s{number + 1}")
+    made = commit(story, {"c": 5 * 800, "a": 100, "b": 100}, "s5", "s6")
+    assert [c.tokens for c in made.contributors] == [100, 100, 4000], "40 times the others', in five windows"
+
+
+def test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_weight() -> None:
+    """By that plan each site has said its whole weight to the others already."""
+    story = a_run("a", "b", "c")
+    commit(story, {"a": 100, "b": 100, "c": 100}, "s0", "s1")
+    assert not story.plan().contributors[0].tokens, "it came with the commit"
+    for name, tokens in (("a", 100), ("b", 100), ("c", HUGE)):
+        story.ready(name, tokens=tokens)
+    plan = story.plan()
+    assert (plan.attempt, weights(plan)) == (2, (100, 100, 1600))
+    assert not [w for _, w in story.sent if isinstance(w, m.Weights)]
+    for name in "abc":
+        story.done(name, "s1")
+    made = story.last("a", m.Commit)
+    assert [c.tokens for c in made.contributors] == [100, 100, 1600]
+    for name in "abc":
+        story.applied(name, 2, "s2")
+    sync = story.core.run.sync
+    assert sync is not None
+    assert sync.attempt is None, "no plan without weights after a weight that was cut"
+    made = commit(story, {"a": 100, "b": 100, "c": HUGE}, "s2", "s3")
+    assert (made.attempt, [c.tokens for c in made.contributors]) == (1, [100, 100, 1600])
+
+
+def test_12_the_weights_are_the_same_when_the_coordinator_comes_back() -> None:
+    story = a_run("a", "b", "c")
+    for name, tokens in (("a", 100), ("b", 100), ("c", HUGE)):
+        story.ready(name, tokens=tokens)
+    before = weights(story.plan())
+    story.restart()
+    for name, tokens in (("a", 100), ("b", 100), ("c", HUGE)):
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+        story.ready(name, tokens=tokens)
+    for name in "abc":
+        story.done(name, "s0")
+    assert tuple(c.tokens for c in story.last("a", m.Commit).contributors) == before == (100, 100, 1600)
+
+
+def test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numbers() -> None:
+    story = a_run("a", "b", sync={"max_tokens_per_sample": 128})
+    for name in "ab":
+        story.wants(name, 10)
+    story.ready("a", tokens=10 * 128, data=ranges_of("0-9"))
+    assert story.num("a", m.Refused) == 0
+    story.ready("b", tokens=10 * 128 + 1, data=ranges_of("10-19"))
+    refused = story.last("b", m.Refused)
+    assert refused.kind is RefusedKind.INVALID
+    assert "it says 1281 tokens of 10 samples, which hold at most 1280 (sync.max_tokens_per_sample = 128)" in (
+        refused.text
+    )
+
+
+def test_9_a_lease_of_2_to_the_40_positions_is_refused() -> None:
+    story = a_run("a", "b", every=1000)
+    story.says("a", m.LeaseRequest(num_samples=1 << 44, wanted=1 << 40))
+    assert "1099511627776 samples" in story.last("a", m.Refused).text
+    assert not story.core.run.ledger.lines
+
+
+def test_the_runs_loss_is_the_median_over_sites_beside_the_weighted_mean() -> None:
+    story = a_run("a", "b", "c")
+    story.ready("a", loss=2.0)
+    story.ready("b", loss=2.5)
+    story.ready("c", tokens=1600, loss=-1e300)
+    for name in "abc":
+        story.done(name, "s0")
+    made = story.view.commits[-1]
+    assert made.median_loss == 2.0
+    assert made.mean_loss is not None
+    assert made.mean_loss < -1e299
+    assert story.view.losses == ((1, 10, 1800, 2.0),)
+    assert any("loss 2.0000" in line for line in story.log)
