@@ -25,6 +25,7 @@ import numpy as np
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.progress import Pace
 from atoll.protocol import transport
@@ -86,7 +87,7 @@ async def _site(args: argparse.Namespace) -> None:
         hub = Hub(
             run_id=RUN_ID,
             incarnation=1,
-            credentials=None,
+            dialer=Dialer(None),
             num_threads=args.threads,
         )
         hub.max_retained_bytes = 4 << 30

@@ -18,6 +18,7 @@ from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import addresses, transport
@@ -52,7 +53,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
     hub = Hub(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
-        credentials=None,
+        dialer=Dialer(None),
         spill=await asyncio.to_thread(Spill, home.spill_folder),
         fsync=run.settings.sync.fsync,
         num_threads=config.num_kernel_threads,

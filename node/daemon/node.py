@@ -122,7 +122,7 @@ class Node:
         )
         self.prober = Prober(
             header=self._header,
-            credentials=hub.credentials,
+            dialer=hub.dialer,
             limits=lambda: self.core.limits,
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
             failed=self._fail,

@@ -97,7 +97,7 @@ class _Fetch:
         self._donors = Donors(
             self.known,
             header=hub.header(site_id, 0),
-            credentials=hub.credentials,
+            dialer=hub.dialer,
             counters=hub.counters,
             refresh=refresh,
             undialable=undialable,

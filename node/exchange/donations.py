@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.donor import MAX_REQUESTS, Donor, give
+from atoll.node.exchange.dialer import Dialer
+from atoll.node.exchange.donor import MAX_REQUESTS, Donor
 from atoll.node.exchange.expected_donors import STREAMS_PER_DONOR
 from atoll.node.exchange.parts import parse
 from atoll.node.exchange.service_name import DONATE_METHOD
@@ -21,7 +22,6 @@ from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, StaleError
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.status import code_of, details_of, from_rpc_error, was_cancelled
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,11 @@ class Donations:
         self,
         *,
         identity: Callable[[], Header],
-        credentials: grpc.ChannelCredentials | None,
+        dialer: Dialer,
         donor: Callable[[], Donor],
     ) -> None:
         self._identity = identity
-        self._credentials = credentials
+        self._dialer = dialer
         self._donor = donor
         self._dialled: dict[Member, asyncio.Task[None]] = {}
 
@@ -70,7 +70,7 @@ class Donations:
         """Until that site wants nothing more, or cannot be reached."""
         where = f"site {member.site_id} at {member.address}, which asked to be dialled"
         try:
-            channel = open_channel(member.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+            channel = await self._dialer.dial(member)
         except AtollError as error:
             log.info("%s: %s", where, error)
             return
@@ -111,6 +111,7 @@ class Donations:
             if not isinstance(data, bytes):
                 return False
             asked = True
+            self._dialer.reached(member)
             await self._answer(call, data, where)
             async with asyncio.timeout(IDLE_S):
                 await call.done_writing()
@@ -120,6 +121,7 @@ class Donations:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             if asked or not isinstance(error, grpc.RpcError):
                 return asked  # it does not want the rest, and may have another request
+            self._dialer.failed(member)
             raise from_rpc_error(error, where) from None
         except asyncio.CancelledError:
             if was_cancelled():
@@ -155,6 +157,6 @@ class Donations:
             case _:
                 raise InvalidMessage("a request for nothing")
         try:
-            await give(frames, write, donor.pace, where)
+            await donor.give(frames, write, where)
         finally:
             await frames.aclose()  # its place is free again

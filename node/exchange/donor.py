@@ -7,10 +7,11 @@ sync (`Uplink`), and all reading of the disk is done in threads.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import payload_hash
@@ -27,9 +28,14 @@ from atoll.protocol.layout import Layout
 from atoll.protocol.v1 import peer_pb2
 
 MAX_REQUESTS = 6
-"""Served at once; more are told to come again."""
+"""Served at once; more are told to come again, unless one of them has had its turn."""
 MAX_REQUESTS_OF_SITE = 3
 """Of these, so that no site keeps the others out: two batches, and a hash list that a batch turns out to need."""
+TURN_STALLS = 6.0
+"""For so long a request has its place whoever else comes. A chunk of the largest size takes less where six requests
+share a link of one megabyte a second; what was left of a batch is asked for again."""
+MAX_REMEMBERED = 4096
+"""Sites, and when each was served last."""
 MAX_RATE_BYTES_PER_S = 256 << 20
 """Of one request."""
 MAX_CHUNKS = 4096
@@ -67,7 +73,9 @@ class Donor:
         self._uplink = uplink
         self._max_rate_bytes_per_s = max_rate_bytes_per_s
         self.pace = pace
-        self._requests_of: Counter[int] = Counter()  # by site
+        self._places: list[_Place] = []
+        self._served_at: OrderedDict[int, float] = OrderedDict()  # by site, the last at the end
+        self._cut_off: set[asyncio.Task[object]] = set()  # to make room for others
 
     async def state(self, request: peer_pb2.FetchStateRequest) -> AsyncGenerator[bytes]:
         """Frames of hash lists, then of chunks. Lists that are not held are left out.
@@ -144,19 +152,70 @@ class Donor:
 
     @contextmanager
     def _admitted(self, site_id: int) -> Iterator[None]:
-        num_requests = self._requests_of.total()
-        if num_requests >= MAX_REQUESTS or self._requests_of[site_id] >= MAX_REQUESTS_OF_SITE:
+        num_own = sum(place.site_id == site_id for place in self._places)
+        now = asyncio.get_running_loop().time()
+        if num_own >= MAX_REQUESTS_OF_SITE or not self._has_room(site_id, now):
             raise NotYetError(
-                f"{num_requests} requests are served here already, {self._requests_of[site_id]} of them of site "
+                f"{len(self._places)} requests are served here already, {num_own} of them of site "
                 f"{site_id}; ask again, or another site"
             )
-        self._requests_of[site_id] += 1
+        task = asyncio.current_task()
+        assert task is not None
+        place = _Place(site_id, task, began_at=now)
+        self._places.append(place)
         try:
             yield
         finally:
-            self._requests_of[site_id] -= 1
-            if not self._requests_of[site_id]:
-                del self._requests_of[site_id]
+            self._places.remove(place)
+            self._served_at.pop(site_id, None)
+            self._served_at[site_id] = asyncio.get_running_loop().time()
+            if len(self._served_at) > MAX_REMEMBERED:
+                self._served_at.popitem(last=False)
+
+    def _has_room(self, site_id: int, now: float) -> bool:
+        """The request that has had its place for longest, and for a turn, gives way to a site that was not served
+        since it came."""
+        held = [place for place in self._places if place.task not in self._cut_off]
+        if len(held) < MAX_REQUESTS:
+            return True
+        turn_s = TURN_STALLS * self.pace.stall_s
+        first = min(held, key=lambda place: place.began_at, default=None)
+        if first is None or first.began_at + turn_s > now or self._served_at.get(site_id, 0.0) > first.began_at:
+            return False
+        self._cut_off.add(first.task)
+        first.task.add_done_callback(self._cut_off.discard)
+        first.task.cancel()
+        return True
+
+    async def give(self, frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], who: str) -> None:
+        """Writes the frames of `state` or `payloads` as fast as the other side takes them.
+
+        Raises NotRead if it hardly does, or not at all, or if it has had its turn: it has a place that others wait for.
+        """
+        loop = asyncio.get_running_loop()
+        waited_s = 0.0  # in writes: the time to read from the disk is not the other side's
+        progress = Progress(self.pace, waited_s, share=MAX_REQUESTS)
+        task = asyncio.current_task()
+        try:
+            async for frame in frames:
+                began = loop.time()
+                await write_within(self.pace.stall_s, write, frame, who)
+                waited_s += loop.time() - began
+                progress.moved(len(frame), waited_s)
+                problem = progress.problem(waited_s)
+                if problem:
+                    raise NotRead(f"{who} is too slow in taking what it asked for: {problem}")
+        except asyncio.CancelledError:
+            if task is None or task not in self._cut_off:
+                raise
+            self._cut_off.discard(task)
+            task.uncancel()
+            raise NotRead(f"{who} has had its turn, and others wait for its place") from None
+
+    @property
+    def num_requests(self) -> int:
+        """That are served."""
+        return len(self._places)
 
     def _in_pool(self, work: Callable[[], list[bytes]]) -> asyncio.Future[list[bytes]]:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -170,20 +229,13 @@ class Donor:
             yield
 
 
-async def give(frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], pace: Pace, who: str) -> None:
-    """Writes the frames as fast as the other side takes them. Raises NotRead if it hardly does, or not at all: it has
-    a place that others wait for."""
-    loop = asyncio.get_running_loop()
-    waited_s = 0.0  # in writes: the time to read from the disk is not the other side's
-    progress = Progress(pace, waited_s, share=MAX_REQUESTS)
-    async for frame in frames:
-        began = loop.time()
-        await write_within(pace.stall_s, write, frame, who)
-        waited_s += loop.time() - began
-        progress.moved(len(frame), waited_s)
-        problem = progress.problem(waited_s)
-        if problem:
-            raise NotRead(f"{who} is too slow in taking what it asked for: {problem}")
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One request that is served."""
+
+    site_id: int
+    task: asyncio.Task[object]
+    began_at: float
 
 
 class _Rate:

@@ -139,6 +139,7 @@ class DonorClient:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
     async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
+        await self._link.ready()
         answer = self._link.ask(method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
@@ -150,7 +151,9 @@ class DonorClient:
                     data = await answer.read()
                 if not isinstance(data, bytes):
                     return
-                self.has_answered = True
+                if not self.has_answered:
+                    self.has_answered = True
+                    self._link.judge(answered=True)
                 waited_s += loop.time() - began
                 progress.moved(len(data), waited_s)
                 problem = progress.problem(waited_s)

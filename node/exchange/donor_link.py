@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.node.exchange.dialer import Dialer
+from atoll.protocol.messages import Donor
 
 
 class Answer(Protocol):
@@ -21,22 +23,44 @@ class Answer(Protocol):
 
 
 class Link(Protocol):
+    async def ready(self) -> None:
+        """Before `ask`: until there is a connection. Raises PeerError."""
+
     def ask(self, method: str, request: bytes) -> Answer: ...
+
+    def judge(self, *, answered: bool) -> None:
+        """Whether it answered to what was asked."""
 
     async def close(self) -> None: ...
 
 
 class DialledLink:
-    """A connection that this site opened, at the first request."""
+    """A connection that this site opens at the first request."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
-        self._channel = open_channel(address, credentials=credentials, max_message_bytes=MAX_FRAME_BYTES)
+    def __init__(self, donor: Donor, dialer: Dialer) -> None:
+        self._donor = donor
+        self._dialer = dialer
+        self._channel: grpc.aio.Channel | None = None
+        self._dialling = asyncio.Lock()
+
+    async def ready(self) -> None:
+        async with self._dialling:
+            if self._channel is None:
+                self._channel = await self._dialer.dial(self._donor)
+
+    def judge(self, *, answered: bool) -> None:
+        if answered:
+            self._dialer.reached(self._donor)
+        else:
+            self._dialer.failed(self._donor)
 
     def ask(self, method: str, request: bytes) -> Answer:
+        assert self._channel is not None, "ready() comes before ask()"
         stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
             method, request_serializer=None, response_deserializer=None
         )
         return stub(request)
 
     async def close(self) -> None:
-        await self._channel.close()
+        if self._channel is not None:
+            await self._channel.close()

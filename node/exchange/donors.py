@@ -9,9 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from itertools import islice
 from typing import Any
 
-import grpc
-
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
@@ -56,7 +55,7 @@ class Donors:
         known: Known,
         *,
         header: Header,
-        credentials: grpc.ChannelCredentials | None,
+        dialer: Dialer,
         counters: Counters,
         refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
         undialable: Callable[[], Collection[int]],
@@ -65,7 +64,7 @@ class Donors:
     ) -> None:
         self.known = known
         self._header = header
-        self._credentials = credentials
+        self._dialer = dialer
         self._counters = counters
         self._refresh = refresh
         self._pace = pace
@@ -190,7 +189,7 @@ class Donors:
         if key not in clients:
             clients[key] = DonorClient(
                 donor,
-                link=ExpectedLink(self._expected, donor) if here else DialledLink(donor.address, self._credentials),
+                link=ExpectedLink(self._expected, donor) if here else DialledLink(donor, self._dialer),
                 header=self._header,
                 counters=self._counters,
                 pace=self._pace,
@@ -223,6 +222,7 @@ class Donors:
         log.info("%s", error)
         if isinstance(error, PeerError) and client is self._dialled.get(key) and not client.has_answered:
             self._unanswered.add(key)
+            self._dialer.failed(client.donor)
         if isinstance(error, InvalidMessage):
             self._counters.refuse(error)
             self._strikes[key] += 1

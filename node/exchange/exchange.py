@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from atoll.node.exchange.counters import Counters, Traffic
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
@@ -72,8 +73,9 @@ class Exchange:
         counters: Counters,
         uplink: Uplink,
         pool: Executor,
-        connect: Callable[[str], grpc.aio.Channel],
+        connect: Callable[[Member], Awaitable[grpc.aio.Channel]],
         disconnect: Callable[[str], None],
+        dialer: Dialer,
     ) -> None:
         self.plan = plan
         self.plan_digest = plan_digest(plan)
@@ -87,6 +89,7 @@ class Exchange:
         self.held = held
         self.connect = connect
         self.disconnect = disconnect
+        self.dialer = dialer
         self._pool = pool
         self._log = log
         self._fsync = fsync

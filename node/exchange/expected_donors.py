@@ -184,6 +184,12 @@ class ExpectedLink:
         self._site = donor.site_id, donor.incarnation
         self._where = f"donor site {donor.site_id}, which dialled this site"
 
+    async def ready(self) -> None:
+        """The donor's streams are waited for by the first read."""
+
+    def judge(self, *, answered: bool) -> None:
+        """The donor dials, so there is nobody to dial less often."""
+
     def ask(self, method: str, request: bytes) -> Answer:
         message = peer_pb2.DonateResponse()
         asked = message.state if method == FETCH_STATE_METHOD else message.payloads

@@ -14,6 +14,7 @@ import grpc.aio
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.donations import Donations
 from atoll.node.exchange.donor import Donor
 from atoll.node.exchange.exchange import Exchange
@@ -30,7 +31,6 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Header, Member, Plan
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
 
 DROPPED_REMEMBERED = 256
@@ -45,7 +45,7 @@ MAX_EARLY = 256
 class Hub:
     """Lives in one event loop. `attach` it to a server; `close` it at the end.
 
-    `credentials` are used for every channel to a peer. `allow` says what may be held as a reducer: in memory, and on
+    All channels to peers are made by `dialer`. `allow` says what may be held as a reducer: in memory, and on
     the disk by `spill`; without one all of it may be in memory.
     """
 
@@ -54,21 +54,21 @@ class Hub:
         *,
         run_id: str,
         incarnation: int,
-        credentials: grpc.ChannelCredentials | None,
+        dialer: Dialer,
         spill: Spill | None = None,
         fsync: bool = False,
         num_threads: int | None = None,
     ) -> None:
         self.run_id = run_id
         self.incarnation = incarnation
-        self.credentials = credentials
+        self.dialer = dialer
         self.max_retained_bytes = 0
         self.spill = spill
         self.counters = Counters()
         self.uplink = Uplink()
         self.donor: Donor | None = None
         self.expected_donors = ExpectedDonors()
-        self.donations = Donations(identity=self.identity, credentials=credentials, donor=self.served_donor)
+        self.donations = Donations(identity=self.identity, dialer=dialer, donor=self.served_donor)
         self.site_id = 0
         """Given by the coordinator; 0 until then."""
         self.pool = ThreadPoolExecutor(
@@ -157,13 +157,15 @@ class Hub:
         """Who answers here."""
         return self.header(self.site_id, 0)
 
-    def channel(self, address: str) -> grpc.aio.Channel:
-        """The one channel for exchanges with that address."""
-        if address not in self._channels:
-            self._channels[address] = open_channel(
-                address, credentials=self.credentials, max_message_bytes=MAX_FRAME_BYTES
-            )
-        return self._channels[address]
+    async def channel(self, member: Member) -> grpc.aio.Channel:
+        """The one channel for exchanges with that member's address. Raises PeerError."""
+        if member.address not in self._channels:
+            channel = await self.dialer.dial(member)
+            if member.address in self._channels:  # another exchange was faster
+                await channel.close()
+            else:
+                self._channels[member.address] = channel
+        return self._channels[member.address]
 
     def disconnect(self, address: str) -> None:
         """A stream to that address broke or hung: the next one gets a connection of its own.
@@ -207,6 +209,7 @@ class Hub:
             pool=self.pool,
             connect=self.channel,
             disconnect=self.disconnect,
+            dialer=self.dialer,
         )
         # One sync is under way at a time. A site that was evicted may never have heard how an earlier one ended.
         for sync in [sync for sync in self._held if sync < plan.sync]:

@@ -105,6 +105,7 @@ class ReducerLink:
         self._last_error = error
         if isinstance(error, InvalidMessage | PeerError):
             self._exchange.disconnect(self.member.address)
+            self._exchange.dialer.failed(self.member)
         if isinstance(error, InvalidMessage):
             self._num_corrupt += 1
             if self._num_corrupt >= MAX_CORRUPT:
@@ -130,7 +131,7 @@ class ReducerLink:
 
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
-        channel = self._exchange.connect(self.member.address)
+        channel = await self._exchange.connect(self.member)
         method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
             EXCHANGE_METHOD,
             request_serializer=None,  # frames are bytes, see parts.py
@@ -143,6 +144,7 @@ class ReducerLink:
             await call.write(opening)
             self._exchange.note_sent(len(opening))
             held = await self._read_held(call)
+            self._exchange.dialer.reached(self.member)
             missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
             self.phase = "sending contributions" if missing else "waiting for payloads"
             sender = asyncio.create_task(self._send(call, missing))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.donor import give
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.requests import check_header
@@ -114,9 +113,8 @@ class PeerService:
 
     async def _give(self, frames: AsyncGenerator[bytes], header: common_pb2.Header, context: Context) -> None:
         try:
-            await give(
-                frames, context.write, self._hub.served_donor().pace, f"site {header.site_id} ({context.peer()})"
-            )
+            who = f"site {header.site_id} ({context.peer()})"
+            await self._hub.served_donor().give(frames, context.write, who)
         except NotRead as error:
             log.warning("%s", error)
             raise asyncio.CancelledError(str(error)) from None

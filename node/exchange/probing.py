@@ -10,6 +10,7 @@ from contextlib import nullcontext
 import grpc
 import grpc.aio
 
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.parts import parse
 from atoll.node.exchange.service_name import PROBE_METHOD
 from atoll.protocol import wire
@@ -17,7 +18,6 @@ from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.time_limits import TimeLimits
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import peer_pb2
 
 log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class Prober:
         self,
         *,
         header: Callable[[], Header],
-        credentials: grpc.ChannelCredentials | None,
+        dialer: Dialer,
         limits: Callable[[], TimeLimits],
         found: Callable[[tuple[int, ...]], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._header = header
-        self._credentials = credentials
+        self._dialer = dialer
         self._limits = limits
         self._found = found
         self._failed = failed
@@ -97,8 +97,10 @@ class Prober:
             try:
                 async with nullcontext() if is_new else self._turn:
                     await self._probe(member)
+                self._dialer.reached(member)
                 return ""
             except AtollError as error:
+                self._dialer.failed(member)
                 problem = str(error)
         return problem
 
@@ -120,7 +122,7 @@ class Prober:
         """Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
         where = f"cannot dial site {member.site_id} at {member.address}"
         limit_s = self._limits().connect_s
-        channel = open_channel(member.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+        channel = await self._dialer.dial(member)
         try:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 PROBE_METHOD, request_serializer=None, response_deserializer=None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from atoll.node.dataplane.outer_state import record_bytes
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
@@ -285,12 +286,15 @@ def test_a_donor_answers_in_bounded_frames_or_refuses(disk: Disk, method: str, d
                 await getattr(PeerService(hub), method)(request, context)
             assert all(len(frame) <= transport.MAX_FRAME_BYTES for frame in context.sent)
             assert hub.donor is not None
-            assert not hub.donor._requests_of, "its place is free again"
+            assert not hub.donor.num_requests, "its place is free again"
 
     asyncio.run(main())
 
 
 # --- a donor's answers
+
+
+LIAR = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1)
 
 
 class LyingDonor(DonorClient):
@@ -306,8 +310,8 @@ class LyingDonor(DonorClient):
 @asynccontextmanager
 async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     client = LyingDonor(
-        m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1),
-        link=DialledLink("127.0.0.1:1", None),
+        LIAR,
+        link=DialledLink(LIAR, Dialer(None)),
         header=HEADER,
         counters=Counters(),
         pace=PACE,
@@ -480,7 +484,7 @@ def test_a_donor_that_dialled_answers_any_request_and_says_how_it_ended(disk: Di
             *frames, last = [peer_pb2.DonateRequest.FromString(frame).WhichOneof("body") for frame in call.sent]
             assert (set(frames) <= {"frame"}, last) == (True, "end")
             assert hub.donor is not None
-            assert not hub.donor._requests_of, "its place is free again"
+            assert not hub.donor.num_requests, "its place is free again"
 
     asyncio.run(main())
 

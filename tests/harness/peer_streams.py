@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.progress import Pace
@@ -86,7 +87,7 @@ class Disk:
 @asynccontextmanager
 async def serving(disk: Disk, max_retained_bytes: int = 1 << 20) -> AsyncIterator[Hub]:
     """A node that is the reducer of all chunks of sync 1."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, credentials=None, num_threads=1)
+    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), num_threads=1)
     hub.max_retained_bytes = max_retained_bytes
     hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
     try:

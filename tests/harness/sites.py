@@ -15,6 +15,7 @@ from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.exchange import Exchange, ExchangeResult
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.progress import Pace
@@ -79,7 +80,7 @@ class Site:
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID)
         else:
             outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
-        hub = Hub(run_id=RUN_ID, incarnation=incarnation, credentials=None, num_threads=2)
+        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), num_threads=2)
         hub.max_retained_bytes = 1 << 30
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)

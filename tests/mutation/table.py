@@ -50,6 +50,7 @@ PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
 DONORS = "tests/unit/exchange/test_donors.py"
+DIALER = "tests/unit/exchange/test_dialer.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 NODE_SESSION = "tests/process/test_node_session.py"
 ANOTHER_RUN = "tests/process/test_another_run.py"
@@ -1340,6 +1341,38 @@ MUTATIONS = (
         old="streams = self._streams.get(site)\n        if streams is None:\n            raise",
         new="streams = self._streams.setdefault(site, _Streams())\n        if streams is None:\n            raise",
         tests=(EXPECTED,),
+    ),
+    Mutation(
+        name="an address is dialled as often as members name it",
+        rule="an address is dialled at a bounded pace, whoever names it",
+        file="node/exchange/dialer.py",
+        old="        if not peer.has_answered:",
+        new="        if not peer.has_answered and False:",
+        tests=(DIALER,),
+    ),
+    Mutation(
+        name="strangers at an address delay the peer that answers there",
+        rule="a peer that answered as itself waits for nobody",
+        file="node/exchange/dialer.py",
+        old="        if not peer.has_answered:",
+        new="        if True:",
+        tests=(DIALER,),
+    ),
+    Mutation(
+        name="a failed dial is repeated at once",
+        rule="a peer that is not reached is dialled less and less often",
+        file="node/exchange/dialer.py",
+        old="        peer.num_failures += 1",
+        new="        wait_s = 0.0",
+        tests=(DIALER,),
+    ),
+    Mutation(
+        name="a slow reader keeps its place",
+        rule="a place at a donor is lent for a turn",
+        file="node/exchange/donor.py",
+        old="        first.task.cancel()\n        return True",
+        new="        return False",
+        tests=("tests/process/test_trickles.py",),
     ),
     Mutation(
         name="a stream that ends is an answer",

@@ -400,7 +400,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 header = to.hub.header(7, 0)
                 return DonorClient(
                     site.donor() if to is site else empty.donor(),
-                    link=DialledLink(to.address, None),
+                    link=DialledLink(to.donor(), to.hub.dialer),
                     header=replace(header, run_id=run_id),
                     counters=empty.hub.counters,
                     pace=PACE,
@@ -431,7 +431,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             }
             assert site.hub.refused_messages == 3
             assert site.hub.donor is not None
-            site.hub.donor._requests_of.update(range(10, 10 + donor.MAX_REQUESTS))
+            monkeypatch.setattr(donor, "MAX_REQUESTS", 0)  # all places are taken
             with pytest.raises(NotYetError, match="ask again"):
                 await chunks(ask, [0])
             await ask.close()

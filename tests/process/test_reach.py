@@ -36,7 +36,7 @@ class Found:
         site.hub.site_id = site.site_id
         self.prober = Prober(
             header=site.hub.identity,
-            credentials=None,
+            dialer=site.hub.dialer,
             limits=lambda: PRESETS["local"],
             found=self._changes.put_nowait,
             failed=unexpected,

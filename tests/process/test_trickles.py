@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -284,7 +284,9 @@ def test_only_the_site_behind_the_bad_link_is_named(tmp_path: Path) -> None:
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
             seen_by_third = third.begin(plan)
             connect = seen_by_third.connect
-            seen_by_third.connect = lambda address: connect(relay.address if address == first.address else address)
+            seen_by_third.connect = lambda member: connect(
+                replace(member, address=relay.address) if member.address == first.address else member
+            )
             waits = asyncio.create_task(second.begin(plan).run())
             cut_off = asyncio.create_task(seen_by_third.run())
             with pytest.raises(PeerError, match="site 3") as caught:
@@ -309,7 +311,9 @@ def test_a_slow_link_is_waited_for_longer_than_a_stall_and_nobody_is_blamed(tmp_
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
             seen_by_third = third.begin(plan)
             connect = seen_by_third.connect
-            seen_by_third.connect = lambda address: connect(relay.address if address == first.address else address)
+            seen_by_third.connect = lambda member: connect(
+                replace(member, address=relay.address) if member.address == first.address else member
+            )
             loop = asyncio.get_running_loop()
             began = loop.time()
             results = await asyncio.gather(first.begin(plan).run(), second.begin(plan).run(), seen_by_third.run())
@@ -360,18 +364,73 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
                 await call.read()
             served = site.hub.donor
             assert served is not None
-            assert served._requests_of == {7: donor.MAX_REQUESTS_OF_SITE}
+            assert served.num_requests == donor.MAX_REQUESTS_OF_SITE
             client = DonorClient(
                 site.donor(),
-                link=DialledLink(site.address, None),
+                link=DialledLink(site.donor(), site.hub.dialer),
                 header=site.hub.header(7, 0),
                 counters=site.hub.counters,
                 pace=PACE,
             )
             with pytest.raises(NotYetError, match="3 of them of site 7"):
                 await client.hash_lists([0], len(site.layout.chunks))
-            await until(lambda: not served._requests_of)  # nobody read on
+            await until(lambda: not served.num_requests)  # nobody read on
             assert await client.hash_lists([0], len(site.layout.chunks))
+            await client.close()
+            await channel.close()
+
+    asyncio.run(main())
+
+
+def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path: Path) -> None:
+    """They read just enough; who comes when they have had their turn is served."""
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            (site,) = await run.add(1)
+            site.hub.serve(site.layout, lambda: site.outer, site.log, Pace(stall_s=0.5, slowest_bytes_per_s=1 << 10))
+            channel = transport.open_channel(
+                site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
+            )
+            method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
+            served = site.hub.donor
+            assert served is not None
+            slow = asyncio.Event()
+
+            async def trickle(site_id: int) -> None:
+                request = peer_pb2.FetchStateRequest(
+                    header=wire.to_proto(site.hub.header(site_id, 0)), chunks=range(len(site.layout.chunks))
+                )
+                while True:
+                    with suppress(grpc.RpcError):
+                        call = method(request.SerializeToString())
+                        async for _ in call:
+                            await slow.wait()  # for a while: slower than others, and never silent
+                            slow.clear()
+
+            strangers = [asyncio.create_task(trickle(site_id)) for site_id in range(20, 36)]
+
+            async def let_them_read() -> None:
+                while True:
+                    slow.set()
+                    await asyncio.sleep(0.2)
+
+            strangers.append(asyncio.create_task(let_them_read()))
+            await until(lambda: served.num_requests == donor.MAX_REQUESTS)
+            client = DonorClient(
+                site.donor(),
+                link=DialledLink(site.donor(), site.hub.dialer),
+                header=site.hub.header(7, 0),
+                counters=site.hub.counters,
+                pace=PACE,
+            )
+            hashes: dict[int, list[bytes]] = {}
+            while not hashes:
+                with suppress(NotYetError):
+                    hashes = await client.hash_lists([0], len(site.layout.chunks))
+            assert len(hashes[0]) == len(site.layout.chunks)
+            assert served.num_requests <= donor.MAX_REQUESTS + 1, "who gives way is gone soon"
+            await ended(*strangers)
             await client.close()
             await channel.close()
 

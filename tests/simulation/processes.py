@@ -33,6 +33,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import disk
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
@@ -277,7 +278,7 @@ class SimNode:
             hub = Hub(
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
-                credentials=None,
+                dialer=Dialer(None),
                 spill=await asyncio.to_thread(Spill, home.spill_folder),
                 fsync=self.settings.sync.fsync,
                 num_threads=1,

@@ -10,6 +10,7 @@ import pytest
 
 from atoll.node.exchange import donors as donor_pool
 from atoll.node.exchange.counters import Counters
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.donor_client import DonorClient
 from atoll.node.exchange.donors import Donors
 from atoll.node.exchange.expected_donors import ExpectedDonors
@@ -48,7 +49,7 @@ def donors_of(
     return Donors(
         known,
         header=header,
-        credentials=None,
+        dialer=Dialer(None),
         counters=Counters(),
         refresh=(asked or Asked(offered)).refresh,
         undialable=undialable,

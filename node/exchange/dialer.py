@@ -1,0 +1,115 @@
+"""Every connection that this node opens to another: in turn, with growing waits.
+
+A member's address is its own word, and may be that of somebody who has nothing to do with the run. So a peer that does
+not answer as itself is dialled less and less often, and an address is dialled at a bounded pace, however many members
+name it. A peer that did answer as itself waits for no other that names the same address.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from atoll.protocol.errors import PeerError
+from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+
+FIRST_WAIT_S = 0.05
+MOST_WAIT_S = 2.0
+"""After each failure in a row twice as long, from the first to the most. The most is a third of the shortest stall
+limit: a peer whose link was cut for a moment is dialled again in time."""
+DIALS_AT_ONCE = 6
+"""Of one address, whose peers have not answered as themselves yet: a probe, an exchange, a transfer, and as many for a
+start of the same node that was lost."""
+DIAL_EVERY_S = 1.0
+"""Of such an address, after those."""
+LONGEST_QUEUE_S = 5.0
+MAX_REMEMBERED = 4096
+"""Peers and addresses."""
+
+
+class Callee(Protocol):
+    """A member or a donor."""
+
+    @property
+    def site_id(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def address(self) -> str: ...
+
+
+@dataclass(slots=True)
+class _Peer:
+    num_failures: int = 0  # in a row
+    not_before: float = 0.0
+    has_answered: bool = False  # as itself
+
+
+class Dialer:
+    """Lives in one event loop. `dial`, and then say how it went: `reached` or `failed`."""
+
+    def __init__(self, credentials: grpc.ChannelCredentials | None) -> None:
+        self._credentials = credentials
+        self._peers: OrderedDict[tuple[int, int, str], _Peer] = OrderedDict()
+        self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
+        self.num_dials = 0
+
+    async def dial(self, callee: Callee) -> grpc.aio.Channel:
+        """A connection of its own, once it is this peer's turn. It connects at its first call, and again after it broke
+        only as often as grpc's own back-off lets it. Raises PeerError where too many wait for the address."""
+        await self._turn(callee)
+        self.num_dials += 1
+        return open_channel(callee.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+
+    def reached(self, callee: Callee) -> None:
+        """It answered as itself."""
+        peer = self._peer(callee)
+        peer.num_failures, peer.not_before, peer.has_answered = 0, 0.0, True
+
+    def failed(self, callee: Callee) -> None:
+        """It could not be reached, or another answers there."""
+        peer = self._peer(callee)
+        wait_s = min(FIRST_WAIT_S * 2.0 ** min(peer.num_failures, 16), MOST_WAIT_S)
+        peer.num_failures += 1
+        peer.not_before = asyncio.get_running_loop().time() + wait_s
+
+    async def _turn(self, callee: Callee) -> None:
+        now = asyncio.get_running_loop().time()
+        peer = self._peer(callee)
+        wait_s = max(0.0, peer.not_before - now)
+        if not peer.has_answered:
+            wait_s = max(wait_s, self._queue(callee, now))
+        if wait_s:
+            await asyncio.sleep(wait_s)
+
+    def _queue(self, callee: Callee, now: float) -> float:
+        """Takes a place in the queue for the address; how long it waits there."""
+        full_at = max(self._full_at.pop(callee.address, 0.0), now)
+        wait_s = full_at + DIAL_EVERY_S - now - DIALS_AT_ONCE * DIAL_EVERY_S
+        if wait_s > LONGEST_QUEUE_S:
+            self._full_at[callee.address] = full_at
+            raise PeerError(
+                f"site {callee.site_id} at {callee.address}: that address is dialled too often; "
+                f"{len(self._naming(callee.address))} members name it",
+                callee.site_id,
+            )
+        self._full_at[callee.address] = full_at + DIAL_EVERY_S
+        while len(self._full_at) > MAX_REMEMBERED:
+            self._full_at.popitem(last=False)
+        return max(0.0, wait_s)
+
+    def _naming(self, address: str) -> set[int]:
+        return {site_id for site_id, _, named in self._peers if named == address}
+
+    def _peer(self, callee: Callee) -> _Peer:
+        key = (callee.site_id, callee.incarnation, callee.address)
+        peer = self._peers.pop(key, None) or _Peer()
+        self._peers[key] = peer  # the last used at the end
+        while len(self._peers) > MAX_REMEMBERED:
+            self._peers.popitem(last=False)
+        return peer

@@ -1,0 +1,108 @@
+"""Addresses are members' own words: what is dialled how often, on simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from atoll.node.exchange import dialer as dialer_module
+from atoll.node.exchange.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer
+from atoll.protocol.errors import PeerError
+from atoll.protocol.messages import Member
+from tests.simulation.loop import SimLoop
+
+VICTIM = "198.51.100.7:22"
+SECONDS = 12.0
+
+
+def member(site_id: int, address: str = VICTIM, incarnation: int = 1) -> Member:
+    return Member(site_id=site_id, incarnation=incarnation, address=address, tokens=0)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialer_module, "open_channel", lambda address, **_: address)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(work)
+
+
+async def dial_in_vain(dialer: Dialer, callee: Member, dials: list[float]) -> None:
+    loop = asyncio.get_running_loop()
+    end = loop.time() + SECONDS
+    while loop.time() < end:
+        try:
+            await dialer.dial(callee)
+            dials.append(loop.time())
+        except PeerError:
+            await asyncio.sleep(0.05)
+        dialer.failed(callee)
+
+
+def test_who_does_not_answer_is_dialled_less_and_less_often() -> None:
+    async def main() -> None:
+        dials: list[float] = []
+        await dial_in_vain(Dialer(None), member(1), dials)
+        waits = [later - earlier for earlier, later in itertools.pairwise(dials)]
+        assert waits[:5] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
+        assert waits[-1] == pytest.approx(MOST_WAIT_S)
+        assert len(dials) <= SECONDS / MOST_WAIT_S + 7
+
+    run(main())
+
+
+def test_a_port_that_many_members_name_is_not_flooded() -> None:
+    async def main() -> None:
+        dialer = Dialer(None)
+        dials: list[float] = []
+        strangers = [member(site_id, incarnation=start) for site_id in range(1, 17) for start in (1, 2)]
+        await asyncio.gather(*(dial_in_vain(dialer, stranger, dials) for stranger in strangers))
+        assert len(dials) <= DIALS_AT_ONCE + SECONDS + LONGEST_QUEUE_S + 1
+        assert dialer.num_dials == len(dials)
+        waiting = [asyncio.create_task(dialer.dial(member(1))) for _ in range(20)]
+        with pytest.raises(PeerError, match=rf"site 1 at {VICTIM}: .* 16 members name it"):
+            await asyncio.gather(*waiting)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(main())
+
+
+def test_a_peer_that_answers_as_itself_waits_for_no_stranger_at_its_address() -> None:
+    async def main() -> None:
+        dialer = Dialer(None)
+        honest = member(1)
+        await dialer.dial(honest)
+        dialer.reached(honest)
+        work = [dial_in_vain(dialer, member(site_id), []) for site_id in range(2, 40)]
+        flood = asyncio.gather(*work)
+        loop = asyncio.get_running_loop()
+        for _ in range(10):
+            await asyncio.sleep(1.0)
+            began = loop.time()
+            await dialer.dial(honest)
+            assert loop.time() == began
+        await flood
+
+    run(main())
+
+
+def test_a_peer_whose_link_was_cut_is_dialled_at_once_when_it_answered_again() -> None:
+    async def main() -> None:
+        dialer = Dialer(None)
+        loop = asyncio.get_running_loop()
+        for _ in range(10):
+            dialer.failed(member(1))
+        dialer.reached(member(1))
+        began = loop.time()
+        await dialer.dial(member(1))
+        assert loop.time() == began
+
+    run(main())
