@@ -18,6 +18,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.node import Node
+from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.worker.client import LocalClient
 from atoll.protocol.errors import HostError
@@ -34,7 +35,7 @@ def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[i
     async def scenario() -> tuple[int, str]:
         home = Home(folder / "home")
         journal = Journal(home.folder / "journal.jsonl")
-        hub = Hub(run_id="run", incarnation=home.incarnation, credentials=None)
+        hub = Hub(run_id="run", incarnation=home.incarnation, dialer=Dialer(None))
         node = Node(
             config=NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
             run=Run(SETTINGS, settings_to_json(SETTINGS)),
