@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
@@ -40,7 +39,7 @@ from atoll.coordinator.core.machine import Core
 from atoll.coordinator.store import RESTORE, Store
 from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, transport, wire
 from atoll.protocol.differences import Told
-from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 
@@ -68,7 +67,7 @@ class _Stream:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.outgoing: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_QUEUED_SENDS)  # of messages, see wire.py
+        self.outgoing: asyncio.Queue[wire.Body | None] = asyncio.Queue(MAX_QUEUED_SENDS)
         self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
         self.received_seq = 0
@@ -83,7 +82,7 @@ class _Stream:
             case messages.Welcome() | messages.SendManifest() | messages.Admitted():
                 self.most_bytes = MAX_MESSAGE_BYTES
 
-    def put(self, body: bytes | None) -> None:
+    def put(self, body: wire.Body | None) -> None:
         try:
             self.outgoing.put_nowait(body)
         except asyncio.QueueFull:
@@ -101,7 +100,7 @@ class _Body:
     message: messages.CoordinatorMessage
     before: Told
     after: Told
-    data: bytes
+    encoded: wire.Body
 
 
 class _Bodies:
@@ -125,7 +124,7 @@ class _Bodies:
         after = differences.after(message, told)
         if after is not told:  # streams that were told the same in other ways have it in common from now on
             after = next((known.after for known in self._known.values() if known.after == after), after)
-        return _Body(message=message, before=told, after=after, data=wire.response_body(short, same))
+        return _Body(message=message, before=told, after=after, encoded=wire.response_body(short, same))
 
 
 class CoordinatorServer:
@@ -269,7 +268,7 @@ class CoordinatorServer:
                         body = self._bodies.of(message, stream.told)
                         stream.told = body.after
                         stream.expects(message)
-                        stream.put(body.data)
+                        stream.put(body.encoded)
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
@@ -331,8 +330,8 @@ class CoordinatorServer:
                 envelope, header, message = await asyncio.to_thread(_parse, data)
             else:
                 envelope, header, message = _parse(data)
-        except DecodeError as error:
-            return Garbled(stream.number, f"{len(data)} bytes that are no session message: {error}")
+        except DigestMismatch as error:
+            return Garbled(stream.number, str(error))
         except InvalidMessage as error:
             return Malformed(stream.number, str(error))
         stream.received_seq = envelope.seq
@@ -350,8 +349,7 @@ class CoordinatorServer:
 
 
 def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:
-    """Raises DecodeError, InvalidMessage."""
-    envelope = session_pb2.SessionRequest()
-    envelope.ParseFromString(data)
+    """Raises InvalidMessage, DigestMismatch if the link changed it."""
+    envelope = wire.parse(session_pb2.SessionRequest, data)
     header, message = wire.unpack(envelope)
     return envelope, header, message

@@ -8,15 +8,16 @@ from __future__ import annotations
 import dataclasses
 import math
 import types
+import zlib
 from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
-from atoll.protocol import layout, messages
+from atoll.protocol import PROTOCOL_VERSION, layout, messages
 from atoll.protocol.differences import WHOLE, Same
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import DigestMismatch, InvalidMessage
 from atoll.protocol.v1 import common_pb2, session_pb2
 
 T = TypeVar("T")
@@ -159,18 +160,74 @@ def response(
     return _pack(session_pb2.SessionResponse(), body, header, seq, ack)
 
 
-def response_body(body: messages.CoordinatorMessage, same: Same = WHOLE) -> bytes:
-    """What `response_around` takes: a message that goes to many sites is encoded once."""
+# --- bytes of a session: an envelope, and the checksum of all its bytes at their end
+
+_CHECKSUM_TAG = bytes((session_pb2.SessionRequest.CHECKSUM_FIELD_NUMBER << 3 | 5,))  # 5: four bytes follow
+_CHECKSUM_FIELD_BYTES = 5
+_READ_WITHOUT_CHECKSUM = ("hello", "refused")
+
+
+def to_bytes(envelope: session_pb2.SessionRequest | session_pb2.SessionResponse) -> bytes:
+    data = envelope.SerializeToString()
+    return data + _checksum_field(zlib.crc32(data))
+
+
+def _checksum_field(checksum: int) -> bytes:
+    return _CHECKSUM_TAG + checksum.to_bytes(4, "little")
+
+
+def parse(cls: type[_Envelope], data: bytes) -> _Envelope:
+    """The envelope of these bytes. Raises DigestMismatch if they are not those that were sent, InvalidMessage if they
+    are and are no envelope.
+
+    Hello and Refused of another protocol version come as they are: they are to be refused, and heard, by name.
+    """
+    end = len(data) - _CHECKSUM_FIELD_BYTES
+    is_whole = end >= 0 and data[end:] == _checksum_field(zlib.crc32(memoryview(data)[:end]))
+    envelope = cls()
+    try:
+        envelope.ParseFromString(data)
+    except DecodeError as error:
+        if is_whole:
+            raise InvalidMessage(f"{len(data)} bytes that are no session message: {error}") from None
+        envelope.Clear()
+    if not is_whole and not _is_of_another_version(envelope):
+        raise DigestMismatch(f"{len(data)} bytes whose checksum is wrong: they changed on their way")
+    return envelope
+
+
+def _is_of_another_version(envelope: session_pb2.SessionRequest | session_pb2.SessionResponse) -> bool:
+    """Two flipped bits away from an envelope of this version: the one of its version, and the one of its checksum."""
+    return (
+        envelope.header.protocol_version not in (0, PROTOCOL_VERSION)
+        and not envelope.checksum
+        and envelope.WhichOneof("body") in _READ_WITHOUT_CHECKSUM
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Body:
+    """The part of a response that is the same for many sites, and its checksum."""
+
+    data: bytes
+    checksum: int
+
+
+def response_body(body: messages.CoordinatorMessage, same: Same = WHOLE) -> Body:
+    """What `response_around` takes: what goes to many sites is encoded once, and read once for its checksum."""
     envelope = session_pb2.SessionResponse(same_contributors=same.contributors, same_trees=same.trees)
     target = getattr(envelope, _BODIES[type(body)])
     target.CopyFrom(to_proto(body))
     target.SetInParent()
-    return envelope.SerializeToString()
+    data = envelope.SerializeToString()
+    return Body(data, zlib.crc32(data))
 
 
-def response_around(body: bytes, header: messages.Header, seq: int, ack: int) -> bytes:
-    """The bytes of `response`: encoded messages that follow each other are one message with the fields of both."""
-    return session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString() + body
+def response_around(body: Body, header: messages.Header, seq: int, ack: int) -> bytes:
+    """As `to_bytes` of `response`: encoded messages that follow each other are one message with the fields of both.
+    The body is first, so that its checksum goes on over what is this stream's own."""
+    around = session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString()
+    return body.data + around + _checksum_field(zlib.crc32(around, body.checksum))
 
 
 def left_out(envelope: session_pb2.SessionResponse) -> Same:

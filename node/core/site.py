@@ -401,16 +401,16 @@ class SiteCore:
             site.retry_fetch_at = None
             catching_up.find_sources(self.ctx)
         workforce.restart_if_due(self.ctx)
-        if site.away_since is not None and now >= site.away_since + self.ctx.limits.give_up_s:
-            away_s = now - site.away_since
-            endings.exit(
-                self.ctx, RefusedError.exit_code, f"no coordinator for {away_s:.0f} s; the state is kept, start again"
-            )
 
     # --- after every event: whatever has become possible
 
     def _advance(self) -> None:
         site, workers = self.site, self.site.workers
+        if site.away_since is not None and self.ctx.now >= site.away_since + self.ctx.limits.give_up_s:
+            away_s = self.ctx.now - site.away_since
+            text = f"no coordinator for {away_s:.0f} s; the state is kept, start again"
+            endings.exit(self.ctx, RefusedError.exit_code, text)
+            return
         if site.distrusting and site.applying is None and site.saving is None and site.publishing is None:
             self.ctx.emit(DistrustState(site.distrusting))
             site.distrusting = ""

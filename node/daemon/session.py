@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from atoll.protocol import differences, transport, wire
 from atoll.protocol import messages as m
@@ -95,12 +94,8 @@ class Session:
                     await channel.channel_ready()
             except TimeoutError:
                 return f"{self.address} does not answer"
-            # Bytes: what cannot be parsed is this module's to judge.
-            method: grpc.aio.StreamStreamMultiCallable[session_pb2.SessionRequest, bytes] = channel.stream_stream(
-                SESSION_METHOD,
-                request_serializer=session_pb2.SessionRequest.SerializeToString,
-                response_deserializer=None,
-            )
+            # Bytes: what cannot be read is this module's to judge.
+            method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(SESSION_METHOD)
             broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
             call = method(self._requests(broken))
             self._is_open = True
@@ -118,21 +113,21 @@ class Session:
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 
-    async def _requests(self, broken: asyncio.Future[str]) -> AsyncIterator[session_pb2.SessionRequest]:
+    async def _requests(self, broken: asyncio.Future[str]) -> AsyncIterator[bytes]:
         """`broken` hears of a message that cannot be made: grpc would take that for the end of the stream."""
         outgoing = self._outgoing
         while (item := await outgoing.get()) is not None:
             message, ack = item
             self._seq += 1
             try:
-                request = wire.request(message, self._handlers.header(), self._seq, ack)
+                request = wire.to_bytes(wire.request(message, self._handlers.header(), self._seq, ack))
             except Exception as error:
                 if not broken.done():
                     broken.set_exception(error)
                 return
             yield request
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[session_pb2.SessionRequest, bytes]) -> str:
+    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> str:
         told = differences.NOTHING
         while True:
             try:
@@ -140,13 +135,12 @@ class Session:
                 if not isinstance(data, bytes):
                     return "the coordinator ended the session"
                 self._heard.set()
-                envelope = session_pb2.SessionResponse()
-                envelope.ParseFromString(data)
+                envelope = wire.parse(session_pb2.SessionResponse, data)
                 header, short = wire.unpack(envelope)
                 message = differences.complete(short, wire.left_out(envelope), told)
                 told = differences.after(message, told)
                 self._received_seq = envelope.seq
-            except (DecodeError, InvalidMessage) as error:
+            except InvalidMessage as error:
                 # What it said is lost; after the next Hello the coordinator says again what is pending.
                 self.num_refused_messages += 1
                 return f"a message that cannot be read: {error}"

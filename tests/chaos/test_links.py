@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.chaos import LIMIT_S, ChaosRun, settings
-from tests.harness.links import CutShort, FlipBit, free_address, relay_in_front
+from tests.harness.links import CutShort, FlipBit, Spoiler, free_address, relay_in_front
 from tests.harness.relay import Relay
 
 pytestmark = pytest.mark.timeout(180)
@@ -55,9 +55,13 @@ def test_messages_that_are_cut_short_break_the_connection_and_nothing_is_lost(tm
         run.end_well()
 
 
-def test_a_session_that_is_cut_short_is_made_anew(tmp_path: Path) -> None:
-    """A site that is hit says Hello again and goes on. (Flipped bits there are for TLS to find.)"""
-    spoiler = CutShort(every=4, limit=0, large_bytes=100)
+@pytest.mark.parametrize("spoiler", [CutShort, FlipBit])
+def test_a_session_that_is_spoiled_is_made_anew(tmp_path: Path, spoiler: type[Spoiler]) -> None:
+    """A site that is hit says Hello again and goes on."""
+    spoils(tmp_path, spoiler(every=4, limit=0, large_bytes=100))
+
+
+def spoils(tmp_path: Path, spoiler: Spoiler) -> None:
     with ChaosRun(tmp_path, SETTINGS) as run:
         run.start_coordinator()
         with relay_in_front(run.address, spoiler) as relayed:

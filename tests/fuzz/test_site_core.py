@@ -13,8 +13,8 @@ from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind
 from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer, SnapshotPhase
+from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
-from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
@@ -22,7 +22,7 @@ from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances, 
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
-HEADER = m.Header(protocol_version=1, run_id="run")
+HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
 
 ME = st.just(m.Member(site_id=1, incarnation=1, address="a:1", tokens=5))
 OTHER = st.just(m.Member(site_id=2, incarnation=1, address="b:1", tokens=5))

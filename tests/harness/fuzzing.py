@@ -65,8 +65,8 @@ MANIFESTS = st.sampled_from(
     ]
 )
 
-_TYPES = {13: "uint32", 4: "uint64", 17: "sint32", 5: "int32", 1: "double", 2: "float", 8: "bool", 9: "string",
-          12: "bytes", 14: "enum", 11: "message"}  # fmt: skip
+_TYPES = {13: "uint32", 7: "uint32", 4: "uint64", 17: "sint32", 5: "int32", 1: "double", 2: "float", 8: "bool",
+          9: "string", 12: "bytes", 14: "enum", 11: "message"}  # fmt: skip
 
 
 def instances(cls: type[T], **fixed: st.SearchStrategy[Any]) -> st.SearchStrategy[T]:

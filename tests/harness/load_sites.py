@@ -119,7 +119,7 @@ class SimulatedSite:
                 site_id=self._site_id,
                 incarnation=1,
             )
-            yield wire.request(message, header, self._seq, self._ack).SerializeToString()
+            yield wire.to_bytes(wire.request(message, header, self._seq, self._ack))
 
     async def _beat(self) -> None:
         while True:

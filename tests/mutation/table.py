@@ -615,6 +615,22 @@ MUTATIONS = (
         tests=(SITE, SITE_STORIES),
     ),
     Mutation(
+        name="flipped bits on a session are believed",
+        rule="a session message is what was sent, or is not read",
+        file="protocol/wire.py",
+        old="    if not is_whole and not _is_of_another_version(envelope):\n",
+        new="    if not is_whole and not envelope.checksum:\n",
+        tests=("tests/unit/protocol/test_checksums.py",),
+    ),
+    Mutation(
+        name="what is this stream's own is not in the checksum",
+        rule="the checksum of a session message covers its header and numbers",
+        file="protocol/wire.py",
+        old="_checksum_field(zlib.crc32(around, body.checksum))",
+        new="_checksum_field(body.checksum)",
+        tests=("tests/unit/protocol/test_checksums.py",),
+    ),
+    Mutation(
         name="an opened stream ends the time away",
         rule="the coordinator is away until it says Welcome",
         file="node/core/site.py",

@@ -50,7 +50,7 @@ class Client:
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue()
         # Bytes out, so that a test can send anything.
         self.call: Any = self.channel.stream_stream(
-            f"/{SERVICE}/Session", response_deserializer=session_pb2.SessionResponse.FromString
+            f"/{SERVICE}/Session", response_deserializer=lambda data: wire.parse(session_pb2.SessionResponse, data)
         )(self._requests())  # type: ignore[arg-type]
 
     async def _requests(self) -> AsyncIterator[bytes]:
@@ -65,7 +65,7 @@ class Client:
         header = m.Header(
             protocol_version=PROTOCOL_VERSION, run_id="run", site_id=self.site_id, incarnation=self.incarnation
         )
-        self.raw(wire.request(message, header, self.seq, self.ack).SerializeToString())
+        self.raw(wire.to_bytes(wire.request(message, header, self.seq, self.ack)))
 
     async def hear(self, *kinds: type[Any]) -> Any:
         """The next message of one of these kinds; others are passed over."""
@@ -194,13 +194,12 @@ def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
     serving(test, tmp_path)
 
 
-TRUNCATED = wire.request(
-    m.Leave(reason="a long reason"), m.Header(protocol_version=1, run_id="run"), 1, 0
-).SerializeToString()[:-4]
+HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
+WHOLE = wire.to_bytes(wire.request(m.Leave(reason="a long reason"), HEADER, 1, 0))
+FLIPPED = WHOLE[:-20] + bytes([WHOLE[-20] ^ 1]) + WHOLE[-19:]
 TOO_LARGE = bytes(service.MAX_FIRST_MESSAGE_BYTES + 1)
-OVER_A_BOUND = wire.request(
-    m.Heartbeat(phase="x" * 65), m.Header(protocol_version=1, run_id="run"), 1, 0
-).SerializeToString()
+OVER_A_BOUND = wire.to_bytes(wire.request(m.Heartbeat(phase="x" * 65), HEADER, 1, 0))
+EMPTY = wire.to_bytes(session_pb2.SessionRequest())
 
 
 @pytest.mark.parametrize(
@@ -208,7 +207,7 @@ OVER_A_BOUND = wire.request(
     [
         (TOO_LARGE, "at most 16384 are due"),
         (OVER_A_BOUND, "Heartbeat.phase"),
-        (b"", "without a known body"),
+        (EMPTY, "without a known body"),
     ],
     ids=["too large", "over a bound", "empty"],
 )
@@ -261,7 +260,9 @@ def test_5_people_see_a_decision_when_it_is_kept(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("data", [b"\xff" * 100, TRUNCATED], ids=["noise", "truncated"])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff" * 100, WHOLE[:-4], FLIPPED], ids=["nothing", "noise", "truncated", "flipped"]
+)
 def test_bytes_that_are_no_message_cost_one_stream_and_nobody_is_refused(data: bytes, tmp_path: Path) -> None:
     async def test(server: CoordinatorServer) -> None:
         a, b = await both_at_commit_0(server)

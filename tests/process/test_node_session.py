@@ -15,9 +15,11 @@ from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import time_limits
+from atoll.protocol.v1 import session_pb2
 
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=1)
-GOOD = wire.response(m.Pulse(), HEADER, 1, 0).SerializeToString()
+GOOD = wire.to_bytes(wire.response(m.Pulse(), HEADER, 1, 0))
+FLIPPED = bytes([GOOD[0] ^ 1]) + GOOD[1:]
 NO_BODY = wire.response(m.Pulse(), HEADER, 1, 0)
 NO_BODY.ClearField("pulse")
 
@@ -48,7 +50,7 @@ def a_session(
     return kind(address, None, time_limits("local"), handlers)
 
 
-@pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], NO_BODY.SerializeToString()])
+@pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], FLIPPED, wire.to_bytes(NO_BODY)])
 def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard(bad: bytes) -> None:
     async def scenario() -> None:
         num_streams = 0
@@ -94,7 +96,7 @@ def test_the_session_waits_longer_after_every_stream_until_it_is_welcomed(welcom
         async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
             yield GOOD
             if welcome:
-                yield wire.response(m.Welcome(settings_json="{}"), HEADER, 2, 0).SerializeToString()
+                yield wire.to_bytes(wire.response(m.Welcome(settings_json="{}"), HEADER, 2, 0))
 
         server, address = await serving(serve)
         lost: asyncio.Queue[Any] = asyncio.Queue()
@@ -188,7 +190,8 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
         session._received_seq = 1
         session.send(m.Heartbeat(phase="after"))
         requests = session._requests(asyncio.get_running_loop().create_future())
-        assert [(await anext(requests)).ack for _ in range(2)] == [0, 1]
+        said = [wire.parse(session_pb2.SessionRequest, await anext(requests)) for _ in range(2)]
+        assert [envelope.ack for envelope in said] == [0, 1]
         await requests.aclose()  # type: ignore[attr-defined]
 
     asyncio.run(scenario())

@@ -44,7 +44,7 @@ class Weather:
     duplicate: float = 0.0
     """Of session messages."""
     corrupt: float = 0.0
-    """Of messages between nodes: one bit of them."""
+    """One bit of a message, between nodes or on a session."""
 
 
 class Network:
@@ -181,7 +181,7 @@ class Pipe:
         network.num_messages += 1
         network.on_message(self._source, self._target, item)
         between_nodes = isinstance(item, bytes) and "coordinator" not in (self._source, self._target)
-        if between_nodes and weather.corrupt and item and network.random.random() < weather.corrupt:
+        if isinstance(item, bytes) and weather.corrupt and item and network.random.random() < weather.corrupt:
             network.num_corrupted += 1
             spoiled = bytearray(item)
             spoiled[network.random.randrange(len(item))] ^= 1 << network.random.randrange(8)

@@ -8,12 +8,14 @@ import random
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from atoll.node.exchange.spill import Spilled
 from atoll.protocol import messages as m
-from atoll.protocol.errors import RefusedError
+from atoll.protocol import wire
+from atoll.protocol.errors import DigestMismatch, RefusedError
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, Fault, draw_faults, strike
@@ -123,6 +125,30 @@ def test_no_weight_is_beyond_the_ratio_of_the_others_pace() -> None:
             assert tokens[-1] <= 16 * 8 * tokens[0] or len(tokens) == 1, outcome.story
         num_cut += "which count as" in outcome.story
     assert num_cut > 5
+
+
+def test_flipped_bits_on_sessions_are_seen_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No site believes another weight, range or commit: it would compute what the reference does not."""
+    num_seen = 0
+    parse = wire.parse
+
+    def counted(cls: Any, data: bytes) -> Any:
+        nonlocal num_seen
+        try:
+            return parse(cls, data)
+        except DigestMismatch:
+            num_seen += 1
+            raise
+
+    monkeypatch.setattr(wire, "parse", counted)
+    for seed in range(20):
+        faults = [
+            Fault(kind="spoil_messages", after_events=20 + 3 * seed, delay_s=0.0, lasts_s=2.0, draw=seed)
+            for _ in range(3)
+        ]
+        outcome = one(seed, faults)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+    assert num_seen > 20
 
 
 def test_a_hundred_sites() -> None:

@@ -18,7 +18,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[m.CoordinatorMessage]:
     found: list[m.CoordinatorMessage] = []
     encode = wire.response_body
 
-    def counted(message: m.CoordinatorMessage, same: Same = WHOLE) -> bytes:
+    def counted(message: m.CoordinatorMessage, same: Same = WHOLE) -> wire.Body:
         found.append(message)
         return encode(message, same)
 
@@ -65,6 +65,6 @@ def test_streams_that_were_told_the_same_in_other_ways_share_what_follows(
     assert bodies.of(following, first) is bodies.of(following, second)
     assert len(encoded) == num + 1
     assert encoded[-1] == replace(following, contributors=(), trees=())
-    envelope = session_pb2.SessionResponse.FromString(bodies.of(following, first).data)
+    envelope = session_pb2.SessionResponse.FromString(bodies.of(following, first).encoded.data)
     _, short = wire.unpack(envelope)
     assert differences.complete(short, wire.left_out(envelope), first) == following

@@ -16,6 +16,7 @@ from atoll.node.exchange.donors import Donors
 from atoll.node.exchange.expected_donors import ExpectedDonors
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, PeerError, StateError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
@@ -45,7 +46,7 @@ def donors_of(
 
     known = Known(Manifest(tensors=()), ())
     known.donors = tuple(offered)
-    header = Header(protocol_version=1, run_id="run", site_id=own, incarnation=1)
+    header = Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=own, incarnation=1)
     return Donors(
         known,
         header=header,
@@ -171,7 +172,7 @@ def dials(expected: ExpectedDonors, site_id: int) -> None:
         header=common_pb2.Header(site_id=site_id, incarnation=1), to_site_id=1, to_incarnation=1
     )
     nowhere: Any = None
-    expected.accept(message, Header(protocol_version=1, run_id="run", site_id=1, incarnation=1), nowhere)
+    expected.accept(message, Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=1, incarnation=1), nowhere)
 
 
 def test_those_that_cannot_be_dialled_are_asked_to_dial_and_are_donors_when_they_have(

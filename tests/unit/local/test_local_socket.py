@@ -35,6 +35,7 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
@@ -315,7 +316,7 @@ def test_a_checkpoint_whose_workers_crash_without_a_step_is_said_to_the_next(num
 
 
 def hello_frame(rank: int = 0) -> bytes:
-    hello = local_pb2.LocalHello(world_size=1, local_rank=0, pid=1, protocol_version=1)
+    hello = local_pb2.LocalHello(world_size=1, local_rank=0, pid=1, protocol_version=PROTOCOL_VERSION)
     return local_protocol.encode_frame(local_pb2.LocalRequest(generation=3, rank=rank, hello=hello))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol import differences, wire
+from atoll.protocol import PROTOCOL_VERSION, differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.differences import NOTHING, WHOLE, Same, Told, after, complete, shorten
 from atoll.protocol.errors import InvalidMessage
@@ -135,13 +135,13 @@ MESSAGES = st.one_of(
 
 @given(st.lists(MESSAGES, max_size=12))
 def test_both_ends_of_a_stream_stay_together(said: list[m.CoordinatorMessage]) -> None:
-    header = m.Header(protocol_version=1, run_id="run")
+    header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
     here = there = NOTHING
     for seq, message in enumerate(said, 1):
         short, same = shorten(message, here)
         here = after(message, here)
         data = wire.response_around(wire.response_body(short, same), header, seq, 0)
-        envelope = session_pb2.SessionResponse.FromString(data)
+        envelope = wire.parse(session_pb2.SessionResponse, data)
         _, received = wire.unpack(envelope)
         whole = differences.complete(received, wire.left_out(envelope), there)
         there = after(whole, there)
