@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.core.events import Answer, AnswerKind, Content, Difference, MergeMode, Values
 from atoll.node.core.state import SiteState, SnapshotPhase
 
 EARLY = 0.1
@@ -22,8 +22,7 @@ class Hold:
 class Publish:
     """PUBLISH must hold this first."""
 
-    version: int
-    mode: MergeMode
+    content: Content
 
 
 Decision = Answer | Hold | Publish
@@ -89,22 +88,24 @@ def decide(site: SiteState, *, away: bool, now: float) -> Decision:
 def _apply(site: SiteState, step: int, now: float) -> Decision:
     workers, outer = site.workers, site.outer
     assert outer is not None
-    ready = site.final or (site.open is not None and site.open.base_commit == outer.commit)
-    if not ready:
+    mode = merge_mode(site, step)
+    content = _content(site, mode)
+    is_open = site.final or (site.open is not None and site.open.base_commit == outer.commit)
+    # A difference that is written is handed out whatever was heard meanwhile: the next one starts from values only.
+    if not is_open and not (isinstance(content, Difference) and site.published == content):
         return Hold("waiting for the coordinator to open the next sync")
     if site.applying is not None or site.fetching:
         return Hold("commits are being applied")
-    mode = merge_mode(site, step)
-    if site.published != (outer.commit, mode) and site.published != (outer.commit, _same_bytes(mode)):
-        return Publish(outer.commit, mode)
+    if site.published != content:
+        return Publish(content)
     if mode is MergeMode.REPLACE:
         base_step = step
     elif mode is MergeMode.MERGE:
         base_step = site.snapshot.step
     else:
         base_step = workers.base_step
-    target = target_step(site, base_step)
-    if mode is MergeMode.SHIFT and step >= target:
+    target = target_step(site, base_step) if is_open else step
+    if is_open and mode is MergeMode.SHIFT and step >= target:
         target = step + steps_until_the_others(site, now)
     return Answer(
         kind=AnswerKind.APPLY,
@@ -118,9 +119,14 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
     )
 
 
-def _same_bytes(mode: MergeMode) -> MergeMode:
-    """REPLACE and MERGE read the same bytes of PUBLISH."""
-    return {MergeMode.REPLACE: MergeMode.MERGE, MergeMode.MERGE: MergeMode.REPLACE}.get(mode, mode)
+def _content(site: SiteState, mode: MergeMode) -> Content:
+    """What PUBLISH holds for a merge with the outer state as it is. REPLACE and MERGE read the same bytes."""
+    outer, base = site.outer, site.workers.version
+    assert outer is not None
+    if mode is not MergeMode.SHIFT:
+        return Values(outer.commit)
+    assert base is not None, "what has no base yet is replaced"
+    return Difference(base, outer.commit)
 
 
 def in_sync(site: SiteState) -> bool:

@@ -25,6 +25,27 @@ class MergeMode(IntEnum):
     SHIFT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Values:
+    """PUBLISH holds the outer values of this commit: REPLACE and MERGE read them, and a difference starts from them."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """PUBLISH holds, for trainable tensors, what SHIFT adds: the base at commit `version` minus that at `base`.
+
+    The next difference cannot be made of it: values come first.
+    """
+
+    base: int
+    version: int
+
+
+Content = Values | Difference
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What every rank does at (step, seq). See protocol/v1/local.proto."""
@@ -218,10 +239,11 @@ class ApplyFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Published:
-    version: int
-    mode: MergeMode
+    """PUBLISH holds this now."""
+
+    content: Content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -379,12 +401,11 @@ class ApplyCommit:
     commit: Commit
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PublishState:
-    """Write the outer state (REPLACE, MERGE) or the difference of bases (SHIFT) into PUBLISH."""
+    """Write this into PUBLISH. The outer state is at its version; a difference needs the values of its base there."""
 
-    version: int
-    mode: MergeMode
+    content: Content
 
 
 @dataclass(frozen=True, slots=True)

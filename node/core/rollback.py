@@ -44,7 +44,8 @@ def begin_if_idle(ctx: Context) -> None:
     site = ctx.site
     if site.rolling_back is None or site.rolling_back_begun:
         return
-    if site.applying is None and site.saving is None and site.publishing is None and not site.seed_asked:
+    busy = site.applying is not None or site.saving is not None or site.seed_asked
+    if not busy and not syncs.publish_is_in_use(site):
         site.rolling_back_begun = True
         site.published = None
         ctx.emit(site.rolling_back)

@@ -153,9 +153,9 @@ class SiteCore:
                 self._finished_meanwhile()
             case events.ApplyFailed():
                 syncs.apply_failed(self.ctx, event)
-            case events.Published(version=version, mode=mode):
+            case events.Published(content):
                 self.site.publishing = None
-                self.site.published = (version, mode)
+                self.site.published = content
             case events.ModelSaved(commit=commit):
                 if self.site.saving == commit:
                     self.site.saving = None

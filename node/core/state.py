@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.node.core.events import DrawAsked, MergeMode, RollBack
+from atoll.node.core.events import Content, DrawAsked, MergeMode, RollBack
 from atoll.protocol.messages import Commit, DataRange, ExchangeFailed, Finished, Open, Plan
 from atoll.protocol.ranges import Ranges
 
@@ -174,8 +174,8 @@ class SiteState:
     ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     applying: int | None = None
-    publishing: tuple[int, MergeMode] | None = None
-    published: tuple[int, MergeMode] | None = None
+    publishing: Content | None = None
+    published: Content | None = None  # what PUBLISH holds
     fetching: bool = False
     looking_for_sources: bool = False
     retry_fetch_at: float | None = None

@@ -10,8 +10,9 @@ from atoll.node.core.events import (
     ApplyCommit,
     BeginExchange,
     CancelExchange,
+    Content,
+    Difference,
     DropSync,
-    MergeMode,
     PublishState,
     SaveModel,
     WeighExchange,
@@ -284,9 +285,14 @@ def apply_next(ctx: Context) -> None:
 
 
 def publish_is_in_use(site: SiteState) -> bool:
-    """PUBLISH must hold the workers' version again before the outer state moves on."""
-    shifting = site.workers.offered_version is not None and site.workers.offered_mode is MergeMode.SHIFT
-    return site.publishing is not None or shifting
+    """Whether PUBLISH has to hold the workers' values again before the outer state changes: it is being written, or
+    holds a difference that the workers have not taken yet. Of that no other difference can be made."""
+    content, workers = site.published, site.workers
+    if site.publishing is not None:
+        return True
+    if not isinstance(content, Difference) or not workers.running or workers.discard_local:
+        return False
+    return content.base == workers.version
 
 
 def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
@@ -349,11 +355,11 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
         opened(ctx, message.next)
 
 
-def publish(ctx: Context, version: int, mode: MergeMode) -> None:
+def publish(ctx: Context, content: Content) -> None:
     if ctx.site.publishing is None:
-        ctx.site.publishing = (version, mode)
+        ctx.site.publishing = content
         ctx.site.published = None
-        ctx.emit(PublishState(version=version, mode=mode))
+        ctx.emit(PublishState(content))
 
 
 def discard_local(ctx: Context) -> None:

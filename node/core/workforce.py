@@ -16,6 +16,7 @@ from atoll.node.core.events import (
     SendLayout,
     StartWorkers,
     StopWorkers,
+    Values,
 )
 from atoll.node.core.state import Ask, Snapshot, SnapshotPhase, Workers
 from atoll.protocol import messages as m
@@ -124,8 +125,8 @@ def merged(ctx: Context, event: events.Merged) -> None:
         workers.discard_local = False
     workers.offered_is_discarded = False
     workers.wait_s = event.wait_s
-    if workers.offered_mode is MergeMode.SHIFT and site.outer is not None:
-        syncs.publish(ctx, event.version, MergeMode.REPLACE)  # the next shift and evaluation need the values again
+    if workers.offered_mode is MergeMode.SHIFT and site.outer is not None and site.outer.commit == event.version:
+        syncs.publish(ctx, Values(event.version))  # the next shift and evaluation need the values again
 
 
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
@@ -202,7 +203,7 @@ def answer(ctx: Context) -> None:
     if isinstance(decision, answers.Hold):
         return
     if isinstance(decision, answers.Publish):
-        syncs.publish(ctx, decision.version, decision.mode)
+        syncs.publish(ctx, decision.content)
         return
     ask = workers.ask
     assert ask is not None

@@ -280,8 +280,8 @@ class Node:
                     self._exchange.cancel()
             case e.ApplyCommit(commit):
                 self._task(self._apply(commit), lambda text: e.ApplyFailed(commit.commit, text))
-            case e.PublishState(version=version, mode=mode):
-                self._task(self._publish(version, mode), e.DataPlaneFailed)
+            case e.PublishState(content):
+                self._task(self._publish(content), lambda text: e.DataPlaneFailed(text, StateError.exit_code))
             case e.DropSync(sync):
                 self.hub.drop_sync(sync)
                 if self.plane is not None:
@@ -635,10 +635,10 @@ class Node:
         self.home.keep_branch(output.branch)
         self.handle(e.DiskRolledBack(branch=output.branch, held=held))
 
-    async def _publish(self, version: int, mode: e.MergeMode) -> None:
+    async def _publish(self, content: e.Content) -> None:
         assert self.plane is not None
-        await self.plane.publish(mode)
-        self.handle(e.Published(version=version, mode=mode))
+        await self.plane.publish(content)
+        self.handle(e.Published(content))
 
     async def _save(self, output: e.SaveModel) -> None:
         assert self.plane is not None

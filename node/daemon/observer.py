@@ -141,9 +141,9 @@ class Observer:
                     sent_bytes=self._hub.sent_bytes,
                     received_bytes=self._hub.received_bytes,
                 )
-            case e.Published(version=version):
+            case e.Published(content):
                 since_s = time.monotonic() - self._sealed_at
-                self._journal.write("published", commit=version, since_sealed_s=round(since_s, 4))
+                self._journal.write("published", commit=content.version, since_sealed_s=round(since_s, 4))
             case e.Received(message=m.Commit() as commit):
                 since_s = time.monotonic() - self._sealed_at
                 self._journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))

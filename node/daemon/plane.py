@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from atoll.node.core.events import MergeMode
+from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
@@ -37,6 +37,7 @@ class DataPlane:
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply")
+        self._published: Content | None = None  # what PUBLISH holds
         self._published_frozen = False
         self.home = home
         self.settings = settings
@@ -56,12 +57,12 @@ class DataPlane:
         self.lock = asyncio.Lock()
         """Around everything that changes or copies the whole outer state."""
 
-    @staticmethod
-    def load(home: Home, settings: RunSettings, num_threads: int) -> DataPlane | None:
+    @classmethod
+    def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
         """What an earlier start of this node left on disk, if it holds a whole state."""
         if not home.manifest_file.exists():
             return None
-        return DataPlane(home, settings, _read_manifest(home.manifest_file), num_threads)
+        return cls(home, settings, _read_manifest(home.manifest_file), num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
         """Allocate the shared buffers (once) and note what the workers receive."""
@@ -115,7 +116,7 @@ class DataPlane:
             if self.outer is not None and is_void:
                 self.outer.close()
                 self.outer = None
-                self._published_frozen = False
+                self._published, self._published_frozen = None, False
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
             if is_void:
@@ -143,7 +144,7 @@ class DataPlane:
 
         def work() -> list[int]:
             self.snapshots.clear()
-            self._published_frozen = False
+            self._published, self._published_frozen = None, False
             damaged = self.outer.damaged() if self.outer is not None else []
             for chunk in damaged:
                 assert self.outer is not None
@@ -256,14 +257,20 @@ class DataPlane:
         if self._snapshot is not None and oldest + self.settings.sync.log_commits < commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
-    async def publish(self, mode: MergeMode) -> None:
-        """Fill PUBLISH. SHIFT needs the workers' version in it."""
+    async def publish(self, content: Content) -> None:
+        """Fill PUBLISH. Raises StateError if the outer state is not at that version, or if PUBLISH does not hold the
+        values that a difference starts from."""
         outer, buffer = self.outer, self.publish_buffer
         assert outer is not None
         assert buffer is not None
 
         def work() -> None:
-            if mode is MergeMode.SHIFT:
+            held, self._published = self._published, None
+            if outer.commit != content.version:
+                raise StateError(f"{content} cannot be published: the outer state is at commit {outer.commit}")
+            if isinstance(content, Difference):
+                if held != Values(content.base):
+                    raise StateError(f"{content} cannot be made of what the shared buffer holds, {held}; start again")
                 publish.publish_shift(outer, self.layout, buffer.view, self.dtypes, num_threads=self._num_threads)
             else:
                 publish.publish_replace(
@@ -274,6 +281,7 @@ class DataPlane:
                     num_threads=self._num_threads,
                 )
                 self._published_frozen = True
+            self._published = content
 
         async with self.lock:
             await run_to_its_end(work)

@@ -109,8 +109,8 @@ class Host:
             case e.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))
                 self.due.append(e.ApplyFailed(commit.commit, "no payloads") if flip else applied)
-            case e.PublishState(version=version, mode=mode):
-                self.due.append(e.Published(version=version, mode=mode))
+            case e.PublishState(content):
+                self.due.append(e.Published(content))
             case e.SaveModel(commit=commit):
                 self.due.append(e.ModelSaved(commit=commit))
             case e.AnswerWorkers():

@@ -213,7 +213,7 @@ class SiteStory:
     def published(self) -> None:
         done, self._publishing = self._publishing, None
         assert done is not None, "nothing is being published"
-        self.happens(e.Published(version=done.version, mode=done.mode))
+        self.happens(e.Published(done.content))
 
     def fetched(self, commit: int) -> None:
         self.happens(
@@ -253,9 +253,8 @@ class SiteStory:
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
             case e.ApplyCommit(commit):
                 return f"applies commit {commit.commit} to the outer state"
-            case e.PublishState(version=version, mode=mode):
-                what = "how commit {} moves the base" if mode is MergeMode.SHIFT else "commit {}"
-                return f"writes {what.format(version)} for the workers"
+            case e.PublishState(content):
+                return f"writes {_content_in_words(content)} for the workers"
             case e.DropSync(sync):
                 return f"forgets the contributions to sync {sync}"
             case e.SaveModel(commit=commit):
@@ -312,6 +311,13 @@ class SiteStory:
 
     def _state(self, state_hash: bytes) -> str:
         return self._hashes.get(state_hash, "unknown")
+
+
+def _content_in_words(content: e.Content) -> str:
+    if isinstance(content, e.Values):
+        return f"commit {content.version}"
+    since = f" from that of commit {content.base}" if content.base != content.version - 1 else ""
+    return f"how commit {content.version} moves the base{since}"
 
 
 def _answer_in_words(answer: e.Answer) -> str:
@@ -404,6 +410,10 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         ),
         r"it is written for them": story.published,
         r"the state of commit (\d+) is fetched": lambda n: story.fetched(int(n)),
+        r"rolled back to (\d+)": lambda n: story.hears(m.RolledBack(branch=1, commit=int(n), reason="a disk is lost")),
+        r"the disk is rolled back and holds (\d+)": lambda n: story.happens(
+            e.DiskRolledBack(branch=1, held=(int(n), a_hash(f"s{n}")))
+        ),
         r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
         r"the model of commit (\d+) is saved": lambda n: story.happens(e.ModelSaved(commit=int(n))),
         r"is to dial (.)": lambda name: story.hears(m.DialBack(member=_member(name))),

@@ -24,16 +24,16 @@ from dataclasses import replace
 
 from tests.simulation.faults import Fault, draw_faults, strike
 from tests.simulation.large import LEAST_SITES, large
-from tests.simulation.world import Outcome, draw_shape_of, play
+from tests.simulation.world import Outcome, Shape, draw_shape_of, play
 
 SAY_EVERY_S = 10.0
 STORY_LINES = 60
 
 
-def one(seed: int, faults: Sequence[Fault] | None = None) -> Outcome:
-    """The schedule of that seed, or with other faults."""
+def one(seed: int, faults: Sequence[Fault] | None = None, shape: Shape | None = None) -> Outcome:
+    """The schedule of that seed, or with other faults, or of another shape."""
     chosen = draw_faults(seed) if faults is None else faults
-    return play(seed, lambda world: strike(world, chosen), draw_shape_of(seed))
+    return play(seed, lambda world: strike(world, chosen), shape or draw_shape_of(seed))
 
 
 def _briefly(seed: int) -> Outcome:

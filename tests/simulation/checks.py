@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from atoll.coordinator.core.events import (
     AttestationRecord,
     CommitRecord,
@@ -20,18 +22,20 @@ from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import Layout, chunk_hash, state_hash
+from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
 from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
-from tests.simulation.reference import replay
-from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Sealed
+from tests.simulation.reference import Records, replay
+from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Sealed, learned_in, to_bf16
 
 DECISIONS = {"open", "plan", "weights", "commit", "finished", "sources"}
 """What the coordinator may only say once it is kept."""
+MOST_ROUNDING = {False: 1e-5, True: 1 / 128}
+"""Of one operation, relative to the values, with fp32 and with bf16 parameters."""
 
 
 class Unsound(AssertionError):
@@ -207,6 +211,8 @@ class Checks:
                 self._holds(node, commit, value)
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
+            case e.DataPlaneFailed(text, exit_code):
+                self.require(exit_code != StateError.exit_code, f"34: {node.process} cannot go on: {text}")
             case e.Received(message=m.Plan() as plan):
                 self.require(self._kept.has(plan), f"5: the plan of sync {plan.sync} is another one in the store")
 
@@ -278,6 +284,9 @@ class Checks:
         attested = {r.commit: r.state_hash for r in self._store.kept if isinstance(r, AttestationRecord)}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
+        for entry, before in zip(commits, states, strict=False):
+            for sealed in handed_in[entry]:
+                self._base_and_steps_only(entry, sealed, before)
         slots = outer_optimizer(self._settings.outer).slots
         hashes = [
             state_hash(MANIFEST, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks]) for state in states
@@ -299,6 +308,30 @@ class Checks:
                     num_survivors += commit == len(commits)
                 outer.close()
         self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
+
+    def _base_and_steps_only(self, commit: m.Commit, sealed: Sealed, base: Records) -> None:
+        """A snapshot is the base that the site was given, plus what its steps changed. The hashes of all sites agree on
+        garbage, too."""
+        learned = [learned_in(sealed.site_id, sealed.incarnation, s.generation, s.number) for s in sealed.steps]
+        for chunk in self._layout.chunks:
+            if chunk.role is not Role.TRAINABLE:
+                continue
+            name, first, end = (
+                self._layout.name_of(chunk.index),
+                chunk.first_element,
+                chunk.first_element + chunk.num_elements,
+            )
+            start = np.frombuffer(base[chunk.index][: chunk.num_bytes], "<f4")
+            expected = sum(
+                (step[name].ravel()[first:end] for step in learned), to_bf16(start) if sealed.bf16 else start
+            )
+            found = np.frombuffer(sealed.values, "<f4", chunk.num_elements, chunk.offset_bytes)
+            rounding = MOST_ROUNDING[sealed.bf16] * (1 + len(learned)) * (1 + np.abs(found) + np.abs(start))
+            self.require(
+                bool(np.all(np.abs(found - expected) <= rounding)),
+                f"1: site {sealed.site_id} contributed {found} of {name!r} to commit {commit.commit}; its base and its "
+                f"{len(learned)} steps make {expected}",
+            )
 
     def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
         used: dict[tuple[int, int, int, int], int] = {}

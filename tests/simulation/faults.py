@@ -97,6 +97,11 @@ def coordinator_dies_before_it_sends(world: World, fault: Fault, generator: rand
     world.later(fault.lasts_s, world.start_coordinator)
 
 
+def abandon_syncs(world: World, fault: Fault, generator: random.Random) -> None:
+    if world.coordinator is not None:
+        world.coordinator.abandons_after += [generator.randrange(15) for _ in range(generator.randint(1, 4))]
+
+
 def store_full(world: World, fault: Fault, generator: random.Random) -> None:
     world.store.full = True
 
@@ -347,6 +352,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "coordinator_dies_before_it_keeps": (coordinator_dies_before_it_keeps, 3),
     "coordinator_dies_before_it_sends": (coordinator_dies_before_it_sends, 4),
     "store_full": (store_full, 1),
+    "abandon_syncs": (abandon_syncs, 3),
     "cut_two_sites": (cut_two_sites, 3),
     "cut_two_sites_one_way": (cut_two_sites_one_way, 2),
     "cut_off": (cut_off, 3),

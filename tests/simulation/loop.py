@@ -50,6 +50,10 @@ HERE: contextvars.ContextVar[Process | None] = contextvars.ContextVar("HERE", de
 """The process that the running code belongs to, if any."""
 
 
+THREAD_S: contextvars.ContextVar[float] = contextvars.ContextVar("THREAD_S", default=0.0)
+"""How much longer the running code's work in threads takes than that of others."""
+
+
 def here() -> Process:
     """The process that the running code belongs to."""
     process = HERE.get()
@@ -230,7 +234,7 @@ class SimLoop(asyncio.SelectorEventLoop):
                 if not future.done():
                     future.set_result(result)
 
-        self.call_later(self.random.uniform(0, MOST_THREAD_S), run, context=context)
+        self.call_later(self.random.uniform(0, MOST_THREAD_S) + THREAD_S.get(), run, context=context)
         return future
 
 

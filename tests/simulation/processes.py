@@ -20,7 +20,9 @@ import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.core import decisions
 from atoll.coordinator.core.events import CommitRecord, Output, Record
+from atoll.coordinator.core.machine import Core
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
@@ -40,7 +42,7 @@ from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import HostError
 from atoll.protocol.settings import RunSettings, settings_to_json
-from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop, here
+from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
 from tests.simulation.network import Network
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
 
@@ -81,6 +83,7 @@ def simulated(
     put(journal_module, "Journal", partial(SimJournal, full_disks))
     put(node_module, "LocalServer", SimLocalServer)
     put(node_module, "Launcher", launcher)
+    put(node_module, "DataPlane", SimDataPlane)
     put(plane_module, "SharedBuffer", SimBuffer)
     put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
     put(m, "MANIFEST_PART_BYTES", 64)  # several parts, which faults come between
@@ -186,6 +189,9 @@ class SimCoordinator:
         self.failure: BaseException | None = None
         self.server: CoordinatorServer | None = None
         self.on_event: Callable[[], None] = lambda: None
+        self.abandons_after: list[int] = []
+        """The sync that is open when so many more batches of events have come is abandoned; then the same for the next
+        number."""
         self.task = loop.create_task(self._run(settings, store), context=self._context)
 
     async def _run(self, settings: RunSettings, store: SimStore) -> None:
@@ -196,6 +202,7 @@ class SimCoordinator:
             handle = core.handle_all
 
             def watched(events: Sequence[Any], now: float) -> Any:
+                self._abandon_if_due(core)
                 outputs = handle(events, now)
                 for _ in events:
                     self.on_event()
@@ -214,6 +221,17 @@ class SimCoordinator:
             await server.run()
         except Exception as error:
             self.failure = error
+
+    def _abandon_if_due(self, core: Core) -> None:
+        """As if its attempts were used up, which it may be at any time."""
+        if not self.abandons_after:
+            return
+        self.abandons_after[0] -= 1
+        run = core.run
+        if self.abandons_after[0] < 0 and run.sync is not None and not run.unreachable and not run.stop_reason:
+            del self.abandons_after[0]
+            decisions.abandon(run, run.sync, "the simulator wants it")
+            core._settled = False
 
 
 class MuteCoordinator:
@@ -268,13 +286,14 @@ class SimNode:
         self._seed = seed
         context = contextvars.copy_context()
         context.run(HERE.set, self.process)
+        context.run(HANDS.set, hands)
         self.task = loop.create_task(self._run(), context=context)
 
     async def _run(self) -> None:
         """As in node/daemon/main.py, without signals, log files and metrics."""
         try:
             home = Home(self.folder)
-            plane = await asyncio.to_thread(DataPlane.load, home, self.settings, 1)
+            plane = await asyncio.to_thread(SimDataPlane.load, home, self.settings, 1)
             hub = Hub(
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
@@ -319,7 +338,7 @@ class SimNode:
             node._execute = watched_output  # type: ignore[method-assign]
             local_server = node.local_server
             assert isinstance(local_server, SimLocalServer)
-            HANDS.set((self.hands, local_server, self._seed))
+            SERVER.set((local_server, self._seed))
             self.result = await node.run()
             if not isinstance(node.failure, HostError):  # the disk was full
                 self.failure = node.failure
@@ -331,13 +350,31 @@ class SimNode:
             self.failure = error
 
 
-HANDS: contextvars.ContextVar[tuple[Hands, SimLocalServer, int]] = contextvars.ContextVar("HANDS")
+HANDS: contextvars.ContextVar[Hands] = contextvars.ContextVar("HANDS")
+SERVER: contextvars.ContextVar[tuple[SimLocalServer, int]] = contextvars.ContextVar("SERVER")
+
+
+class SimDataPlane(DataPlane):
+    """The real one, whose work takes the time that the site's machine needs for it."""
+
+    async def publish(self, content: e.Content) -> None:
+        with _taking(HANDS.get().publish_s):
+            await super().publish(content)
+
+
+@contextlib.contextmanager
+def _taking(seconds: float) -> Iterator[None]:
+    token = THREAD_S.set(seconds)
+    try:
+        yield
+    finally:
+        THREAD_S.reset(token)
 
 
 def launcher(config: Any, on_exit: Any, on_failure: Any) -> SimLauncher:
     """In place of `Launcher`."""
-    hands, server, seed = HANDS.get()
-    return SimLauncher(server, hands, on_exit, seed)
+    server, seed = SERVER.get()
+    return SimLauncher(server, HANDS.get(), on_exit, seed)
 
 
 def copy_of(folder: Path, target: Path) -> Path:

@@ -98,6 +98,8 @@ class Hands:
 
     step_s: float
     start_s: float
+    publish_s: float
+    """That filling PUBLISH takes; with a large model it is longer than many steps."""
     bf16: bool
     data: Data | None
     crash_in_steps: int | None = None
@@ -246,6 +248,7 @@ class Worker:
         self._random = generator
         self._connection: SimConnection | None = None
         self._step = 0
+        self._trained_s = 0.0  # in the pending steps
         self._version = -1
         self._pending: deque[Step] = deque()
         self._in_snapshot: tuple[Step, ...] = ()
@@ -369,7 +372,9 @@ class Worker:
         positions = await self._batch()
         if positions is None:
             return False
-        await asyncio.sleep(hands.step_s * self._random.uniform(0.8, 1.3))
+        took_s = hands.step_s * self._random.uniform(0.8, 1.3)
+        await asyncio.sleep(took_s)
+        self._trained_s += took_s
         for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps"):
             left = getattr(hands, name)
             if left is not None:
@@ -383,15 +388,10 @@ class Worker:
                     if name == "hang_in_steps":
                         await asyncio.get_running_loop().create_future()
                     self.values["w"][0, 0] = np.nan
-        noise = np.random.default_rng([self._site_id, self._incarnation, self._generation, self._step])
-        leaves_buffers = noise.random() < 0.5
+        learned = learned_in(self._site_id, self._incarnation, self._generation, self._step)
         for spec in MANIFEST.tensors:
-            if spec.name == "mask" or (spec.role is not Role.TRAINABLE and leaves_buffers):
-                continue
-            if spec.role in (Role.TRAINABLE, Role.BUFFER_MEAN):
-                self.values[spec.name] += noise.standard_normal(spec.shape).astype("<f4") * np.float32(0.1)
-            elif spec.role is Role.BUFFER_LOWEST:
-                self.values[spec.name] += 1
+            if spec.name in learned:
+                self.values[spec.name] += learned[spec.name]
         self._round()
         self._pending.append(Step(generation=self._generation, number=self._step, positions=positions))
         self._num_used += 1
@@ -438,7 +438,7 @@ class Worker:
             tokens=local_pb2.TokenCount(data_rank=0, tokens=tokens),
             loss_sum=float(len(self._pending)),
             num_steps=len(self._pending),
-            train_s=1.0,
+            train_s=self._trained_s,
             num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
         )
         self._connection.say(self._request(sealed=sealed))
@@ -460,6 +460,7 @@ class Worker:
         self._round()
         if mode is MergeMode.REPLACE:
             self._pending.clear()
+            self._trained_s = 0.0
         elif mode is MergeMode.MERGE:
             self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
         self._version = answer.version
@@ -476,6 +477,21 @@ class Worker:
         assert self._connection is not None
         response = await self._connection.hear()
         return response if response is not None and response.WhichOneof("body") == kind else None
+
+
+def learned_in(site_id: int, incarnation: int, generation: int, step: int) -> dict[str, Array]:
+    """What a step changes, by tensor; the same whenever it is asked for. Half of the steps leave the buffers alone."""
+    noise = np.random.default_rng([site_id, incarnation, generation, step])
+    leaves_buffers = noise.random() < 0.5
+    found: dict[str, Array] = {}
+    for spec in MANIFEST.tensors:
+        if spec.name == "mask" or (spec.role is not Role.TRAINABLE and leaves_buffers):
+            continue
+        if spec.role in (Role.TRAINABLE, Role.BUFFER_MEAN):
+            found[spec.name] = noise.standard_normal(spec.shape).astype("<f4") * np.float32(0.1)
+        elif spec.role is Role.BUFFER_LOWEST:
+            found[spec.name] = np.ones(spec.shape, "<i8")
+    return found
 
 
 def to_bf16(values: Array) -> Array:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from atoll.node.core.events import Answer, Content, Difference, MergeMode, Values
+from atoll.node.core.state import SiteState
 from atoll.node.exchange.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
@@ -20,10 +22,12 @@ from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, Fault, draw_faults, strike
 from tests.simulation.large import NUM_SYNCS, large
-from tests.simulation.world import Outcome, World, draw_shape_of, play
+from tests.simulation.processes import SimDataPlane
+from tests.simulation.world import Outcome, World, draw_shape_of, play, with_a_straggler
 
 NUM_SCHEDULES = 500
 PARTS = 10
+SEEDS_OVERTAKEN = 20
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -48,6 +52,30 @@ def behind_nat(seed: int) -> Outcome:
 def test_one_site_that_can_be_dialled_is_enough_whoever_holds_the_state() -> None:
     for seed in range(40):
         outcome = behind_nat(seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+
+
+def overtaken(seed: int) -> Outcome:
+    """One site is far slower than the others, whose syncs are abandoned now and then: it hears of a sync on a later
+    commit while it applies or publishes the one before."""
+    times = random.Random(f"overtaken {seed}")
+    abandons = [
+        Fault(
+            kind="abandon_syncs",
+            after_events=0,
+            delay_s=times.uniform(0, 2),
+            lasts_s=0.0,
+            draw=times.randrange(1 << 30),
+        )
+        for _ in range(8)
+    ]
+    return one(seed, abandons, with_a_straggler(draw_shape_of(seed, num_sites=3 + seed % 2), times))
+
+
+def test_a_site_that_is_overtaken_contributes_what_it_trained() -> None:
+    for seed in range(SEEDS_OVERTAKEN):
+        outcome = overtaken(seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert outcome.num_commits > 0
 
@@ -200,6 +228,35 @@ def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SyncData, "reduce", lambda self, chunk, parts: reduce(self, chunk, [(1, d) for _, d in parts]))
     problems = [one(seed).problem for seed in range(40)]
     assert any(Unsound.__name__ in problem and "reference" in problem for problem in problems)
+
+
+def test_a_difference_that_is_made_of_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishing takes time here: a difference that is kept back when a later sync opens is what the next one is made
+    of, if neither the core nor the data plane minds. All sites agree on the garbage."""
+    from atoll.node.core import answers, syncs
+
+    decide, publish = answers.decide, SimDataPlane.publish
+
+    def decides(site: SiteState, **options: Any) -> answers.Decision:
+        decision = decide(site, **options)
+        is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
+        if is_shift and (site.open is None or site.outer is None or site.open.base_commit != site.outer.commit):
+            return answers.Hold("waiting for the coordinator to open the next sync")
+        return decision
+
+    async def publishes(plane: SimDataPlane, content: Content) -> None:
+        if isinstance(content, Difference) and isinstance(plane._published, Difference):
+            plane._published = Values(content.base)
+        await publish(plane, content)
+
+    def is_in_use(site: SiteState) -> bool:
+        return site.publishing is not None or site.workers.offered_version is not None
+
+    monkeypatch.setattr(answers, "decide", decides)
+    monkeypatch.setattr(syncs, "publish_is_in_use", is_in_use)
+    monkeypatch.setattr(SimDataPlane, "publish", publishes)
+    problems = [overtaken(seed).problem for seed in range(SEEDS_OVERTAKEN)]
+    assert any("its base and its" in problem for problem in problems), problems
 
 
 def test_one_contribution_that_is_left_out_among_many_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,7 @@ class Shape:
     bf16: tuple[bool, ...]
     data: Data | None
     step_s: tuple[float, ...]
+    publish_s: tuple[float, ...]
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
     coordinator_busy_s: float = 0.0
@@ -94,13 +95,31 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
     )
     if settings.data == "local" and generator.random() < 0.5:
         data = None
-    return Shape(
+    shape = Shape(
         num_sites=num_sites,
         settings=settings,
         data=data,
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
+        publish_s=(0.0,) * num_sites,
         reduce_buffer_bytes=generator.choice([0, 100, 1 << 30]),
+    )
+    slow = random.Random(f"slow {seed}")
+    publish_s = tuple(slow.choice([0.0, 0.0, 0.1, 0.5, 2.0]) for _ in range(num_sites))
+    shape = replace(shape, publish_s=publish_s)
+    return with_a_straggler(shape, slow) if num_sites > 2 and slow.random() < 0.2 else shape
+
+
+def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:
+    """The first site is far slower than the others, who do not need it: it is overtaken in whatever it does."""
+    settings, num_sites = shape.settings, shape.num_sites
+    quorum = min(settings.quorum, num_sites - 1)
+    num_syncs = generator.choice([10, 20])
+    return replace(
+        shape,
+        settings=replace(settings, quorum=quorum, steps=num_syncs * settings.sync.every),
+        step_s=(generator.choice([1.0, 2.0]), *(0.02,) * (num_sites - 1)),
+        publish_s=(generator.choice([0.5, 1.0, 2.0]), *shape.publish_s[1:]),
     )
 
 
@@ -212,7 +231,11 @@ class World:
         if name not in self.hands:
             index = len(self.hands) % self.shape.num_sites
             self.hands[name] = Hands(
-                step_s=self.shape.step_s[index], start_s=0.3, bf16=self.shape.bf16[index], data=self.shape.data
+                step_s=self.shape.step_s[index],
+                start_s=0.3,
+                publish_s=self.shape.publish_s[index],
+                bf16=self.shape.bf16[index],
+                data=self.shape.data,
             )
         self.story.tell("world", f"starts {name}")
         node = self.nodes[name] = SimNode(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
@@ -117,6 +118,30 @@ def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commi
     assert len(list(home.payload_folder.glob("attempt-*"))) == to
     plane.close()
     assert started_again(home) == expected
+
+
+def test_no_difference_is_made_of_a_difference(home: Home) -> None:
+    """PUBLISH holds what the workers have not taken yet, and the outer state has moved on."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    with pytest.raises(StateError, match="the shared buffer holds, None"):
+        asyncio.run(plane.publish(Difference(0, 0)))
+    asyncio.run(plane.publish(Values(0)))
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    asyncio.run(plane.publish(Difference(0, 1)))
+    asyncio.run(plane.apply(logged(plane.log, outer, 2, payloads(outer, (3,)))))
+    with pytest.raises(StateError, match=r"Difference\(base=1, version=2\) cannot be made of .*Difference\(base=0"):
+        asyncio.run(plane.publish(Difference(1, 2)))
+    asyncio.run(plane.publish(Values(2)))
+    assert plane.publish_buffer is not None
+    expected = memoryview(bytearray(plane.layout.buffer_bytes))
+    publish.publish_replace(outer, plane.layout, expected)
+    assert plane.publish_buffer.view == expected, "values can be written whatever was there"
+    with pytest.raises(StateError, match="the outer state is at commit 2"):
+        asyncio.run(plane.publish(Values(1)))
+    plane.close()
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])

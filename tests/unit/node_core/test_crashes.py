@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
-from atoll.node.core.events import MergeMode
 from atoll.node.core.workforce import MAX_CRASHES_IN_A_ROW
 from atoll.protocol import messages as m
 from atoll.protocol.errors import WorkerError
@@ -104,7 +103,7 @@ def test_a_step_between_crashes_keeps_the_site_in_the_run_and_a_boundary_ends_th
     wait(drive)
     drive.joined()
     drive.ask(0)
-    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(0)))
     drive.merged(0)
     drive.ask(10)
     crash(drive, num_steps=10)

@@ -79,7 +79,7 @@ def take(drive: Driver, number: int, step: int, seq: int) -> e.Answer:
     drive.ask(step, seq)
     wanted = [o for o in drive.out if isinstance(o, e.PublishState)]
     if wanted:
-        drive(e.Published(version=wanted[0].version, mode=wanted[0].mode))
+        drive(e.Published(wanted[0].content))
     answer = drive.answer()
     drive.merged(number)
     return answer
@@ -170,7 +170,7 @@ def test_2_a_site_that_missed_the_sync_lists_the_same_and_more_in_the_next_one()
     commit_it(drive, 1, 1, contributors=(2, 3))
     assert take(drive, 1, 10, 1).mode is MergeMode.SHIFT
     assert drive.core.site.data.leased == Ranges(spans((0, 400)))
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     seal(drive, 10, WINDOW + ROUND)
     assert listed(drive) == spans((0, WINDOW + ROUND))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
-from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.events import AnswerKind
 from atoll.node.core.state import SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
@@ -27,7 +27,7 @@ def test_34_a_report_of_dead_workers_does_not_seal_the_snapshot_of_new_ones() ->
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed"))
     drive.joined()
     drive.ask(0)
-    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(0)))
     drive.merged(0)
     drive.ask(10)
     assert drive.answer().kind is AnswerKind.SNAPSHOT

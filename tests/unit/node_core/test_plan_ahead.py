@@ -27,7 +27,7 @@ def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
     drive.out.clear()
     publish = drive.core.site.publishing
     assert publish is not None
-    drive(e.Published(version=publish[0], mode=publish[1]))
+    drive(e.Published(publish))
     drive.out.clear()
     drive.merged(1)
     drive.out.clear()

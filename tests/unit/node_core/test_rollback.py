@@ -47,7 +47,7 @@ def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> Non
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
     assert not drive.sent(), "nothing has changed for the coordinator"
     drive.ask(0)
-    drive(e.Published(version=0, mode=e.MergeMode.REPLACE))
+    drive(e.Published(e.Values(0)))
     assert drive.answer().kind is e.AnswerKind.APPLY
 
 

@@ -139,7 +139,7 @@ def started(*, site_id: int = 1) -> Driver:
     drive.up_to_admitted(m.AdmittedAs.MEMBER, site_id)
     drive.ask(0)
     drive.receive(opened(1, 0))
-    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(0)))
     assert drive.answer() == e.Answer(kind=AnswerKind.APPLY, version=0, next_step=10, fresh=True)
     drive.merged(0)
     return drive
@@ -187,8 +187,8 @@ def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     assert drive.sent() == [m.Applied(commit=0, state_hash=HASH)]
     drive.ask(0, 1)
     drive.receive(opened(1, 0))
-    assert drive.wants(e.PublishState) == e.PublishState(version=0, mode=MergeMode.REPLACE)
-    drive(e.Published(version=0, mode=MergeMode.REPLACE))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
+    drive(e.Published(e.Values(0)))
     assert drive.answer().fresh
 
 
@@ -207,7 +207,7 @@ def test_a_joiner_fetches_before_its_workers_start() -> None:
     drive(e.StateFetched(commit=4, state_hash=HASH, run_step=40, run_tokens=1200))
     assert drive.sent() == [m.Applied(commit=4, state_hash=HASH)]
     drive.receive(opened(6, 4, num_steps=10))
-    drive(e.Published(version=4, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(4)))
     assert drive.answer() == e.Answer(
         kind=AnswerKind.APPLY, version=4, next_step=10, run_step=40, run_tokens=1200, fresh=True
     )
@@ -224,8 +224,8 @@ def test_a_sync_from_boundary_to_the_next_window() -> None:
     assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.sent() == [m.Applied(commit=1, state_hash=HASH)]
-    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    drive(e.Published(e.Values(1)))
     answer = drive.answer()
     assert (answer.kind, answer.mode, answer.next_step, answer.run_step) == (
         AnswerKind.APPLY,
@@ -256,12 +256,12 @@ def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time(
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.SHIFT)
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    drive(e.Published(e.Difference(0, 1)))
     answer = drive.answer()
     assert (answer.mode, answer.next_step) == (MergeMode.SHIFT, 10)
     drive.merged(1)
-    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
     drive.ask(10, 1)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(10)
@@ -275,7 +275,7 @@ def missed(drive: Driver, *, asked_after_s: float) -> int:
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.now += asked_after_s
     drive.ask(10)
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    drive(e.Published(e.Difference(0, 1)))
     answer = drive.answer()
     assert answer.mode is MergeMode.SHIFT
     return answer.next_step
@@ -296,10 +296,10 @@ def test_who_was_ready_just_too_late_is_ready_at_once_for_the_next_sync() -> Non
     drive.now = 110.1
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().next_step == 10, "else it could be too late for ever"
     drive.merged(1)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     drive.ask(10, 2)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
 
@@ -311,11 +311,11 @@ def test_a_commit_waits_while_a_shift_is_under_way() -> None:
     drive.ask(10)
     drive.receive(commit(2, 2, contributors=(2, 3)))
     assert not drive.out, "PUBLISH is being written"
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().mode is MergeMode.SHIFT
     drive.merged(1)
-    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.REPLACE)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    drive(e.Published(e.Values(1)))
     drive.wants(e.ApplyCommit)
 
 
@@ -324,11 +324,11 @@ def test_a_late_ready_site_gives_its_snapshot_up_and_shifts() -> None:
     at_boundary(drive)
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.PublishState) == e.PublishState(version=1, mode=MergeMode.SHIFT)
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().next_step == 10
     drive.merged(1)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     drive.ask(10, 2)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
 
@@ -355,7 +355,7 @@ def test_steps_beyond_the_boundary_survive_the_commit_by_a_merge() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1), term=2)
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive(e.Published(version=1, mode=MergeMode.MERGE))
+    drive(e.Published(e.Values(1)))
     answer = drive.answer()
     assert (answer.mode, answer.next_step) == (MergeMode.MERGE, 20), "10 steps towards the next sync are done"
 
@@ -405,7 +405,7 @@ def test_a_sealed_snapshot_outlives_the_workers_that_wrote_it() -> None:
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.joined()
     drive.ask(0)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     answer = drive.answer()
     assert (answer.version, answer.fresh, answer.next_step) == (1, True, 10)
 
@@ -418,7 +418,7 @@ def test_the_last_commit_is_applied_saved_and_left() -> None:
     drive.receive(commit(1, 1, final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     assert drive.answer().next_step == 10
     drive.merged(1)
     drive.ask(10, 2)
@@ -438,7 +438,7 @@ def test_leaving_finishes_the_sync_under_way() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     assert drive.answer().next_step == 10, "no further window"
     drive.merged(1)
     drive.ask(10, 2)
@@ -504,7 +504,7 @@ def test_a_commit_that_is_missing_in_between_is_fetched() -> None:
     drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
     drive.receive(opened(3, 2))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(version=2, mode=MergeMode.SHIFT)
+    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 2))
 
 
 def test_a_failed_fetch_is_tried_again() -> None:
@@ -571,7 +571,7 @@ def test_a_fetch_waits_while_a_shift_is_under_way() -> None:
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.ask(10)
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().mode is MergeMode.SHIFT
     drive.receive(commit(3, 3, contributors=(2, 3)))
     assert m.FindSources(has_state=True, after_commit=1) in drive.sent()
@@ -592,10 +592,10 @@ def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again()
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.sealed(10)
     drive.ask(10, 1)
-    drive(e.Published(version=1, mode=MergeMode.SHIFT))
+    drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().mode is MergeMode.SHIFT
     drive.merged(1)
-    drive(e.Published(version=1, mode=MergeMode.REPLACE))
+    drive(e.Published(e.Values(1)))
     drive.ask(10, 2)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(10, num_steps=0)
@@ -628,7 +628,7 @@ def test_another_state_of_the_same_commit_is_published_again() -> None:
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
     drive.receive(opened(1, 0))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(version=0, mode=MergeMode.REPLACE)
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
 
 
 def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_again() -> None:
@@ -646,7 +646,7 @@ def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_agai
     drive.receive(opened(2, 1))
     published = drive.wants(e.PublishState)
     assert isinstance(published, e.PublishState)
-    assert published.mode is not MergeMode.SHIFT
+    assert isinstance(published.content, e.Values)
 
 
 def test_30_a_site_without_room_to_reduce_names_itself() -> None:
