@@ -30,6 +30,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if sync is None or message.sync != sync.open.sync:
         if message.sync > run.last_sync:
             run.report(logging.WARNING, f"{site.label} is ready for sync {message.sync}, which was never opened")
+        elif sync is not None and site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
+            run.send(site, sync.open)  # its snapshot is good for that one
         return
     if site.standing is not Standing.MEMBER or site.applied != sync.open.base_commit:
         run.report(

@@ -324,7 +324,8 @@ def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
     cancel_exchange(ctx)
     ctx.emit(DropSync(commit.sync))
     site.final = commit.final
-    site.open = commit.next if commit.next is not None else site.open
+    if commit.next is not None and (site.open is None or commit.next.sync > site.open.sync):
+        site.open = commit.next  # else that sync was abandoned while this commit was applied
     catching_up.hold(
         ctx,
         Outer(

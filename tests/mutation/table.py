@@ -688,6 +688,22 @@ MUTATIONS = (
         tests=(SITE,),
     ),
     Mutation(
+        name="the sync of a commit is gone on for though it was abandoned",
+        rule="a site goes on for the newest sync that was opened",
+        file="node/core/syncs.py",
+        old="    if commit.next is not None and (site.open is None or commit.next.sync > site.open.sync):\n",
+        new="    if commit.next is not None:\n",
+        tests=(SITE_STORIES,),
+    ),
+    Mutation(
+        name="ready for a sync that is over is not answered",
+        rule="who is ready for a sync that is over hears which one is open",
+        file="coordinator/core/driver.py",
+        old="            run.send(site, sync.open)  # its snapshot is good for that one\n",
+        new="            pass\n",
+        tests=(SCENARIOS,),
+    ),
+    Mutation(
         name="a difference that is written is kept back",
         rule="a difference in PUBLISH is handed out, whatever sync is open: the next one starts from values",
         file="node/core/answers.py",

@@ -190,8 +190,8 @@ class SimCoordinator:
         self.server: CoordinatorServer | None = None
         self.on_event: Callable[[], None] = lambda: None
         self.abandons_after: list[int] = []
-        """The sync that is open when so many more batches of events have come is abandoned; then the same for the next
-        number."""
+        """So many batches of events after a commit, the sync that it opened is abandoned; a commit for each number."""
+        self._abandoned_on = -1
         self.task = loop.create_task(self._run(settings, store), context=self._context)
 
     async def _run(self, settings: RunSettings, store: SimStore) -> None:
@@ -224,12 +224,13 @@ class SimCoordinator:
 
     def _abandon_if_due(self, core: Core) -> None:
         """As if its attempts were used up, which it may be at any time."""
-        if not self.abandons_after:
+        run = core.run
+        if not self.abandons_after or run.sync is None or run.unreachable or run.log.last == self._abandoned_on:
             return
         self.abandons_after[0] -= 1
-        run = core.run
-        if self.abandons_after[0] < 0 and run.sync is not None and not run.unreachable and not run.stop_reason:
+        if self.abandons_after[0] < 0:
             del self.abandons_after[0]
+            self._abandoned_on = run.log.last
             decisions.abandon(run, run.sync, "the simulator wants it")
             core._settled = False
 

@@ -27,7 +27,7 @@ from tests.simulation.world import Outcome, World, draw_shape_of, play, with_a_s
 
 NUM_SCHEDULES = 500
 PARTS = 10
-SEEDS_OVERTAKEN = 20
+SEEDS_OVERTAKEN = 12
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -152,6 +152,19 @@ def test_plans_are_never_issued_twice_and_attempts_end() -> None:
     assert abandoned.next.num_steps == 10, "the contributions carry over"
 
 
+def test_who_is_ready_for_a_sync_that_is_over_hears_which_one_is_open() -> None:
+    """Its node had heard of both while it applied the commit before. Without an answer the run would wait for ever."""
+    story = a_story()
+    story.start("a", "b")
+    story.ready("a", tokens=0)
+    story.ready("b", tokens=0)
+    assert story.last("b", m.Abandoned).next.sync == 2
+    before = story.num("b", m.Open)
+    story.says("b", m.Ready(sync=1, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, wait_s=0.0))
+    assert story.num("b", m.Open) == before + 1
+    assert story.last("b", m.Open).sync == 2
+
+
 def plan_after_pause(story: Story) -> None:
     story.ready("a", tokens=5)
     story.ready("b", tokens=0)
