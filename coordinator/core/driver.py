@@ -111,7 +111,8 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
     if peer is site:
         run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
         return
-    attempt.failing.add((site.site_id, message.peer_site_id))
+    lacks = message.direction is m.Direction.RECEIVING
+    attempt.failing[site.site_id, message.peer_site_id] = lacks
     if attempt.retry_at is None:
         # A peer that died is evicted within this, and the next attempt is without it.
         attempt.retry_at = run.now + run.limits.reconnect_grace_s
@@ -362,10 +363,8 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
     if not survivors:
         return _another_attempt(run, sync, attempt, "every contributor has left")
     if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):
-        demoted = sync.settle_failures(survivors, run.settings.quorum)
         pairs = ", ".join(f"{a} with {b}" for a, b in sorted(attempt.failing))
-        if demoted is not None:
-            site_id, why = demoted
+        for site_id, why in sync.settle_failures(survivors, run.settings.quorum).items():
             sync.failed[site_id] = f"site {site_id}: {why}"
             sync.demoted.add(site_id)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")

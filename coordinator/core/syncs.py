@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll.coordinator.core.blame import Blame, Pair
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
@@ -35,7 +36,7 @@ class Attempt:
     )  # contributors that are gone: another attempt unless all are done
     departed: set[int] = field(default_factory=set)  # left after Done: not waited for
     replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
-    failing: set[tuple[int, int]] = field(default_factory=set)  # (reporter, peer)
+    failing: dict[Pair, bool] = field(default_factory=dict)  # whether the reporter lacks what its peer owes
     retry_at: float | None = None
     no_average: str = ""  # of which tensor, and who says so
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
@@ -91,9 +92,7 @@ class Sync:
         self.last_attempt = 0
         self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
         self.no_room: dict[int, str] = {}  # sites that cannot hold what they were to reduce, and why
-        self.blame: Counter[int] = Counter()  # failing pairs that a site is in
-        self.named: Counter[int] = Counter()  # those of them that its peer reported
-        self.num_exchange_failures = 0
+        self.blame = Blame()
         self.num_digest_conflicts = 0
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
         self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
@@ -224,23 +223,15 @@ class Sync:
         for rotation in range(1, len(ids)):
             yield frozenset(), rotation
         # One reducer for all, the least blamed first.
-        for only in sorted(ids, key=lambda i: (self.blame[i], i)):
+        for only in sorted(ids, key=lambda i: (self.blame.of(i), i)):
             yield frozenset(ids) - {only}, 0
 
     # --- what went wrong
 
-    def settle_failures(self, ids: Sequence[int], quorum: int) -> tuple[int, str] | None:
-        """Counts the failing pairs of this attempt. After a second attempt that failed, the site in most failing pairs,
-        and why it is to be a receiver; None if there are too few to spare one."""
+    def settle_failures(self, ids: Sequence[int], quorum: int) -> dict[int, str]:
+        """Notes what failed in this attempt. Who is to be a receiver from now on, and why."""
         assert self.attempt is not None
-        self.num_exchange_failures += 1
-        for reporter, peer in self.attempt.failing:
-            self.blame[peer] += 1
-            self.blame[reporter] += 1
-            self.named[peer] += 1
-        blamed = [i for i in ids if self.blame[i]]
-        if self.num_exchange_failures < 2 or not blamed or len(ids) <= max(1, quorum):
-            return None
-        worst = max(blamed, key=lambda i: (self.blame[i], self.named[i], i))
+        self.blame.note(self.attempt.failing)
         pairs = ", ".join(f"{a} with {b}" for a, b in sorted(self.attempt.failing))
-        return worst, f"{self.num_exchange_failures} attempts could not be exchanged (sites {pairs})"
+        what = "an attempt" if self.blame.num_failures == 1 else f"{self.blame.num_failures} attempts"
+        return dict.fromkeys(self.blame.to_demote(ids, quorum), f"{what} could not be exchanged (sites {pairs})")

@@ -357,7 +357,10 @@ class Story:
         hashes = b"".join(a_hash(letter) for letter in payloads)
         self.says(name, m.PayloadList(sync=plan.sync, attempt=plan.attempt, term=plan.term, hashes=hashes))
 
-    def failed(self, name: str, peer: str = "", text: str = "no progress", *, tensor: str = "") -> None:
+    def failed(
+        self, name: str, peer: str = "", text: str = "no progress", *, tensor: str = "", lacks: bool = False
+    ) -> None:
+        """`lacks`: it waits for what the peer owes; else it could not send."""
         plan = self.plan()
         self.says(
             name,
@@ -366,7 +369,7 @@ class Story:
                 attempt=plan.attempt,
                 term=plan.term,
                 peer_site_id=self.sites[peer].site_id if peer else 0,
-                direction=m.Direction.SENDING,
+                direction=m.Direction.RECEIVING if lacks else m.Direction.SENDING,
                 phase="averaging" if tensor else "upload",
                 text=text,
                 tensor=tensor,

@@ -18,6 +18,7 @@ DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 REACH = "tests/unit/coordinator/test_reach.py"
 WEIGHTS = "tests/unit/coordinator/test_weights.py"
+BLAME = "tests/unit/coordinator/test_blame.py"
 LIVENESS = "tests/unit/coordinator/test_liveness.py"
 PROBING = "tests/process/test_reach.py"
 PLAN_AHEAD = "tests/unit/coordinator/test_plan_ahead.py"
@@ -492,6 +493,30 @@ MUTATIONS = (
         old=" or message.wanted > most:",
         new=":",
         tests=(COORDINATOR_LEASES,),
+    ),
+    Mutation(
+        name="reports of receivers count",
+        rule="reports against a site that is demoted do not count against the reporter",
+        file="coordinator/core/blame.py",
+        old="if site_id in pair and set(pair) <= set(among)}",
+        new="if site_id in pair}",
+        tests=(BLAME,),
+    ),
+    Mutation(
+        name="one accuser is believed",
+        rule="who fails with several is suspected before each of them",
+        file="coordinator/core/blame.py",
+        old="return len(lacking) if len(lacking) > 1 else 0,",
+        new="return len(lacking),",
+        tests=(BLAME,),
+    ),
+    Mutation(
+        name="two attempts for what all see",
+        rule="whom most of the others lack something of receives only from the next attempt on",
+        file="coordinator/core/blame.py",
+        old="            is_sure = len(accusers) >= 2",
+        new="            is_sure = False",
+        tests=(BLAME,),
     ),
     Mutation(
         name="weights without bound",

@@ -1,0 +1,117 @@
+"""Rule 16: whom failed exchanges are blamed on. Sites are numbers; `a` tells of `b` in (a, b)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from atoll.coordinator.core.blame import Blame, Pair
+from atoll.protocol import messages as m
+from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_story import Story, some_settings
+
+LIMITS = time_limits("local")
+Reports = Callable[[int, list[int]], dict[Pair, bool]]
+"""Of each attempt with these contributors: the pairs that fail, and whether the reporter lacks something."""
+
+
+def demoted(ids: list[int], reports: Reports, attempts: int = 6, quorum: int = 1) -> tuple[list[int], list[int]]:
+    """Who receives only after so many attempts, in order; and who is left to contribute."""
+    blame, left, found = Blame(), list(ids), []
+    for attempt in range(attempts):
+        failing = reports(attempt, left)
+        if not failing:
+            break
+        blame.note(failing)
+        for site_id in blame.to_demote(left, quorum):
+            left.remove(site_id)
+            found.append(site_id)
+    return found, left
+
+
+def silent(*sites: int, lacking_seen: bool = True) -> Reports:
+    """These stop sending. Each site reports the first peer that it finds: the others lack something of a silent one,
+    and the silent ones say that nobody takes their bytes."""
+
+    def reports(attempt: int, left: list[int]) -> dict[Pair, bool]:
+        gone = [i for i in left if i in sites]
+        if not gone or len(left) < 2:
+            return {}
+        honest = [i for i in left if i not in sites]
+        found: dict[Pair, bool] = {(i, gone[(i + attempt) % len(gone)]): lacking_seen for i in honest}
+        for i in gone:
+            others = [j for j in left if j != i]
+            found[i, others[attempt % len(others)]] = False
+        return found
+
+    return reports
+
+
+@pytest.mark.parametrize("lacking_seen", [True, False])
+@pytest.mark.parametrize("gone", [(1, 2), (1, 3), (1, 4), (2, 3), (2, 4), (3, 4)])
+def test_16_two_of_four_that_stop_sending_are_found_and_the_healthy_ones_are_not(
+    gone: tuple[int, int], lacking_seen: bool
+) -> None:
+    found, left = demoted([1, 2, 3, 4], silent(*gone, lacking_seen=lacking_seen))
+    assert not set(left) & set(gone), f"left: {left}, demoted: {found}"
+    assert len(left) == 2
+
+
+def test_16_whom_most_of_the_others_lack_something_of_is_found_at_once() -> None:
+    assert demoted([1, 2, 3], lambda n, left: {(1, 3): True, (2, 3): True}, attempts=1) == ([3], [1, 2])
+    assert demoted([1, 2, 3], lambda n, left: {(1, 3): False, (2, 3): False}, attempts=1) == ([], [1, 2, 3])
+    assert demoted([1, 2, 3, 4, 5], lambda n, left: {(1, 3): True, (2, 3): True}, attempts=1)[0] == []
+
+
+def test_16_two_that_accuse_an_honest_one_do_not_outvote_three() -> None:
+    def reports(attempt: int, left: list[int]) -> dict[Pair, bool]:
+        found: dict[Pair, bool] = {(liar, 1): True for liar in (4, 5) if liar in left}
+        found.update({(i, next(j for j in (4, 5) if j in left)): True for i in (1, 2, 3)} if len(left) > 3 else {})
+        return found
+
+    assert demoted([1, 2, 3, 4, 5], reports) == ([4, 5], [1, 2, 3])
+
+
+def test_16_a_site_that_alone_fails_with_several_is_found_before_each_of_them() -> None:
+    def reports(attempt: int, left: list[int]) -> dict[Pair, bool]:
+        return {(2, (1, 3)[attempt % 2]): True} if 2 in left else {}
+
+    assert demoted([1, 2, 3], reports) == ([2], [1, 3])
+
+
+def test_16_what_was_said_of_a_receiver_does_not_count_against_who_said_it() -> None:
+    """Sites 3 and 4 are silent; site 1 tells of 4, and of 3 once 4 is a receiver."""
+
+    def reports(attempt: int, left: list[int]) -> dict[Pair, bool]:
+        gone = max(i for i in left if i > 2) if set(left) & {3, 4} else 0
+        found = {(1, gone): False, (3, 1): False} if gone else {}
+        return found | ({(2, 4): False} if gone == 4 else {})
+
+    assert demoted([1, 2, 3, 4], reports) == ([4, 3], [1, 2])
+
+
+def test_16_a_quorum_is_left() -> None:
+    assert demoted([1, 2, 3], silent(3), quorum=3) == ([], [1, 2, 3])
+
+
+def test_16_two_of_four_stop_sending_and_the_run_goes_on_with_the_others() -> None:
+    story = Story(some_settings(min_sites=4))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    rounds = [("a", "c", True), ("b", "d", True), ("c", "a", False), ("d", "b", False)]
+    for _ in range(4):
+        names = {c.site_id for c in story.plan().contributors}
+        left = [name for name in "abcd" if story.sites[name].site_id in names]
+        if not set(left) & {"c", "d"}:
+            break
+        for who, peer, lacks in rounds:
+            other = peer if peer in left else next(n for n in ("c", "d", "a") if n in left and n != who)
+            if who in left:
+                story.failed(who, other, lacks=lacks)
+        story.wait(LIMITS.reconnect_grace_s + 0.1)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    for name in "ab":
+        story.done(name, "s0")
+    assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2]
