@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from atoll.protocol.errors import ConfigError
 
 UNIX_PREFIX = "unix:"
+PLAIN = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,256}")
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -20,6 +22,11 @@ def parse_address(address: str) -> tuple[str, int]:
     elif ":" in host:
         raise ConfigError(f"{address!r}: write the host of an IPv6 address in brackets, for example [::1]:7700")
     return host, int(port)
+
+
+def is_plain(address: str) -> bool:
+    """Whether it has only characters of names and numbers of hosts: it is shown in logs, on pages and in metrics."""
+    return PLAIN.fullmatch(address) is not None
 
 
 def join_address(host: str, port: int) -> str:

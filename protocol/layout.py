@@ -85,6 +85,8 @@ class Manifest:
             if i and name <= previous:
                 raise InvalidMessage(f"manifest: {spec.name!r} is out of canonical order or listed twice")
             previous = name
+            if not spec.name.isprintable():
+                raise InvalidMessage(f"manifest: the name {spec.name!r} has characters that do not print")
             if spec.dtype not in DTYPE_BYTES:
                 raise InvalidMessage(f"manifest: {spec.name!r} has dtype {spec.dtype}, which is not supported")
             if spec.role is Role.TRAINABLE and spec.dtype != "F32":
@@ -93,6 +95,9 @@ class Manifest:
                 raise InvalidMessage(f"manifest: buffer {spec.name!r} of dtype {spec.dtype} cannot be averaged")
             if len(spec.shape) > 16 or any(n < 0 or n >= 1 << 48 for n in spec.shape) or spec.num_elements >= 1 << 48:
                 raise InvalidMessage(f"manifest: {spec.name!r} has an impossible shape {spec.shape}")
+        for tied in self.tied:
+            if not (tied.alias.isprintable() and tied.name.isprintable()):
+                raise InvalidMessage(f"manifest: the name {tied.alias!r} has characters that do not print")
 
     @classmethod
     def canonical(cls, tensors: list[TensorSpec], tied: list[TiedName] | None = None) -> Manifest:

@@ -143,7 +143,7 @@ MODELS = {
 """Named sizes of the built-in model."""
 
 MAX_SETTINGS_CHARACTERS = 1 << 16
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def validate(settings: RunSettings) -> None:

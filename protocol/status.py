@@ -19,6 +19,7 @@ from atoll.protocol.errors import (
     StaleError,
     StateError,
 )
+from atoll.protocol.text import last_line
 
 MAX_DETAILS_CHARACTERS = 1024
 
@@ -59,7 +60,7 @@ def error_of(code: grpc.StatusCode, details: str, where: str) -> AtollError:
         cls = next((cls for cls, row in _TABLE if row is code), PeerError)
     if cls in (HostError, AtollError):  # it is the peer that failed, not this host
         cls = PeerError
-    text = details[:MAX_DETAILS_CHARACTERS] or "no reason given"
+    text = last_line(details[:MAX_DETAILS_CHARACTERS]) or "no reason given"
     return cls(f"{where}: {text} ({code.name.lower()})" if cls is PeerError else f"{where}: {text}")
 
 
@@ -67,7 +68,7 @@ def from_rpc_error(error: grpc.RpcError, where: str) -> AtollError:
     """The error behind an exception of a call."""
     if isinstance(error, grpc.aio.AioRpcError):
         return error_of(error.code(), error.details() or "", where)
-    return PeerError(f"{where}: {error}")
+    return PeerError(f"{where}: {last_line(str(error))}")
 
 
 def was_cancelled() -> bool:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import DecodeError, Message
 
-from atoll.protocol import PROTOCOL_VERSION, layout, messages
+from atoll.protocol import PROTOCOL_VERSION, layout, messages, text
 from atoll.protocol.differences import WHOLE, Same
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
 from atoll.protocol.v1 import common_pb2, session_pb2
@@ -46,6 +46,8 @@ class _Field:
     optional: bool
     least: int
     limit: int
+    clean: bool
+    """Of messages; a manifest is compared as it is, and refuses such names itself."""
 
 
 def _fields(cls: type) -> tuple[_Field, ...]:
@@ -76,7 +78,8 @@ def _read_fields(cls: Any) -> tuple[_Field, ...]:
             kind = "float" if hint is float else "scalar"
         limit = item.metadata.get("max", DEFAULT_MAX_ITEMS if many else DEFAULT_MAX_CHARACTERS)
         least = item.metadata.get("min", 0)
-        result.append(_Field(item.name, kind, hint, many, optional, least, limit))
+        clean = hint is str and "max" in item.metadata
+        result.append(_Field(item.name, kind, hint, many, optional, least, limit, clean))
     return tuple(result)
 
 
@@ -124,6 +127,8 @@ def from_proto(cls: type[T], message: Message) -> T:
         else:
             if item.kind == "float" and not math.isfinite(raw):
                 raise InvalidMessage(f"{where}: not a finite number")
+            if item.clean and raw:
+                raw = text.clean(raw)[: item.limit]
             values[item.name] = raw
     return cls(**values)
 

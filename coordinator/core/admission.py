@@ -8,11 +8,12 @@ from dataclasses import replace
 from atoll.coordinator.core import manifests, rollback, states
 from atoll.coordinator.core.membership import Site, Standing, key_digest
 from atoll.coordinator.core.run import Run
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import PROTOCOL_VERSION, addresses
 from atoll.protocol import messages as m
 from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import AdmittedAs, RefusedKind
+from atoll.protocol.settings import SITE_NAME
 
 KEY_BYTES = 32
 HASH_BYTES = 32
@@ -69,7 +70,10 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
 
 
 def _refused_at_the_door(run: Run, stream: int, header: m.Header, message: m.Hello) -> bool:
-    if header.protocol_version != PROTOCOL_VERSION:
+    if not SITE_NAME.fullmatch(message.name):
+        text = f"{message.name!r} is no name of a site: 1 to 64 letters, digits, ., _ or -, the first a letter or digit"
+        run.refuse(stream, RefusedKind.INVALID, text)
+    elif header.protocol_version != PROTOCOL_VERSION:
         run.refuse(
             stream,
             RefusedKind.PROTOCOL,
@@ -104,8 +108,6 @@ def _refused_at_the_door(run: Run, stream: int, header: m.Header, message: m.Hel
 
 
 def _invalid(header: m.Header, message: m.Hello) -> str | None:
-    if not message.name:
-        return "the site has no name"
     if len(message.key) != KEY_BYTES:
         return f"the key has {len(message.key)} bytes, not {KEY_BYTES}"
     if not 0 < header.incarnation < MAX_INCARNATION:
@@ -118,6 +120,8 @@ def _invalid(header: m.Header, message: m.Hello) -> str | None:
         return f"{error}, with --advertise"
     if message.has_state and len(message.state_hash) != HASH_BYTES:
         return f"the state hash has {len(message.state_hash)} bytes, not {HASH_BYTES}"
+    if not addresses.is_plain(message.address):
+        return f"{message.address!r} has characters that no address has; use --advertise HOST:PORT"
     return None
 
 

@@ -8,6 +8,7 @@ from atoll.coordinator.core import driver, reach, states
 from atoll.coordinator.core.data_view import LineView, data_view
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
+from atoll.protocol.text import last_line
 
 RECENT_COMMITS = 20
 
@@ -138,15 +139,15 @@ class RunView:
 def state_in_words(run: Run) -> str:
     """One line: waiting for state, waiting for sites 1 of 2, training, syncing, paused: ..., finished: ...."""
     if run.finished is not None:
-        return f"finished: {run.finished.reason}"
+        return f"finished: {last_line(run.finished.reason)}"
     if run.sync is None:
         return _waiting(run)
     if run.disputed:
-        return f"paused: {run.disputed}"
+        return f"paused: {last_line(run.disputed)}"
     if run.unreachable:
         return f"paused: {run.unreachable}"
     if run.paused:
-        return f"paused: {run.paused}"
+        return f"paused: {last_line(run.paused)}"
     ending = " (the last sync)" if run.stop_reason else ""
     if run.sync.attempt is not None and run.sync.attempt.is_weighed:
         return f"syncing{ending}"
@@ -224,7 +225,7 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         incarnation=site.incarnation,
         state=_site_state(site),
         connected=site.stream is not None,
-        phase=heartbeat.phase,
+        phase=last_line(heartbeat.phase),
         num_ranks=heartbeat.num_ranks,
         inner_step=heartbeat.inner_step,
         steps_per_s=heartbeat.steps_per_s,
@@ -238,7 +239,7 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         state_hash=state_hash.hex(),
         num_wrong_states=site.num_wrong_states,
         silent_s=round(max(0.0, now - site.heard_at), 3),
-        doing=heartbeat.doing,
+        doing=last_line(heartbeat.doing),
         still_s=round(max(0.0, now - site.progress_at), 3),
         not_dialled_by=not_dialled_by if site.live else (),
     )
@@ -248,7 +249,7 @@ def _site_state(site: Site) -> str:
     if site.live and site.stream is None:
         return "away"
     if site.standing is Standing.OUT:
-        return f"gone: {site.evicted or site.gone or 'not here since the coordinator was started'}"
+        return f"gone: {last_line(site.evicted or site.gone) or 'not here since the coordinator was started'}"
     return {
         Standing.NEW: "starting",
         Standing.SEEDER: "making the starting state",

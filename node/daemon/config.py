@@ -10,7 +10,7 @@ from pathlib import Path
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.daemon.rank_commands import LAUNCHERS, LaunchConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import RUN_ID
+from atoll.protocol.settings import SITE_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class NodeConfig:
 
 def validate(config: NodeConfig) -> None:
     """Raises ConfigError, naming the flag, if a value is out of range."""
-    if not RUN_ID.fullmatch(config.name):
+    if not SITE_NAME.fullmatch(config.name):
         raise ConfigError(
             f'--name "{config.name}": 1 to 64 letters, digits, ".", "_" or "-", the first a letter or digit'
         )

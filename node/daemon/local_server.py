@@ -36,6 +36,7 @@ from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, Checkpoi
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
+from atoll.protocol.text import clean
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import local_pb2
 
@@ -493,7 +494,7 @@ def _sealed_report(sealed: local_pb2.Sealed) -> SealedReport:
 
 
 def _short(text: str) -> str:
-    return text[: local_protocol.MAX_TEXT_CHARACTERS]
+    return clean(text)[: local_protocol.MAX_TEXT_CHARACTERS]
 
 
 def _shut(connection: _Connection) -> None:

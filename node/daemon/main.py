@@ -23,6 +23,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import addresses, transport
 from atoll.protocol.codecs import kernels
+from atoll.protocol.text import CleanFormatter
 
 log = logging.getLogger("atoll.node")
 
@@ -96,7 +97,7 @@ def _log_to(home: Home, stack: AsyncExitStack, *, debug: bool) -> None:
     """Everything to the site's log file, and what the node itself says to the terminal too."""
     root = logging.getLogger()
     handlers = [site_log_handler(home.folder / "node.log"), logging.StreamHandler(sys.stderr)]
-    handlers[1].setFormatter(logging.Formatter("%(message)s"))
+    handlers[1].setFormatter(CleanFormatter("%(message)s"))
     handlers[1].addFilter(lambda record: record.name != OUTPUT_LOGGER)
     stack.callback(root.setLevel, root.level)
     root.setLevel(logging.DEBUG if debug else logging.INFO)

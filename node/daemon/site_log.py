@@ -7,6 +7,7 @@ import logging.handlers
 from pathlib import Path
 
 from atoll.protocol.errors import HostError
+from atoll.protocol.text import CleanFormatter
 
 MAX_LOG_BYTES = 16 << 20
 NUM_OLD_LOGS = 3
@@ -23,5 +24,5 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
         )
     except OSError as error:
         raise HostError(f"log file {path}: {error.strerror}") from None
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname).1s %(message)s"))
+    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname).1s %(message)s"))
     return handler

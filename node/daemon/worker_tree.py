@@ -16,6 +16,7 @@ from pathlib import Path
 from atoll.node.daemon import processes
 from atoll.node.daemon.rank_commands import tied
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
+from atoll.protocol.text import clean
 
 ENV_TREE = "ATOLL_TREE"
 """Marks every process that a generation of workers consists of."""
@@ -153,7 +154,7 @@ class _Pipe:
         return True
 
     def _print(self, line: bytes) -> None:
-        text = f"{self._prefix} {line[:MAX_LINE_BYTES].decode(errors='replace').rstrip()}"
+        text = f"{self._prefix} {_shown(line[:MAX_LINE_BYTES])}"
         self.last_lines.append(text)
         _output.info("%s", text)
 
@@ -173,3 +174,8 @@ async def _exit_code(popen: subprocess.Popen[bytes], fd: int) -> int:
 
 def _how(code: int, was: str) -> str:
     return f"{was} killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+
+
+def _shown(line: bytes) -> str:
+    """As a terminal would leave it: of a bar of progress, its last state."""
+    return clean(line.decode(errors="replace").rstrip().rsplit("\r", 1)[-1])

@@ -12,6 +12,7 @@ REFUSED = "tests/unit/coordinator/test_refused_messages.py"
 COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 OFFERS = "tests/unit/coordinator/test_offers.py"
+TEXT = "tests/unit/protocol/test_text.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
@@ -138,6 +139,38 @@ MUTATIONS = (
         old="if total > sync.max_chunks:",
         new="if total < 0:",
         tests=(CHUNK_SIZES,),
+    ),
+    Mutation(
+        name="a site has any name",
+        rule="names are of one alphabet, checked at the coordinator",
+        file="coordinator/core/admission.py",
+        old="if not SITE_NAME.fullmatch(message.name):",
+        new="if not message.name:",
+        tests=(REFUSED,),
+    ),
+    Mutation(
+        name="a site has any address",
+        rule="addresses are of one alphabet, checked at the coordinator",
+        file="coordinator/core/admission.py",
+        old="if not addresses.is_plain(message.address):",
+        new="if False:",
+        tests=(REFUSED,),
+    ),
+    Mutation(
+        name="control characters come in",
+        rule="text from outside reaches no log, terminal or metric with control characters",
+        file="protocol/wire.py",
+        old="if item.clean and raw:",
+        new="if False:",
+        tests=(TEXT,),
+    ),
+    Mutation(
+        name="a line end forges a line of the log",
+        rule="only what a process says itself begins a line of its log",
+        file="protocol/text.py",
+        old='return CONTINUED.join(clean(super().format(record)).split("\\n"))',
+        new="return clean(super().format(record))",
+        tests=(TEXT,),
     ),
     # --- the coordinator: what is decided, kept and sent
     Mutation(

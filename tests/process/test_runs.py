@@ -225,7 +225,7 @@ def test_what_a_script_does_after_the_run_is_waited_for(tmp_path: Path) -> None:
         assert (tmp_path / "a").read_text() == "saved\n"
         assert not (tmp_path / "b").exists()
         c = "\n".join(run.nodes["c"].lines)
-        assert "after they had left the run the workers ended with exit code 5\n[rank 0] no room" in c
+        assert "after they had left the run the workers ended with exit code 5\n  | [rank 0] no room" in c
 
 
 def test_stop_makes_the_sync_under_way_the_last(tmp_path: Path) -> None:

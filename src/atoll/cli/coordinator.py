@@ -43,10 +43,11 @@ def run(args: argparse.Namespace) -> int:
 
     from atoll.coordinator.main import serve
     from atoll.protocol import transport
+    from atoll.protocol.text import CleanFormatter
 
-    logging.basicConfig(
-        level=logging.DEBUG if args.debug else logging.INFO, format="%(message)s", stream=sys.stderr, force=True
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(CleanFormatter("%(message)s"))
+    logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
     loaded, parent = prepare(args)
     for name in loaded.from_environment:
         print(f"from the environment: {name}", file=sys.stderr)

@@ -12,6 +12,7 @@ from typing import Protocol
 from atoll import __version__
 from atoll.cli import coordinator, demo, init, node, rollback, sample, status, stop
 from atoll.protocol.errors import AtollError, ConfigError, HostError
+from atoll.protocol.text import clean
 
 EPILOG = """\
 examples:
@@ -117,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _failed(args: argparse.Namespace, error: Exception, exit_code: int) -> int:
     if args.debug:
         traceback.print_exception(error)
-    print(f"atoll {args.verb}: {' '.join(str(error).split())}", file=sys.stderr)
+    print(f"atoll {args.verb}: {' '.join(clean(str(error)).split())}", file=sys.stderr)
     return exit_code
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.strict import check, field_types
+from atoll.protocol.text import clean, last_line
 
 T = TypeVar("T")
 
@@ -151,16 +152,17 @@ def _pick(cls: type[T], table: object, where: str) -> T:
         elif value is None and "None" in str(kind):
             values[key] = None
         else:
-            values[key] = _printable(check(kind, value, place))
+            # Errors have room for all of a traceback.
+            values[key] = _printable(check(kind, value, place), clean if key == "errors" else last_line)
     return cls(**values)
 
 
-def _printable(value: Any) -> Any:
+def _printable(value: Any, shown: Callable[[str], str]) -> Any:
     """Names and reasons come from other machines: nothing in them may steer a terminal."""
     if isinstance(value, str):
-        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
+        return shown(value)
     if isinstance(value, tuple):
-        return tuple(_printable(item) for item in value)
+        return tuple(_printable(item, shown) for item in value)
     return value
 
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from atoll.cli.words import byte_count, share
+from atoll.protocol.text import CONTINUED, clean, last_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -70,12 +71,20 @@ def _watch_live(look: Any) -> int:
 
 def headline(status: RunStatus) -> str:
     length = f"of {status.steps}" if status.steps else f"({status.run_tokens} of {status.tokens} tokens)"
-    return f"run {status.run_id}: {status.state}, step {status.run_step} {length}, commit {status.last_commit}"
+    return (
+        f"run {status.run_id}: {last_line(status.state)}, step {status.run_step} {length}, commit {status.last_commit}"
+    )
 
 
 def shortened(state: str) -> str:
     """A state may carry a reason of any length; where it is an error, the lines below the table have all of it."""
+    state = last_line(state)
     return state if len(state) <= STATE_CHARACTERS else state[: STATE_CHARACTERS - 1] + "\N{HORIZONTAL ELLIPSIS}"
+
+
+def whole(text: str) -> str:
+    """All lines of it, those after the first indented; what is no text shown as escapes."""
+    return CONTINUED.join(clean(text).strip().split("\n"))
 
 
 def rows(status: RunStatus) -> list[tuple[str, ...]]:
@@ -105,7 +114,7 @@ def notes(status: RunStatus) -> list[str]:
             for site in status.sites
             if site.not_dialled_by
         ),
-        *(f"a site left for good: {text}" for text in status.errors),
+        *(f"a site left for good: {whole(text)}" for text in status.errors),
     ]
 
 

@@ -6,7 +6,8 @@ import json
 from dataclasses import asdict
 
 from atoll.cli.run_status import parse_status
-from atoll.cli.status import data_lines
+from atoll.cli.status import data_lines, text_lines
+from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
 
 
@@ -37,3 +38,17 @@ def test_local_lines_are_named() -> None:
     story.start("a", "b")
     story.wants("b", 3, of=10)
     assert lines_of(story)[0].startswith("data of b: 10 samples a pass, 0 passes done, 1 begun: 0 done once + 3 in")
+
+
+def test_of_a_traceback_the_line_that_matters_is_in_the_table_and_all_of_it_below() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.says("b", m.Leave(reason="Traceback:\n  File x\nValueError: no data", fatal=True))
+    status = parse_status(json.loads(json.dumps(asdict(story.view))))
+    lines = text_lines(status).splitlines()
+    assert any("gone: ValueError: no data" in line for line in lines if line.startswith("b "))
+    assert lines[-3:] == [
+        "a site left for good: b (site 2): Traceback:",
+        "  |   File x",
+        "  | ValueError: no data",
+    ]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from atoll.coordinator.core.membership import Standing
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
@@ -57,3 +61,26 @@ def test_a_copy_of_a_home_does_not_take_the_stream_of_the_start_that_is_in_the_r
     story.sites.pop("a")
     story.connect("a", process="first", incarnation=2, state=(0, "s0"))
     assert story.last("a", m.Refused).kind is RefusedKind.STALE
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a\nrun run: finished", "\x1b[2J", "-a", "b\u00fcro", 'a"}', "a" * 65])
+def test_a_name_has_one_alphabet(name: str) -> None:
+    story = Story(some_settings())
+    story.connect(name)
+    refused = story.last(name, m.Refused)
+    assert (refused.kind, "is no name of a site" in refused.text) == (RefusedKind.INVALID, True)
+    assert refused.text.isprintable()
+    assert not story.core.run.members.sites
+
+
+@pytest.mark.parametrize("address", ["", "a", "a b:1", "a\n:1", "\x1b[2J:1", "a:1/", "b\u00fcro:1", "a:99999"])
+def test_an_address_has_one_alphabet(address: str) -> None:
+    story = Story(some_settings())
+    story.open_stream("a")
+    hello = m.Hello(name="a", key=bytes(32), address=address)
+    story.says("a", hello)
+    assert story.last("a", m.Refused).kind is RefusedKind.INVALID
+    assert not story.core.run.members.sites
+    story.open_stream("a")
+    story.says("a", replace(hello, address="[fe80::1%eth0]:7701"))
+    assert story.last("a", m.Welcome).site_id == 0

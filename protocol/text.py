@@ -1,0 +1,33 @@
+"""Text from outside: what a site, a rank or a peer says is shown in logs, on terminals and in metrics. Pure.
+
+Control characters would let it forge lines of ours or drive a terminal: they are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import logging
+
+CONTINUED = "\n  | "
+"""Before each further line of a log record: only what this process says begins a line."""
+
+
+def clean(text: str) -> str:
+    r"""`text` with its line ends (as \n) and tabs, and every other character that does not print (control characters,
+    marks that change the direction of writing, separators) as an escape."""
+    if text.isprintable():
+        return text
+    text = text.replace("\r\n", "\n")
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def last_line(text: str) -> str:
+    """Where there is room for one: of a traceback, the last line says what is wrong."""
+    lines = [line.strip() for line in clean(text).splitlines()]
+    return next((line.replace("\t", " ") for line in reversed(lines) if line), "")
+
+
+class CleanFormatter(logging.Formatter):
+    """Log records of one line or more, none of which can be taken for another record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return CONTINUED.join(clean(super().format(record)).split("\n"))
