@@ -12,6 +12,7 @@ from torch import Tensor
 from atoll.node.core.events import MergeMode
 from atoll.node.local_protocol import piece_hash
 from atoll.node.worker.client import JoinedLayout
+from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import FP32_ROLES, Role
@@ -36,6 +37,13 @@ class SharedTensors:
             offset = layout.tensor_offsets_bytes[place]
             snapshot, publish = (_view(buffer, held, offset) for buffer in (joined.snapshot, joined.publish))
             self._slices.append((held, snapshot[held.slices], publish[held.slices]))
+        self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
+
+    @torch.no_grad()
+    def check_frozen(self) -> None:
+        """Raises ConfigError for a frozen tensor that was changed since `apply` gave it its values."""
+        self._tensors.reshard()
+        self._frozen.check()
 
     @torch.no_grad()
     def write_snapshot(self, *, with_frozen: bool) -> None:
@@ -61,9 +69,11 @@ class SharedTensors:
     def apply(self, mode: MergeMode, *, fresh: bool) -> None:
         """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype."""
         self._tensors.reshard()
+        if fresh:
+            self._frozen.take()
         for held, snapshot, publish in self._slices:
             role = held.spec.role
-            if role is Role.BUFFER_LOCAL or (role is Role.FROZEN and not fresh):
+            if role in (Role.BUFFER_LOCAL, Role.FROZEN):
                 continue
             local = held.local()
             if mode is MergeMode.REPLACE or (role is not Role.TRAINABLE and mode is MergeMode.MERGE):

@@ -395,6 +395,8 @@ class _JoinedSite(Site):
         is_seed = not self._has_values
         self._tensors.reshard()
         self._tensors.check_trained(self._optimizers)
+        if not is_seed:
+            self._shared.check_frozen()
         self._shared.write_snapshot(with_frozen=is_seed)
         hashes = self._shared.hashes() if answer.hash_shared else None
         self._client.sealed(

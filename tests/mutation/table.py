@@ -32,6 +32,7 @@ AWAY = "tests/unit/node_core/test_away.py"
 SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
+WORKER_SITE = "tests/unit/worker/test_worker_site.py"
 CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
 SITE_LEASES = "tests/unit/node_core/test_leases.py"
 OUTER = "tests/unit/dataplane/test_outer_state.py"
@@ -880,6 +881,22 @@ MUTATIONS = (
         old="        snapshot.committed_in = commit.commit\n",
         new="        pass\n",
         tests=(SITE, SITE_STORIES),
+    ),
+    Mutation(
+        name="frozen parameter that the script writes to",
+        rule="a frozen parameter that the script changes is found and named at the next boundary",
+        file="node/worker/frozen.py",
+        old="for index in dict.fromkeys(due + self._some()):",
+        new="for index in dict.fromkeys(due):",
+        tests=(WORKER_SITE,),
+    ),
+    Mutation(
+        name="one frozen parameter is looked at again and again",
+        rule="all frozen parameters are compared in turn",
+        file="node/worker/frozen.py",
+        old="            self._next = (self._next + 1) % len(self._pairs)\n",
+        new="            break\n",
+        tests=(WORKER_SITE,),
     ),
     # --- ranks of one site
     Mutation(

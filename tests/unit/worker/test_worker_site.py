@@ -15,6 +15,7 @@ from torch import nn
 import atoll
 from atoll.node.core.events import Answer, MergeMode
 from atoll.node.local_protocol import CheckpointCounts
+from atoll.node.worker import frozen
 from atoll.node.worker import site as site_module
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.site import Site, Step
@@ -479,6 +480,71 @@ def test_a_parameter_that_is_trained_only_after_join_is_refused(node: FakeNode, 
         with pytest.raises(ConfigError, match=f"'({name})'.*after atoll.join"):
             site.step(tokens=1)
     assert not node.said("sealed")
+
+
+class Teaching(nn.Module):
+    """A student that is trained, and a teacher that follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = nn.Linear(2, 1, bias=False)
+        self.teacher = nn.Linear(2, 1, bias=False).requires_grad_(False)
+        self.other = nn.Linear(3, 3).requires_grad_(False)
+
+
+@pytest.mark.parametrize("how", ["in place", "through data"])
+def test_a_frozen_parameter_that_the_script_changes_is_refused(node: FakeNode, how: str) -> None:
+    """A restart would put its first values back, and no other site has the new ones."""
+    net = Teaching()
+    optimizer = torch.optim.SGD(net.student.parameters(), lr=0.1)
+
+    def as_seeded() -> Answer:
+        node.publish[:] = node.snapshot
+        return apply(REPLACE, 1, fresh=True)
+
+    node.script = [(0, SNAPSHOT), (0, as_seeded), (1, SNAPSHOT), (1, go_on(2)), (2, SNAPSHOT)]
+    with atoll.join(net, optimizer) as site:
+        with torch.no_grad():
+            net.teacher.weight.mul_(1.0)  # written to, and the same
+        site.step(tokens=1)
+        with torch.no_grad():
+            teacher = net.teacher.weight if how == "in place" else net.teacher.weight.data
+            teacher.lerp_(net.student.weight, 0.001)
+        with pytest.raises(ConfigError, match=r"'teacher\.weight' is frozen .*changed it since"):
+            site.step(tokens=1)
+    assert len(node.said("sealed")) == 2
+
+
+def test_frozen_parameters_that_differ_from_the_runs_are_said(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They were never this script's: a joiner may come with other first values."""
+    net = Teaching()
+    node.script = [first(1), (1, SNAPSHOT), (1, go_on(2)), (2, STOP)]
+    with atoll.join(net, torch.optim.SGD(net.student.parameters(), lr=0.1)) as site:
+        site.step(tokens=1)
+        site.step(tokens=1)
+    assert not net.teacher.weight.any()
+    assert capsys.readouterr().err == (
+        "atoll: 3 frozen tensors took the run's values, which differed from this script's; the first is 'other.bias'\n"
+    )
+
+
+def test_all_frozen_bytes_are_compared_in_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing tells of a write through `.data`: with a look at one tensor a boundary, the third finds the third."""
+    monkeypatch.setattr(frozen, "LOOK_BYTES", 1)
+    net = Teaching()
+
+    def changed() -> Answer:
+        net.teacher.weight.data[0, 1] = math.nan
+        return apply(REPLACE, 1, fresh=False)
+
+    node.script = [first(0), (0, changed), (1, SNAPSHOT), (1, go_on(2)), (2, SNAPSHOT), (2, go_on(3)), (3, SNAPSHOT)]
+    with atoll.join(net, torch.optim.SGD(net.student.parameters(), lr=0.1)) as site:
+        site.step(tokens=1)
+        site.step(tokens=1)
+        with pytest.raises(ConfigError, match=r"'teacher\.weight' is frozen"):
+            site.step(tokens=1)
 
 
 # --- without a node
