@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from atoll.node.local_protocol import Piece
+from atoll.node.worker.shared_storage import Place, check_shared_storage
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.strict import nearest
@@ -164,6 +165,7 @@ def find_tensors(
         listed, *aliases = sorted({item.name for item in items}, key=str.encode)
         tied += [TiedName(alias=alias, name=listed) for alias in aliases]
         item = next(item for item in items if item.name == listed)
+        _check_tied(items)
         is_trainable = isinstance(item.tensor, nn.Parameter) and item.tensor.requires_grad
         if is_trainable and key not in trained:
             raise ConfigError(
@@ -177,6 +179,9 @@ def find_tensors(
         raise ConfigError(f'buffers: no buffer is named "{pattern}"; {nearest(pattern, known)}')
     if not any(h.spec.role is Role.TRAINABLE for h in held):
         raise ConfigError("the model given to atoll.join has no trainable parameter")
+    check_shared_storage(
+        Place(h.spec.name, h.local(), h.spec.role is Role.FROZEN) for h in held if h.spec.role is not Role.BUFFER_LOCAL
+    )
     held.sort(key=lambda h: h.spec.name.encode())
     return ModelTensors(Manifest.canonical([h.spec for h in held], tied), tuple(held), tuple(modules))
 
@@ -214,6 +219,24 @@ def identity(tensor: Tensor) -> object:
         return id(tensor)
     place = local.untyped_storage().data_ptr(), local.storage_offset()
     return local.device, place, tuple(local.shape), local.stride(), tuple(tensor.shape), tensor.dtype
+
+
+def _check_tied(items: Sequence[_Found]) -> None:
+    """The same memory under several names is one tensor only if all of them say what is done with it."""
+    buffers = [item.name for item in items if not isinstance(item.tensor, nn.Parameter)]
+    parameters = [item for item in items if isinstance(item.tensor, nn.Parameter)]
+    if buffers and parameters:
+        raise ConfigError(
+            f"the buffer {min(buffers)!r} is the memory of the parameter {parameters[0].name!r}, and cannot be "
+            "synchronized as both; register it with persistent=False, or with .clone() as a buffer of its own"
+        )
+    frozen = [item.name for item in parameters if not item.tensor.requires_grad]
+    if frozen and len(frozen) < len(parameters):
+        trained = next(item.name for item in parameters if item.tensor.requires_grad)
+        raise ConfigError(
+            f"{frozen[0]!r} is frozen (requires_grad = False) and the memory of {trained!r}, which is trained; "
+            "make them one Parameter, or give the frozen one memory of its own with .clone()"
+        )
 
 
 def _role(item: _Found, is_trainable: bool, policies: Mapping[str, BufferPolicy], unmatched: set[str]) -> Role:

@@ -32,6 +32,7 @@ AWAY = "tests/unit/node_core/test_away.py"
 SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
+TENSORS = "tests/unit/worker/test_worker_tensors.py"
 WORKER_SITE = "tests/unit/worker/test_worker_site.py"
 CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
 SITE_LEASES = "tests/unit/node_core/test_leases.py"
@@ -897,6 +898,22 @@ MUTATIONS = (
         old="            self._next = (self._next + 1) % len(self._pairs)\n",
         new="            break\n",
         tests=(WORKER_SITE,),
+    ),
+    Mutation(
+        name="buffer on the memory of a parameter",
+        rule="one memory under two names is refused by name unless both say what is done with it",
+        file="node/worker/tensors.py",
+        old="        _check_tied(items)\n",
+        new="",
+        tests=(TENSORS,),
+    ),
+    Mutation(
+        name="weights tied through a transpose",
+        rule="tensors that share memory without being the same are refused by name",
+        file="node/worker/shared_storage.py",
+        old="return bool(in_b.any())",
+        new="return False",
+        tests=(TENSORS,),
     ),
     # --- ranks of one site
     Mutation(

@@ -76,6 +76,73 @@ def test_tied_weights_are_listed_once() -> None:
     assert find(shared_memory).manifest.digest == found.manifest.digest
 
 
+def test_a_buffer_on_the_memory_of_a_parameter_is_refused() -> None:
+    """It would be averaged as a buffer, without the outer optimizer."""
+    net = Net()
+    net.register_buffer("view", net.a.weight.data)
+    with pytest.raises(ConfigError, match=r"the buffer 'view' is the memory of the parameter 'a\.weight'.*persistent"):
+        find(net)
+    net.register_buffer("view", net.a.weight.data, persistent=False)
+    assert "view" not in [t.name for t in find(net).manifest.tensors]
+
+
+def test_a_frozen_name_of_a_trained_parameter_is_refused() -> None:
+    """Which of the names comes first would decide whether it is trained."""
+    net = Net()
+    net.a.register_parameter("alias", nn.Parameter(net.a.weight.data, requires_grad=False))
+    with pytest.raises(ConfigError, match=r"'a\.alias' is frozen .* the memory of 'a\.weight', which is trained"):
+        find(net)
+
+
+def memory(how: str) -> nn.Module:
+    a, b = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    net = nn.ModuleDict({"a": a, "b": b})
+    whole = torch.zeros(64)
+    match how:
+        case "transpose":
+            b.weight.data = a.weight.data.t()
+        case "part":
+            b.weight = nn.Parameter(a.weight.data[1:3])
+        case "another dtype":
+            b.weight = nn.Parameter(a.weight.data.view(torch.bfloat16))
+        case "a buffer of a part":
+            a.register_buffer("row", a.weight.data[0])
+        case "columns":
+            a.weight, b.weight = (nn.Parameter(part) for part in whole.view(4, 16).tensor_split((6,), dim=1))
+        case "rows":
+            a.weight, b.weight = (nn.Parameter(part) for part in whole.view(4, 16).tensor_split((1,), dim=0))
+        case "frozen":
+            b.weight = nn.Parameter(whole.view(8, 8).t(), requires_grad=False)
+            net.register_parameter("c", nn.Parameter(whole.view(8, 8), requires_grad=False))
+    return net
+
+
+@pytest.mark.parametrize("how", ["transpose", "part", "another dtype"])
+def test_weights_that_share_memory_in_another_shape_are_refused(how: str) -> None:
+    with pytest.raises(ConfigError, match=r"'a\.weight' and 'b\.weight' share memory.*a\.weight = b\.weight"):
+        find(memory(how))
+
+
+def test_a_buffer_of_a_part_of_a_parameter_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'a\.row' and 'a\.weight' share memory"):
+        find(memory("a buffer of a part"))
+
+
+@pytest.mark.parametrize("how", ["columns", "rows", "frozen"])
+def test_parts_of_one_memory_that_do_not_overlap_pass(how: str) -> None:
+    """As fused projections are kept; and frozen ones, which are written once."""
+    assert len(find(memory(how)).manifest.tensors) == (3 if how == "frozen" else 2)
+
+
+def test_an_expanded_buffer_is_refused() -> None:
+    """It cannot be written to in place."""
+    net = Net()
+    net.register_buffer("mask", torch.ones(1, 3).expand(4, 3))
+    with pytest.raises(ConfigError, match=r"'mask' is expanded"):
+        find(net)
+    assert find(net, buffers={"mask": "local"})
+
+
 def test_buffer_policies() -> None:
     found = find(Net(), buffers={"*.running_var": "local", "b.*": "lowest"})
     roles = {t.name: t.role for t in found.manifest.tensors}
