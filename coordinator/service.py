@@ -40,7 +40,7 @@ from atoll.coordinator.store import RESTORE, Store
 from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, transport, wire
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.v1 import session_pb2
 
 log = logging.getLogger("atoll.coordinator")
@@ -244,7 +244,7 @@ class CoordinatorServer:
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         document["time"] = time.time()
-        document["settings"] = asdict(self.settings)
+        document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
         return document

@@ -218,7 +218,8 @@ class SqliteStore:
                     "ON CONFLICT (id) DO UPDATE SET term = term + 1",
                     (run_id, settings_json, stored_parent),
                 )
-                return self._read(run_id, settings_json, stored_parent, term + 1, settings.sync.log_commits)
+                now = settings_to_json(settings)  # whole; what was stored may lack settings that are newer
+                return self._read(run_id, now, stored_parent, term + 1, settings.sync.log_commits)
 
     def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
         db = self._db

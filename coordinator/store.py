@@ -7,8 +7,9 @@ for the newest term.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Protocol
 
 from atoll.coordinator.core.events import (
@@ -28,8 +29,10 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
-from atoll.protocol.errors import ConfigError, StaleError
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.errors import ConfigError, StaleError, UnsupportedError
+from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
+
+log = logging.getLogger("atoll.coordinator")
 
 RESTORE = "restore it from a copy (deploy/README.md), or start a new run in another file"
 """What to do about a store that is damaged."""
@@ -72,9 +75,17 @@ def check_same_run(
             f"{where} holds run {stored_run_id!r}, the settings name run {settings.run_id!r}: give the new run a store "
             "of its own (--store PATH, or a copy of the file under another name), or the old run its own settings"
         )
-    wanted = settings_to_json(settings)
-    if stored_settings != wanted:
-        differences = "; ".join(_differences(json.loads(stored_settings), json.loads(wanted)))
+    try:
+        stored, unknown = read_settings(stored_settings)
+    except UnsupportedError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if unknown:
+        log.warning(
+            "%s: run %s was begun by a newer version of atoll; settings that this one does not know have no effect: %s",
+            where, stored_run_id, ", ".join(unknown),
+        )  # fmt: skip
+    if stored != settings:
+        differences = "; ".join(_differences(asdict(stored), asdict(settings)))
         raise ConfigError(
             f"{where}: run {stored_run_id!r} was begun with other settings ({differences}): change them back, or start "
             "a new run (with --resume from a saved model)"
@@ -132,21 +143,22 @@ class MemoryStore:
         kept = self._kept
         if kept is None:
             kept = self._kept = _Kept(settings.run_id, settings_to_json(settings), parent_json)
-        check_same_run(
-            "the store",
-            stored_run_id=kept.run_id,
-            stored_settings=kept.settings_json,
-            stored_parent=kept.parent_json,
-            settings=settings,
-            parent_json=parent_json,
-        )
+        else:
+            check_same_run(
+                "the store",
+                stored_run_id=kept.run_id,
+                stored_settings=kept.settings_json,
+                stored_parent=kept.parent_json,
+                settings=settings,
+                parent_json=parent_json,
+            )
         kept.term += 1
         last_sync = max(kept.opens, default=0)
         is_open = last_sync > 0 and last_sync not in kept.ended
         attested = [kept.attestations[n] for n in sorted(kept.attestations)]
         return Persisted(
             run_id=kept.run_id,
-            settings_json=kept.settings_json,
+            settings_json=settings_to_json(settings),
             parent_json=kept.parent_json,
             term=kept.term,
             manifest=kept.manifest,

@@ -8,6 +8,7 @@ AtollError
 |  |- StaleError          from an older term, attempt, incarnation or generation
 |  |- NoRoomError         a plan asks a reducer to hold more than it has memory and disk for
 |  '- InvalidMessage      malformed, truncated or over a bound
+|     |- UnsupportedError a run needs what this version of atoll cannot do
 |     '- DigestMismatch   the bytes are not the ones their digest names
 |- NotYetError            early by one sync or attempt: send again
 |- PeerError              a peer could not be reached or made no progress
@@ -49,6 +50,10 @@ class NoRoomError(RefusedError):
 
 
 class InvalidMessage(RefusedError):
+    pass
+
+
+class UnsupportedError(InvalidMessage):
     pass
 
 

@@ -7,10 +7,10 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from atoll.protocol.errors import ConfigError, InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS
 from atoll.protocol.messages import MAX_MEMBERS
-from atoll.protocol.strict import build, nearest
+from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
 
 CODECS = ("fp32", "bf16", "int8")
@@ -255,26 +255,63 @@ def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.snapshots", sync.snapshots, 0, 64)
 
 
+# --- as text: in the store, in Welcome, and to the workers
+
+CAPABILITIES = frozenset(
+    [*(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd"]
+)
+"""What a run may need of whoever takes part, by name, and this version can do."""
+MAX_NEEDS = 256
+
+
+def needs_of(settings: RunSettings) -> list[str]:
+    """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
+    an older version would pass over, adds a name here when it has another value than its default."""
+    needs = [f"codec {settings.sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
+    return [*needs, "zstd"] if settings.sync.zstd_level else needs
+
+
 def settings_to_json(settings: RunSettings) -> str:
     """The text that Welcome and the store carry; `settings_from_json` reads it back to an equal value."""
-    return json.dumps(asdict(settings), sort_keys=True)
+    return json.dumps({**asdict(settings), "needs": needs_of(settings)}, sort_keys=True)
 
 
 def settings_from_json(text: str) -> RunSettings:
-    """Raises InvalidMessage unless `text` holds every setting, no other, each valid."""
+    return read_settings(text)[0]
+
+
+def read_settings(text: str) -> tuple[RunSettings, tuple[str, ...]]:
+    """Settings as this version, an older or a newer one wrote them, and the keys that are not known here.
+
+    What an older version left out has its default; what a newer one added is passed over, for whatever must not be is
+    in `needs`. Raises UnsupportedError if the run needs what this version cannot do, InvalidMessage for other text.
+    """
     if len(text) > MAX_SETTINGS_CHARACTERS:
         raise InvalidMessage(f"settings: {len(text)} characters, at most {MAX_SETTINGS_CHARACTERS} are allowed")
+    unknown: list[str] = []
     try:
         table = json.loads(text, object_pairs_hook=_distinct, parse_constant=_not_finite)
         if not isinstance(table, dict):
             raise InvalidMessage("settings: not a JSON object")
-        settings = build(RunSettings, table, "settings", complete=True)
+        _check_needs(table.pop("needs", []))
+        settings = build(RunSettings, table, "settings", unknown=unknown)
         validate(settings)
     except (ConfigError, ValueError, RecursionError) as error:
         raise InvalidMessage(
             f"the run's settings are not ones this version understands ({error}); install the coordinator's version"
         ) from error
-    return settings
+    return settings, tuple(key.removeprefix("settings.") for key in unknown)
+
+
+def _check_needs(needs: object) -> None:
+    names = check(tuple[str, ...], needs, "settings: needs")
+    if len(names) > MAX_NEEDS:
+        raise ConfigError(f"settings: needs has {len(names)} names, at most {MAX_NEEDS} are allowed")
+    lacking = [name for name in names if name not in CAPABILITIES]
+    if lacking:
+        raise UnsupportedError(
+            f"the run needs what this version cannot do: {', '.join(lacking)}; install the coordinator's version"
+        )
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -58,21 +58,23 @@ def _described(value: object) -> str:
     return f"{_TYPE_NAMES.get(type(value), type(value).__name__)} ({text if len(text) <= 40 else text[:37] + '...'})"
 
 
-def build(cls: type[T], table: Mapping[str, object], where: str, *, complete: bool = False) -> T:
-    """The dataclass `cls` from a table, nested dataclasses from nested tables.
+def build(cls: type[T], table: Mapping[str, object], where: str, *, unknown: list[str] | None = None) -> T:
+    """The dataclass `cls` from a table, nested dataclasses from nested tables; what is left out has its default.
 
-    `where` names the table in errors. With `complete`, every key must be there; else fields have their defaults.
-    Raises ConfigError for an unknown key (naming the nearest one), a wrong type, or a missing key.
+    `where` names the table in errors. Raises ConfigError for a wrong type, a missing key that has no default, or an
+    unknown key (naming the nearest one); with `unknown`, those are noted there and passed over.
     """
     kinds = field_types(cls)
     for key in table:
-        if key not in kinds:
+        if key not in kinds and unknown is not None:
+            unknown.append(f"{where}.{key}")
+        elif key not in kinds:
             raise ConfigError(f'{where}: unknown key "{key}"; {nearest(key, kinds)}')
     values: dict[str, Any] = {}
     required = {
         item.name
         for item in dataclasses.fields(cls)  # type: ignore[arg-type]
-        if complete or (item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING)
+        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
     }
     for key, kind in kinds.items():
         if key not in table:
@@ -83,7 +85,7 @@ def build(cls: type[T], table: Mapping[str, object], where: str, *, complete: bo
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{where}: {key} must be a table, not {_described(value)}")
-            values[key] = build(kind, value, f"{where}.{key}", complete=complete)
+            values[key] = build(kind, value, f"{where}.{key}", unknown=unknown)
         else:
             values[key] = check(kind, value, f"{where}: {key}")
     return cls(**values)

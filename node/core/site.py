@@ -24,7 +24,7 @@ from atoll.node.core.events import (
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, RefusedError
-from atoll.protocol.settings import RunSettings, settings_from_json
+from atoll.protocol.settings import RunSettings, read_settings
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
 MAX_LOST_REASONS = 8
@@ -277,16 +277,22 @@ class SiteCore:
 
     def _welcome(self, message: m.Welcome) -> None:
         site = self.ctx.site
-        if self.ctx.settings_json and message.settings_json != self.ctx.settings_json:
+        try:
+            settings, unknown = read_settings(message.settings_json)
+        except InvalidMessage as error:
+            endings.exit(self.ctx, RefusedError.exit_code, str(error))
+            return
+        if self.ctx.settings_json and settings != self.ctx.settings:
             endings.exit(
                 self.ctx, RefusedError.exit_code, "the run's settings changed while this site was in it; start it again"
             )
             return
-        try:
-            self.ctx.settings = settings_from_json(message.settings_json)
-        except InvalidMessage as error:
-            endings.exit(self.ctx, RefusedError.exit_code, str(error))
-            return
+        if unknown and message.settings_json != self.ctx.settings_json:
+            keys = ", ".join(unknown)
+            self.ctx.report(
+                logging.INFO, f"the coordinator is newer; this node does not know, and does not need: {keys}"
+            )
+        self.ctx.settings = settings
         self.ctx.settings_json = message.settings_json
         self.ctx.limits = time_limits(self.ctx.settings.time_limits)
         site.welcomed = True

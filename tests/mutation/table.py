@@ -691,6 +691,22 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_checksums.py",),
     ),
     Mutation(
+        name="a newer setting ends the run",
+        rule="stored settings are compared parsed, with defaults filled in",
+        file="coordinator/store.py",
+        old="    if stored != settings:\n",
+        new="    if stored_settings != settings_to_json(settings):\n",
+        tests=(STORES,),
+    ),
+    Mutation(
+        name="a run's needs are not looked at",
+        rule="what a version cannot do is refused by name",
+        file="protocol/settings.py",
+        old="if name not in CAPABILITIES]",
+        new="if name in ()]",
+        tests=("tests/unit/protocol/test_settings.py",),
+    ),
+    Mutation(
         name="an opened stream ends the time away",
         rule="the coordinator is away until it says Welcome",
         file="node/core/site.py",

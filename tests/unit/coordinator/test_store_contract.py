@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from atoll.coordinator import sqlite_store
+from atoll.coordinator import store as store_module
 from atoll.coordinator.core import events as e
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Plan, Tree
-from atoll.protocol.settings import settings_to_json
+from atoll.protocol.settings import settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 
 SETTINGS = some_settings()
@@ -35,6 +39,36 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
     yield (lambda: memory) if request.param == "memory" else sqlite
     for store in last:
         store.close()
+
+
+def begun_with(reopen: Reopen, monkeypatch: pytest.MonkeyPatch, table: dict[str, Any]) -> None:
+    """By another version of atoll, which wrote its settings so."""
+    with monkeypatch.context() as other:
+        for module in (store_module, sqlite_store):
+            other.setattr(module, "settings_to_json", lambda _: json.dumps(table))
+        reopen().begin(SETTINGS)
+
+
+def test_a_new_setting_does_not_end_a_run(
+    reopen: Reopen, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stored by an older version, which lacks one, and by a newer one, which has one more."""
+    table = json.loads(settings_to_json(SETTINGS))
+    table["sync"]["overlap"] = 3
+    del table["overrun_steps"], table["outer"]["momentum"]
+    begun_with(reopen, monkeypatch, table)
+    kept = reopen().begin(SETTINGS)
+    assert kept.term == 2
+    assert settings_from_json(kept.settings_json) == SETTINGS, "what nodes are told is whole"
+    assert "sync.overlap" in caplog.text
+
+
+def test_what_a_run_needs_and_this_version_cannot_do_is_refused_by_name(
+    reopen: Reopen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun_with(reopen, monkeypatch, json.loads(settings_to_json(SETTINGS)) | {"needs": ["overlap mix"]})
+    with pytest.raises(ConfigError, match="needs what this version cannot do: overlap mix"):
+        reopen().begin(SETTINGS)
 
 
 def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from atoll.node.core import events as e
 from atoll.node.core.events import AnswerKind
 from atoll.node.core.state import SnapshotPhase
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
-from tests.unit.node_core.test_site import Driver, started
+from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_site import SETTINGS, Driver, started
 
 
 def test_settings_that_this_version_does_not_understand_end_the_node_with_words() -> None:
     drive = Driver()
     drive(e.SessionOpened())
-    drive.receive(m.Welcome(settings_json='{"run_id": "run"}'))
+    table = json.loads(settings_to_json(SETTINGS)) | {"needs": ["codec int8", "overlap mix"]}
+    drive.receive(m.Welcome(settings_json=json.dumps(table)))
     ended = drive.wants(e.Exit)
     assert isinstance(ended, e.Exit)
     assert ended.code == RefusedError.exit_code
-    assert "settings" in ended.text
-    assert "is missing" in ended.text
+    assert "the run needs what this version cannot do: overlap mix" in ended.text
+
+
+def test_a_coordinator_that_is_upgraded_in_mid_run_does_not_end_a_site() -> None:
+    drive = started()
+    newer, older = json.loads(settings_to_json(SETTINGS)), json.loads(settings_to_json(SETTINGS))
+    newer["sync"]["overlap"] = 0
+    del older["sync"]["zstd_level"], older["needs"]
+    said = []
+    for table in (newer, newer, older):
+        drive(e.SessionLost("upgraded"))
+        drive(e.SessionOpened())
+        drive.receive(m.Welcome(settings_json=json.dumps(table), site_id=1))
+        assert not any(isinstance(o, e.Exit) for o in drive.out)
+        assert drive.core.site.welcomed
+        said += [o.text for o in drive.out if isinstance(o, e.Report)]
+    assert said == ["the coordinator is newer; this node does not know, and does not need: sync.overlap"]
+
+
+def test_a_site_is_not_in_a_run_whose_settings_change() -> None:
+    drive = started()
+    drive(e.SessionLost("restarted"))
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(replace(SETTINGS, steps=41)), site_id=1))
+    ended = drive.wants(e.Exit)
+    assert isinstance(ended, e.Exit)
+    assert "settings changed" in ended.text
 
 
 def test_34_a_report_of_dead_workers_does_not_seal_the_snapshot_of_new_ones() -> None:

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.settings import (
+    CAPABILITIES,
+    CODECS,
     MAX_SETTINGS_CHARACTERS,
     MODELS,
     OuterSettings,
     RunSettings,
     SyncSettings,
+    read_settings,
     settings_from_json,
     settings_to_json,
     validate,
@@ -39,6 +42,26 @@ def test_floats_and_large_integers_keep_every_bit(rate: float, momentum: float, 
     assert settings_from_json(settings_to_json(settings)) == settings
 
 
+def test_a_newer_version_adds_a_setting_and_an_older_one_lacks_one() -> None:
+    """Neither is anybody's business who can do what the run needs: an upgrade ends no run."""
+    assert read_settings(changed(extra=1, sync__overlap={"tau": 2})) == (SETTINGS, ("extra", "sync.overlap"))
+    defaults = {"needs": None, "overrun_steps": None, "sync__max_chunks": None, "model": None}
+    assert read_settings(changed(**defaults)) == (SETTINGS, ())
+
+
+def test_every_setting_but_the_runs_name_may_be_left_out_as_an_older_version_does() -> None:
+    assert settings_from_json('{"run_id": "r"}') == RunSettings(run_id="r")
+
+
+def test_what_a_run_needs_is_named_in_its_settings() -> None:
+    for codec in CODECS:
+        for zstd_level in (0, 3):
+            settings = RunSettings(run_id="r", sync=SyncSettings(codec=codec, zstd_level=zstd_level))
+            needs = json.loads(settings_to_json(settings))["needs"]
+            assert needs == [f"codec {codec}", "outer optimizer nesterov", "zstd"][: 3 if zstd_level else 2]
+            assert CAPABILITIES.issuperset(needs)
+
+
 def changed(**changes: Any) -> str:
     table = json.loads(settings_to_json(SETTINGS))
     for path, value in changes.items():
@@ -56,9 +79,10 @@ def changed(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (changed(extra=1), 'unknown key "extra"'),
-        (changed(sync__evry=1), 'unknown key "evry"; did you mean "every"'),
-        (changed(sync__every=None), '"every" is missing'),
+        (changed(run_id=None), '"run_id" is missing'),
+        (changed(needs=["codec int8", "codec int3"]), "^the run needs what this version cannot do: codec int3"),
+        (changed(needs="codec int8"), "needs must be a list"),
+        (changed(needs=["x"] * 300), "at most 256"),
         (changed(sync__every="7"), "every must be an integer"),
         (changed(sync__every=True), "every must be an integer"),
         (changed(sync__every=1.5), "every must be an integer"),

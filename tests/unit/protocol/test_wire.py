@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,6 +88,23 @@ def test_a_message_that_is_encoded_once_arrives_as_one_that_was_encoded_for_its_
             found = wire.parse(session_pb2.SessionResponse, data)
             found.ClearField("checksum")
             assert found == wire.response(message, HEADER, seq, 7)
+
+
+def test_a_field_that_a_newer_version_adds_is_passed_over() -> None:
+    """In the envelope, in the body, in a message inside of it, and in what a store keeps."""
+    unknown = bytes((1000 << 3 & 0x7F | 0x80, 1000 << 3 >> 7, 42))  # field 1000, a number
+    inner = messages.Open(sync=7, base_commit=4, run_step=80, run_tokens=1 << 40, num_steps=20)
+    message = messages.Abandoned(sync=6, reason="late", next=inner)
+    encoded = wire.encode(message)
+    assert wire.decode(messages.Abandoned, encoded + unknown) == message
+    nested = wire.encode(inner) + unknown
+    body = wire.encode(replace(message, next=None)) + b"\x1a" + bytes([len(nested)]) + nested + unknown
+    field = session_pb2.SessionResponse.ABANDONED_FIELD_NUMBER << 3 | 2
+    data = bytes((field & 0x7F | 0x80, field >> 7, len(body))) + body + unknown
+    received = wire.parse(
+        session_pb2.SessionResponse, wire.response_around(wire.Body(data, zlib.crc32(data)), HEADER, 1, 0)
+    )
+    assert wire.unpack(received) == (HEADER, message)
 
 
 def test_an_absent_optional_message_is_none() -> None:
