@@ -331,6 +331,7 @@ class Abandoned:
     sync: int
     reason: str = bounded(1024)
     next: Open | None = None
+    without_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

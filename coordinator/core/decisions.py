@@ -188,8 +188,9 @@ def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors:
         _tell_the_new(run)
 
 
-def abandon(run: Run, sync: Sync, reason: str) -> None:
-    """The sync ends without a commit; the same contributions go into the next one on the same base."""
+def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) -> None:
+    """The sync ends without a commit; the same contributions go into the next one on the same base. `without_tokens`:
+    those that are empty do not."""
     open_, reason = sync.open, reason[:1024]
     run.num_abandoned += 1
     run.num_abandoned_in_a_row += 1
@@ -220,7 +221,7 @@ def abandon(run: Run, sync: Sync, reason: str) -> None:
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
     run.sync.not_before = run.now + min(pause_s, run.limits.sync_wait_s)
     for site in members:
-        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open))
+        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open, without_tokens=without_tokens))
 
 
 def finish(run: Run, reason: str) -> None:

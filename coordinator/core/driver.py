@@ -214,9 +214,13 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         # They may contribute to another sync, where nothing is known of them.
         decisions.abandon(run, sync, "; ".join(barred))
         return True
+    if len(contributors) < quorum and not waiting and (empty := [s for s in able if not sync.ready[s.site_id].tokens]):
+        names = ", ".join(s.label for s in empty)
+        few = f"{names} trained no tokens, so there are {len(contributors)} of the {quorum} contributors of the quorum"
+        decisions.abandon(run, sync, few, without_tokens=True)
+        return True
     if not contributors and not waiting:
-        reasons = "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "no site has trained anything"
-        decisions.abandon(run, sync, reasons)
+        decisions.abandon(run, sync, "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "nobody is ready")
         return True
     if len(contributors) < quorum:
         if waiting and run.now < sync.first_ready_at + run.limits.sync_wait_s:

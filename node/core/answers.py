@@ -79,7 +79,7 @@ def decide(site: SiteState, *, away: bool, now: float) -> Decision:
         return Hold("waiting for the commit")
     if site.open is None or site.open.base_commit != outer.commit:
         return Hold("waiting for the coordinator to open the next sync")
-    target = target_step(site, workers.base_step)
+    target = target_step(site, max(workers.base_step, workers.released_step))
     if ask.step < target:
         return Answer(kind=AnswerKind.CONTINUE, next_step=target)
     return Answer(kind=AnswerKind.SNAPSHOT, fragment=site.open.fragment)
@@ -103,7 +103,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
     elif mode is MergeMode.MERGE:
         base_step = site.snapshot.step
     else:
-        base_step = workers.base_step
+        base_step = max(workers.base_step, workers.released_step)
     target = target_step(site, base_step) if is_open else step
     if is_open and mode is MergeMode.SHIFT and step >= target:
         target = step + steps_until_the_others(site, now)

@@ -111,6 +111,7 @@ class Workers:
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
+    released_step: int = 0  # of the last snapshot that was given up without tokens: the next window counts from there
     overrun_left: int = 0  # steps that may still be trained beyond the boundary with the coordinator away
 
     def is_current(self, generation: int) -> bool:
@@ -169,6 +170,7 @@ class SiteState:
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
+    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     data: DataQueue = field(default_factory=DataQueue)
     exchange: Exchange | None = None
     ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary

@@ -19,7 +19,11 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.plans import is_weighed, with_weights
+
+MAX_EMPTY_IN_A_ROW = 3
+"""Windows without a token, of a site that the run cannot do without."""
 
 
 def opened(ctx: Context, message: m.Open) -> None:
@@ -352,8 +356,30 @@ def abandoned(ctx: Context, message: m.Abandoned) -> None:
     if exchange is not None and exchange.plan.sync == message.sync:
         cancel_exchange(ctx)
         ctx.emit(DropSync(message.sync))
+    if message.without_tokens and not _train_on(ctx):
+        return
     if message.next is not None:
         opened(ctx, message.next)
+
+
+def _train_on(ctx: Context) -> bool:
+    """Too few sites had tokens: ranks whose snapshot has none train another window, for it would fail the next sync as
+    well. False: that was so too often, the site ends."""
+    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    if snapshot.phase is not SnapshotPhase.SEALED or snapshot.tokens:
+        return True
+    site.snapshot = Snapshot()
+    if snapshot.generation == workers.generation:
+        workers.released_step = snapshot.step
+    site.num_empty_in_a_row += 1
+    if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
+        return True
+    text = (
+        f"{site.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "
+        "give site.step(..., tokens=...) the number of tokens that the rank's own batch held"
+    )
+    endings.give_up(ctx, text, ConfigError.exit_code)
+    return False
 
 
 def publish(ctx: Context, content: Content) -> None:

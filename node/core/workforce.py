@@ -95,6 +95,8 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     snapshot.num_steps = event.num_steps
     snapshot.mean_loss = event.mean_loss
     snapshot.train_s = event.train_s
+    if event.tokens:
+        site.num_empty_in_a_row = 0
     if not leases.sealed(ctx, event):
         return
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every

@@ -978,8 +978,11 @@ class Abandoned(_message.Message):
     SYNC_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    WITHOUT_TOKENS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     reason: _builtins.str
+    without_tokens: _builtins.bool
+    """too few sites had any: a site without tokens trains on before it is ready again"""
     @_builtins.property
     def next(self) -> _common_pb2.Open:
         """contributions carry over to it"""
@@ -990,10 +993,11 @@ class Abandoned(_message.Message):
         sync: _builtins.int = ...,
         reason: _builtins.str = ...,
         next: _common_pb2.Open | None = ...,
+        without_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "reason", b"reason", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "reason", b"reason", "sync", b"sync", "without_tokens", b"without_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

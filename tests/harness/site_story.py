@@ -376,6 +376,11 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"abandoned (\d+), then (\d+) on (\d+)": lambda n, following, base: story.hears(
             m.Abandoned(sync=int(n), reason="8 attempts failed", next=_open(int(following), int(base)))
         ),
+        r"abandoned (\d+) without tokens, then (\d+) on (\d+)": lambda n, following, base: story.hears(
+            m.Abandoned(
+                sync=int(n), reason="nobody had tokens", next=_open(int(following), int(base)), without_tokens=True
+            )
+        ),
         r"sources": story.sources,
         r"evicted": lambda: story.hears(m.Evicted(reason="silent for 3 s")),
         r"finished at (\d+)": lambda n: story.hears(

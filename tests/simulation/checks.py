@@ -290,8 +290,8 @@ class Checks:
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
         for sealed in self._sealed:
-            if sealed.base <= last_valid:
-                self._base_and_steps_only(sealed, states[max(sealed.base, 0)])
+            if 0 <= sealed.base <= last_valid:  # the starting state has no base
+                self._base_and_steps_only(sealed, states[sealed.base])
         slots = outer_optimizer(self._settings.outer).slots
         hashes = [
             state_hash(MANIFEST, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks]) for state in states

@@ -195,6 +195,15 @@ def crash_workers(world: World, fault: Fault, generator: random.Random) -> None:
         world.hands[name].crashes_after = generator.choice((0, 0, 1, 2))
 
 
+def no_tokens(world: World, fault: Fault, generator: random.Random) -> None:
+    """Scripts of some sites or all do not say what they trained, for some windows."""
+    names = sorted(world.nodes)
+    chosen = names if generator.random() < 0.5 else generator.sample(names, generator.randint(0, len(names)))
+    for name in chosen:
+        world.hands[name].windows_without_tokens = generator.choice([1, 1, 2, 4])
+        world.later(fault.lasts_s, lambda name=name: world.start_site(name))  # type: ignore[misc]
+
+
 def hang_workers(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None:
@@ -363,6 +372,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "undialable": (undialable, 3),
     "crash_workers": (crash_workers, 2),
     "hang_workers": (hang_workers, 1),
+    "no_tokens": (no_tokens, 2),
     "hang_node": (hang_node, 2),
     "absurd_weight": (absurd_weight, 2),
     "wrong_value": (wrong_value, 1),

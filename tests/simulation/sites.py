@@ -106,6 +106,8 @@ class Hands:
     crashes_after: int = 0
     """That many more generations crash at their first step."""
     hang_in_steps: int | None = None
+    windows_without_tokens: int = 0
+    """So many snapshots are said to hold none."""
     wrong_in_steps: int | None = None
     """A NaN appears."""
     tokens_a_step: int = TOKENS_A_STEP
@@ -421,6 +423,9 @@ class Worker:
             place[...] = self.values[name]
         self._in_snapshot = tuple(self._pending)
         tokens = self._hands.tokens_a_step * len(self._pending)
+        if self._hands.windows_without_tokens:
+            self._hands.windows_without_tokens -= 1
+            tokens = 0
         self._hands.sealed = Sealed(
             site_id=self._site_id,
             incarnation=self._incarnation,

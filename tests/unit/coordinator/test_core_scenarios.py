@@ -158,11 +158,25 @@ def test_who_is_ready_for_a_sync_that_is_over_hears_which_one_is_open() -> None:
     story.start("a", "b")
     story.ready("a", tokens=0)
     story.ready("b", tokens=0)
-    assert story.last("b", m.Abandoned).next.sync == 2
+    abandoned = story.last("b", m.Abandoned)
+    assert (abandoned.next.sync, abandoned.without_tokens) == (2, True)
+    assert "a (site 1), b (site 2) trained no tokens" in abandoned.reason
     before = story.num("b", m.Open)
     story.says("b", m.Ready(sync=1, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, wait_s=0.0))
     assert story.num("b", m.Open) == before + 1
     assert story.last("b", m.Open).sync == 2
+
+
+def test_a_quorum_that_is_missing_for_want_of_tokens_is_not_waited_for() -> None:
+    story = a_story(quorum=2)
+    story.start("a", "b")
+    story.ready("a", tokens=5)
+    story.ready("b", tokens=0)
+    assert story.last("a", m.Abandoned).without_tokens
+    story.ready("a", tokens=5)
+    story.ready("b", tokens=7)
+    story.wait(LIMITS.heartbeat_s)
+    assert [c.tokens for c in story.plan().contributors] == [5, 7]
 
 
 def plan_after_pause(story: Story) -> None:
