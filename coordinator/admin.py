@@ -1,6 +1,7 @@
 """Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
 
-A request is one line of JSON, `{"command": "stop", "reason": "..."}`, or "rollback" or "status"; so is the answer.
+A request is one line of JSON, `{"command": "stop", "reason": "..."}`, or "rollback" (with "to": a commit that sites
+have passed) or "status"; so is the answer.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from atoll.protocol.errors import HostError
 MAX_LINE_BYTES = 4096
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's bound
 ANSWER_LIMIT_S = 10.0
+GO_BACK_LIMIT_S = 3600.0
+"""Sites read snapshots and payloads, and write a state, before a rollback to an older commit is answered."""
 
 
 def socket_path(store_path: Path) -> Path:
@@ -50,11 +53,13 @@ class AdminServer:
         *,
         stop: Callable[[str], None],
         roll_back: Callable[[str], None],
+        go_back: Callable[[int, str], Awaitable[str]],
         document: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self.path = socket_path(store_path)
         self._stop = stop
         self._roll_back = roll_back
+        self._go_back = go_back
         self._document = document
         self._server: asyncio.Server | None = None
 
@@ -80,11 +85,14 @@ class AdminServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
+            try:
+                async with asyncio.timeout(ANSWER_LIMIT_S):
+                    request = json.loads(await reader.readline())
+                async with asyncio.timeout(GO_BACK_LIMIT_S if _goes_back(request) else ANSWER_LIMIT_S):
+                    answer = await self._execute(request)
+            except (ValueError, asyncio.LimitOverrunError) as error:
+                answer = {"ok": False, "error": f"not a line of JSON: {error}"}
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                try:
-                    answer = await self._execute(json.loads(await reader.readline()))
-                except (ValueError, asyncio.LimitOverrunError) as error:
-                    answer = {"ok": False, "error": f"not a line of JSON: {error}"}
                 writer.write(json.dumps(answer).encode() + b"\n")
                 await writer.drain()
         except (TimeoutError, ConnectionError):
@@ -100,6 +108,9 @@ class AdminServer:
             status = await self._document()
             self._stop(str(request.get("reason") or "atoll stop")[:1024])
             return {"ok": True, "over": status["state"] if status["finished"] else ""}
+        if _goes_back(request):
+            problem = await self._go_back(request["to"], str(request.get("reason") or "atoll rollback --to")[:1024])
+            return {"ok": not problem, "error": problem}
         if command == "rollback":
             unreachable = (await self._document())["unreachable"]
             if not unreachable:
@@ -112,7 +123,11 @@ class AdminServer:
         return {"ok": False, "error": f"unknown command {command!r}; there are stop, rollback and status"}
 
 
-def _ask(store_path: Path, request: dict[str, str]) -> dict[str, Any]:
+def _goes_back(request: Any) -> bool:
+    return isinstance(request, dict) and request.get("command") == "rollback" and isinstance(request.get("to"), int)
+
+
+def _ask(store_path: Path, request: dict[str, Any], limit_s: float = ANSWER_LIMIT_S) -> dict[str, Any]:
     path = socket_path(store_path.absolute())
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_LIMIT_S)
@@ -120,6 +135,7 @@ def _ask(store_path: Path, request: dict[str, str]) -> dict[str, Any]:
             with _short(path) as name:
                 connection.connect(name)
             connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.settimeout(limit_s)
             with connection.makefile("rb") as file:
                 answer: dict[str, Any] = json.loads(file.readline())
         except (OSError, ValueError) as error:
@@ -148,6 +164,14 @@ def request_rollback(store_path: Path, reason: str = "atoll rollback") -> str:
     """
     was: str = _ask(store_path, {"command": "rollback", "reason": reason})["was"]
     return was
+
+
+def request_return(store_path: Path, commit: int, reason: str = "atoll rollback --to") -> None:
+    """The run goes back to `commit`, which sites have passed; returns once that is decided.
+
+    Raises HostError if no coordinator has this store, or the run does not go back: why.
+    """
+    _ask(store_path, {"command": "rollback", "to": commit, "reason": reason}, GO_BACK_LIMIT_S)
 
 
 def request_status(store_path: Path) -> dict[str, Any]:

@@ -37,6 +37,7 @@ async def serve(
             config.store_path,
             stop=server.ask_to_stop,
             roll_back=server.ask_to_roll_back,
+            go_back=server.go_back,
             document=server.document,
         )
         await admin.start()

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import atoll
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import manifests
 from atoll.coordinator.core.events import (
+    Answer,
     CloseStream,
     CommitsRead,
     Event,
@@ -145,6 +146,8 @@ class CoordinatorServer:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
         self._streams: dict[int, _Stream] = {}
         self._bodies = _Bodies()
+        self._asked: dict[int, asyncio.Future[str]] = {}  # requests of people, not answered yet
+        self._num_asked = 0
         self._num_streams = 0
         self._stopping = False
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
@@ -219,6 +222,9 @@ class CoordinatorServer:
         self._stopping = True
         self._events.put_nowait(None)
         await self._health.enter_graceful_shutdown()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_result("the coordinator was told to end before that was decided; ask again when it is back")
         for stream in self._streams.values():
             stream.put(None)
         if self._server is not None:
@@ -231,6 +237,21 @@ class CoordinatorServer:
     def ask_to_roll_back(self, reason: str) -> None:
         """Commits that nobody who is here can reach are given up."""
         self._events.put_nowait((RollbackAsked(reason), None))
+
+    async def go_back(self, commit: int, reason: str) -> str:
+        """To `commit`, however many have passed it. Why the run does not; empty once it has."""
+        return await self._ask(lambda request: RollbackAsked(reason, to=commit, request=request))
+
+    async def _ask(self, event: Callable[[int], Event]) -> str:
+        self._num_asked += 1
+        request = self._num_asked
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked[request] = answer
+        try:
+            self._events.put_nowait((event(request), None))
+            return await answer
+        finally:
+            del self._asked[request]
 
     async def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
         """The run for people and programs, as on /status.json; of decisions only what is kept."""
@@ -272,6 +293,9 @@ class CoordinatorServer:
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
+                case Answer(request, problem):
+                    if request in self._asked and not self._asked[request].done():
+                        self._asked[request].set_result(problem)
                 case Report(level, text):
                     log.log(level, "%s", text)
                 case ReadCommits(first=first, last=last):

@@ -247,6 +247,15 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRebuilt:
+    commit: int
+    state_hash: bytes = bounded(DIGEST_BYTES, b"")
+    has_oldest: bool = False
+    oldest_commit: int = 0
+    text: str = bounded(1024, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadList:
     sync: int
     attempt: int
@@ -268,6 +277,7 @@ SiteMessage = (
     | Verified
     | PayloadList
     | ManifestPart
+    | CommitRebuilt
 )
 
 
@@ -373,6 +383,13 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCommit:
+    commit: int
+    state_hash: bytes = bounded(DIGEST_BYTES, b"")
+    last_commit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
     branch: int
     commit: int
@@ -429,6 +446,7 @@ CoordinatorMessage = (
     | Evicted
     | Verify
     | ListPayloads
+    | RebuildCommit
     | RolledBack
     | Finished
     | Peers

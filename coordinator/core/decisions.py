@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from collections.abc import Sequence
 
 from atoll.coordinator.core import leases, plans, states
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -27,9 +28,13 @@ def start(run: Run) -> bool:
     return True
 
 
-def open_next(run: Run, at_base: list[Site], before: m.RolledBack | None = None) -> None:
-    """Opens a sync on the last commit for the sites that hold it. `before` is said first, and persisted already."""
-    record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, at_base)
+def open_next(
+    run: Run, at_base: Sequence[Site], before: m.RolledBack | None = None, returning: Sequence[Site] = ()
+) -> None:
+    """Opens a sync on the last commit for the sites that hold it; `returning` sites will, and are waited for too.
+    `before` is said first, and persisted already."""
+    expected = [*at_base, *(s for s in returning if s not in at_base)]
+    record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, expected)
     run.persist(record)
     _open(run, record)
     for site in at_base:
@@ -57,7 +62,7 @@ def _next_open(run: Run, base: int, run_step: int, run_tokens: int, expected: li
             run_tokens=run_tokens,
             num_steps=next_num_steps(run, run_step, run_tokens, run.log.tokens_per_step()),
         ),
-        expected=tuple(s.site_id for s in expected),
+        expected=tuple(sorted(s.site_id for s in expected)),
     )
 
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from atoll.coordinator.core import decisions, leases, payload_lists, plans, reach, rollback, states, weighing
+from atoll.coordinator.core import (
+    decisions,
+    going_back,
+    leases,
+    payload_lists,
+    plans,
+    reach,
+    rollback,
+    states,
+    weighing,
+)
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.stragglers import Patience
@@ -134,11 +144,15 @@ def _step(run: Run) -> bool:
     """One decision; False if there is none to make now."""
     if run.finished is not None:
         return False
+    if going_back.advance(run):
+        return True
     if run.stop_reason and (run.sync is None or not run.members.live()):
         decisions.finish(run, run.stop_reason)
         return True
     if run.sync is None:
         return decisions.start(run)
+    if run.going_back is not None:
+        return False
     if rollback.advance(run):
         return True
     if run.disputed:

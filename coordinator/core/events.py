@@ -66,9 +66,12 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class RollbackAsked:
-    """An operator gives up the commits that nobody who is here can reach."""
+    """An operator gives up the commits that nobody who is here can reach; or, with `to`, all commits after that one."""
 
     reason: str
+    to: int | None = None
+    request: int = 0
+    """Answered if it is not 0; no other request has the number."""
 
 
 # --- records
@@ -312,7 +315,16 @@ class ReadManifest:
     """The run's; None if this becomes it."""
 
 
-Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To a person who asked for something: what came of it. After everything that was persisted before."""
+
+    request: int
+    problem: str
+    """Empty: it is done."""
+
+
+Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest | Answer
 
 
 @dataclass(slots=True)

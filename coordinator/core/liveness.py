@@ -66,7 +66,9 @@ def idle_limit_s(run: Run) -> float:
 
 def _owes_progress(run: Run, site: Site) -> bool:
     """Whether nothing that the coordinator or another site has yet to do holds this site up."""
-    if site.waits_for_sources is not None or run.disputed or run.unreachable or run.finished is not None:
+    if run.disputed or run.unreachable or run.going_back is not None or run.finished is not None:
+        return False
+    if site.waits_for_sources is not None:
         return False
     if site.standing is not Standing.MEMBER:
         return True

@@ -5,9 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core import admission, driver, leases, liveness, manifests, reach, rollback, states
+from atoll.coordinator.core import (
+    admission,
+    driver,
+    going_back,
+    leases,
+    liveness,
+    manifests,
+    reach,
+    rollback,
+    states,
+)
 from atoll.coordinator.core.data_view import RangeView, range_views
 from atoll.coordinator.core.events import (
+    Answer,
     CommitsRead,
     Event,
     Garbled,
@@ -100,6 +111,8 @@ class Core:
         times.extend(found.at for s in run.members.live() if (found := liveness.hang(run, s)) is not None)
         if (part_due := manifests.next_due(run)) is not None:
             times.append(part_due)
+        if run.going_back is not None:
+            times.append(run.going_back.until)
         sync = run.sync
         if sync is not None:
             later = [sync.not_before]
@@ -155,8 +168,11 @@ class Core:
                     run.stop_reason = reason or "stopped"
                     run.persist(StopRecord(run.stop_reason))
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
-            case RollbackAsked(reason):
+            case RollbackAsked(reason=reason, to=None):
                 rollback.asked(run, reason)
+            case RollbackAsked(reason=reason, to=int(commit), request=request):
+                if (problem := going_back.begin(run, commit, reason, request)) and request:
+                    run.out.outputs.append(Answer(request, problem))
             case CommitsRead():
                 rollback.commits_read(run, event)
             case ManifestRead():
@@ -253,6 +269,8 @@ class Core:
                 driver.exchange_failed(run, site, message)
             case m.PayloadList():
                 driver.payloads_listed(run, site, message)
+            case m.CommitRebuilt():
+                going_back.rebuilt(run, site, message)
             case m.Verified():
                 states.verified(run, site, message)
             case m.LeaseRequest():

@@ -1,11 +1,12 @@
-"""When nobody can reach the newest commit any more, because disks lost what was not synced: back to one that is held.
-
-It is decided without a person only if everybody who may have more is accounted for (docs/decisions/0006).
+"""The run goes back (`go_back`), and when it must: nobody can reach the newest commit any more, because disks lost what
+was not synced. Then it goes back to one that is held, without a person only if everybody who may have more is accounted
+for (docs/decisions/0006). To a commit that sites have passed: going_back.py.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.core import decisions, states
@@ -39,7 +40,7 @@ def advance(run: Run) -> bool:
     if found is None:
         return False
     if not found.obstacle and not found.absent:
-        _go_back(run, found, "every site that may have had it is back without it")
+        _go_back_to(run, found, "every site that may have had it is back without it")
         return True
     names = ", ".join(s.label for s in found.holders)
     run.unreachable = (
@@ -62,7 +63,7 @@ def asked(run: Run, reason: str) -> None:
     if found is None or found.obstacle:
         run.report(logging.WARNING, f"asked to roll back ({reason}): {found.obstacle if found else 'no need for it'}")
     else:
-        _go_back(run, found, reason)
+        _go_back_to(run, found, reason)
 
 
 def commits_read(run: Run, event: CommitsRead) -> None:
@@ -95,9 +96,13 @@ def _newest_held(run: Run) -> int | None:
 def _read_older(run: Run) -> None:
     """The log holds only the newest commits. Those that are here may be further behind, and all that there is."""
     commit = _newest_held(run)
-    if commit is None or run.reads_commits or run.log.goes_back_to(commit):
-        return
-    if all(s.stream is not None for s in run.members.live()):
+    if commit is not None and all(s.stream is not None for s in run.members.live()):
+        read_down_to(run, commit)
+
+
+def read_down_to(run: Run, commit: int) -> None:
+    """Asks the store for what the log lacks from `commit` on."""
+    if not run.reads_commits and not run.log.goes_back_to(commit):
         run.reads_commits = True
         run.out.outputs.append(ReadCommits(first=max(1, commit), last=run.log.first - 1))
 
@@ -132,40 +137,58 @@ def _assess(run: Run) -> _Unreachable | None:
     return _Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
 
 
-def _go_back(run: Run, found: _Unreachable, reason: str) -> None:
+def _go_back_to(run: Run, found: _Unreachable, reason: str) -> None:
+    go_back(run, found.commit, found.holders[0].state_hash, reason, holders=found.holders)
+
+
+def go_back(
+    run: Run,
+    commit: int,
+    state_hash: bytes,
+    reason: str,
+    *,
+    holders: Sequence[Site],
+    returning: Sequence[Site] = (),
+) -> None:
+    """Commits after `commit` are void, for good. `holders` have just that commit; `returning` sites will soon, and are
+    waited for. What is here of later commits is forgotten: those sites say what they hold once their disks are rolled
+    back."""
     assert run.sync is not None
     last, old = run.log.last, run.sync.open.sync
-    voided = run.log.roll_back(found.commit)
+    voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
-    record = RollbackRecord(branch=run.branch + 1, commit=found.commit, voided=numbers, reason=reason[:1024])
-    text = f"rolled back from commit {last} to commit {found.commit}, branch {record.branch}: {reason}"
+    record = RollbackRecord(branch=run.branch + 1, commit=commit, voided=numbers, reason=reason[:1024])
+    text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
     run.num_abandoned += 1
-    run.persist(AbandonRecord(old, f"rolled back to commit {found.commit}"), record)
+    run.persist(AbandonRecord(old, f"rolled back to commit {commit}"), record)
     for old_record in voided:
         for line in old_record.commit.done:
             run.ledger.void(line.line, line.ranges)
     run.persist_ledger()
-    if found.commit not in run.log.attested:
-        state_hash = found.holders[0].state_hash
-        run.log.attest(found.commit, state_hash)
-        run.persist(AttestationRecord(found.commit, state_hash))
+    if commit not in run.log.attested:
+        run.log.attest(commit, state_hash)
+        run.persist(AttestationRecord(commit, state_hash))
     run.unreachable = ""
     run.dispute = None  # over another commit of that number, perhaps
-    for site in found.holders:
+    for site in holders:
         site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
         site.standing = Standing.MEMBER
+    for site in run.members.live():
+        if site.applied is not None and site.applied > commit:
+            site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+            site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
     # What is left of the void commits on other disks leads to no commit that will be looked for.
     for site in run.members.sites.values():
-        if site.site_id and site.may_hold > found.commit:
-            site.may_hold = found.commit
+        if site.site_id and site.may_hold > commit:
+            site.may_hold = commit
             run.persist(site.record())
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
-    decisions.open_next(run, list(found.holders), before=message(run, found.commit))
+    decisions.open_next(run, holders, before=message(run, commit), returning=returning)
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
     for site in run.members.sites.values():
-        if site.standing is not Standing.OUT and site not in found.holders:
-            run.send(site, message(run, found.commit))
+        if site.standing is not Standing.OUT and site not in holders:
+            run.send(site, message(run, commit))
             if site.applied is not None:
                 states.send_pending(run, site)

@@ -24,6 +24,7 @@ from atoll.coordinator.core.events import (
 from atoll.coordinator.core.ledger import Ledger
 from atoll.coordinator.core.membership import Membership, Site, Standing
 from atoll.coordinator.core.offers import Offers
+from atoll.coordinator.core.rebuilding import GoingBack
 from atoll.coordinator.core.stragglers import Stragglers
 from atoll.coordinator.core.syncs import Sync
 from atoll.coordinator.core.trouble import Trouble
@@ -77,6 +78,7 @@ class Run:
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
         self.stragglers = Stragglers()
+        self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it

@@ -56,6 +56,8 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
     elif site.standing is Standing.MEMBER:
         run.report(logging.WARNING, f"{site.label} came back without the state it had")
         site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+    if site.applied is None and run.sync is not None:
+        run.sync.expected.discard(site.site_id)
 
 
 def send_commits(run: Run, site: Site) -> None:

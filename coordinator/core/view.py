@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.coordinator.core import driver, reach, states
+from atoll.coordinator.core import driver, going_back, reach, states
 from atoll.coordinator.core.data_view import LineView, data_view
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -142,6 +142,8 @@ def state_in_words(run: Run) -> str:
         return f"finished: {last_line(run.finished.reason)}"
     if run.sync is None:
         return _waiting(run)
+    if run.going_back is not None:
+        return f"paused: {going_back.in_words(run, run.going_back)}"
     if run.disputed:
         return f"paused: {last_line(run.disputed)}"
     if run.unreachable:
@@ -154,6 +156,9 @@ def state_in_words(run: Run) -> str:
     if not run.members.live():
         return "paused: no site is here"
     if all(site.applied is None for site in run.members.live()):
+        back = [s.label for s in run.members.live() if s.site_id in run.sync.expected]
+        if back:
+            return f"paused: {', '.join(back)} bring{'s' * (len(back) == 1)} the state of commit {run.log.last} back"
         return f"paused: no site that is here holds the state of commit {run.log.last}; start one that did"
     return f"training{ending}"
 

@@ -273,6 +273,16 @@ class DiskRolledBack:
     held: tuple[int, bytes] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRebuilt:
+    """The answer to RebuildCommit; `state_hash` is empty if it cannot be had here, and `text` says why."""
+
+    commit: int
+    state_hash: bytes
+    oldest: int | None
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class PeersProbed:
     """Those of the last ProbePeers that cannot be dialled from here; ascending."""
@@ -304,7 +314,7 @@ Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
     | ApplyFailed | ModelSaved | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
-    | DataAnnounced | DrawAsked | PayloadsListed | PeersProbed | Tick
+    | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
 )  # fmt: skip
 
 
@@ -467,6 +477,17 @@ class VerifyState:
     commit: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RebuildCommit:
+    """Put the state at an older commit on the disk, beside the one that is held: the run is to go back to it. It need
+    not be kept once a commit after `last_commit` is applied."""
+
+    commit: int
+    state_hash: bytes
+    """What it had; empty if nobody knows."""
+    last_commit: int
+
+
 @dataclass(frozen=True, slots=True)
 class RollBack:
     """Remove, for good, everything on this disk that belongs to commits after `commit`; note the new branch."""
@@ -494,6 +515,6 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | ListPayloads | RollBack | SendManifest | ProbePeers | DialBack | AnswerDraw | Report
-    | Exit
+    | VerifyState | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers | DialBack | AnswerDraw
+    | Report | Exit
 )  # fmt: skip

@@ -6,9 +6,34 @@ import logging
 
 from atoll.node.core import catching_up, events, leases, syncs
 from atoll.node.core.context import Context
-from atoll.node.core.events import DropSync, RollBack
+from atoll.node.core.events import DropSync, RebuildCommit, RollBack
 from atoll.node.core.state import Outer, SnapshotPhase
 from atoll.protocol import messages as m
+
+
+def rebuild_asked(ctx: Context, message: m.RebuildCommit) -> None:
+    """Nothing of what this site holds is given up for it: the run may not go back after all."""
+    site = ctx.site
+    if site.outer is None or site.distrusting or site.rolling_back is not None:
+        ctx.send(m.CommitRebuilt(commit=message.commit, text="it holds no state"))
+        return
+    ctx.emit(RebuildCommit(commit=message.commit, state_hash=message.state_hash, last_commit=message.last_commit))
+
+
+def rebuilt(ctx: Context, event: events.CommitRebuilt) -> None:
+    if event.state_hash:
+        ctx.report(logging.INFO, f"commit {event.commit} is on this disk, with hash {event.state_hash.hex()[:12]}")
+    else:
+        ctx.report(logging.WARNING, f"commit {event.commit} cannot be put together here: {event.text}")
+    ctx.send(
+        m.CommitRebuilt(
+            commit=event.commit,
+            state_hash=event.state_hash,
+            has_oldest=event.oldest is not None,
+            oldest_commit=event.oldest or 0,
+            text=event.text[:1024],
+        )
+    )
 
 
 def rolled_back(ctx: Context, message: m.RolledBack) -> None:

@@ -168,6 +168,8 @@ class SiteCore:
                 level = logging.ERROR if num_damaged else logging.INFO
                 self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
                 self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
+            case events.CommitRebuilt():
+                rollback.rebuilt(self.ctx, event)
             case events.DiskRolledBack():
                 is_news = rollback.done(self.ctx, event)
                 if not self._finished_meanwhile() and is_news and self.site.connected:
@@ -262,6 +264,8 @@ class SiteCore:
             case m.Verify(commit=commit):
                 if self.site.outer is not None and self.site.outer.commit == commit:
                     self.ctx.emit(VerifyState(commit))
+            case m.RebuildCommit():
+                rollback.rebuild_asked(self.ctx, message)
             case m.RolledBack():
                 rollback.rolled_back(self.ctx, message)
             case m.Finished():

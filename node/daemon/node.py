@@ -301,6 +301,8 @@ class Node:
                 self.hub.donations.dial(member)
             case e.VerifyState():
                 self._task(self._verify(output.commit), e.DataPlaneFailed)
+            case e.RebuildCommit():
+                self._task(self._rebuild(output), e.DataPlaneFailed)
             case e.RollBack():
                 self._task(self._roll_back(output), e.DataPlaneFailed)
             case e.Report(level, text):
@@ -629,6 +631,17 @@ class Node:
     async def _verify(self, commit: int) -> None:
         assert self.plane is not None
         self.handle(e.StateVerified(commit=commit, num_damaged=await self.plane.verify()))
+
+    async def _rebuild(self, output: e.RebuildCommit) -> None:
+        """A site without room for it, or with a damaged log, goes on with what it holds."""
+        assert self.plane is not None
+        state_hash, text = b"", ""
+        try:
+            state_hash = await self.plane.put_aside(output.commit, output.state_hash, output.last_commit)
+        except (AtollError, OSError) as error:
+            text = str(error)
+        oldest = self.plane.oldest()
+        self.handle(e.CommitRebuilt(commit=output.commit, state_hash=state_hash, oldest=oldest, text=text))
 
     async def _roll_back(self, output: e.RollBack) -> None:
         held = await self.plane.roll_back(output.commit) if self.plane is not None else None

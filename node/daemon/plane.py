@@ -17,7 +17,7 @@ from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState, TornState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import differing, rebuild
+from atoll.node.dataplane.rebuild import differing, oldest, put_aside, rebuild
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import run_to_its_end
@@ -50,6 +50,8 @@ class DataPlane:
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
         self._is_distrusted = False  # until it is fetched or seeded anew
+        self._num_rebuilding = 0  # older commits are put together: no snapshot takes away what they are made of
+        self._spared_until = 0  # the run has not gone back if a commit after this one is applied
         self._rebuild()
         self.snapshot: SharedBuffer | None = None
         self.publish_buffer: SharedBuffer | None = None
@@ -126,6 +128,33 @@ class DataPlane:
             await run_to_its_end(work)
         return self.held()
 
+    async def put_aside(self, commit: int, expected: bytes, last_commit: int) -> bytes:
+        """The state at an older commit, as a snapshot beside the one that is held; its hash.
+
+        Raises StateError if it cannot be put together here, or does not have the hash `expected` (if that is known),
+        HostError for the disk.
+        """
+
+        def work() -> bytes:
+            if self.outer is None or self.outer.commit is None or self._is_distrusted:
+                raise StateError("this site holds no whole state")
+            found = put_aside(self.outer, self.log, self.snapshots, self.optimizer, commit=commit, expected=expected)
+            self._spared_until = last_commit
+            return found
+
+        self._num_rebuilding += 1
+        try:
+            if self._snapshot is not None:
+                await asyncio.shield(self._snapshot)
+            async with self.lock:
+                return await run_to_its_end(work)
+        finally:
+            self._num_rebuilding -= 1
+
+    def oldest(self) -> int | None:
+        """The oldest commit that `put_aside` may give."""
+        return None if self.outer is None else oldest(self.outer, self.log, self.snapshots)
+
     async def verify(self) -> int:
         """How many chunks do not have their hash, or come out otherwise from a snapshot and the log."""
         outer = self.outer
@@ -184,6 +213,8 @@ class DataPlane:
         assert outer is not None
 
         def work() -> bytes:
+            if commit.commit > self._spared_until:
+                self.snapshots.spared = None
             self.log.commit(commit)
             chunks = self.layout.chunks[: self.layout.num_sync_chunks]
             jobs = [self._pool.submit(self._apply_chunk, outer, chunk, commit.commit) for chunk in chunks]
@@ -206,7 +237,7 @@ class DataPlane:
     @property
     def snapshot_is_due(self) -> bool:
         every, commit = self.settings.sync.snapshot_every, self.outer.commit if self.outer is not None else None
-        if not every or commit is None or self._snapshot is not None:
+        if not every or commit is None or self._snapshot is not None or self._num_rebuilding:
             return False
         return not self.snapshots.files or commit >= self.snapshots.files[0].newest + every
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.dataplane.optim import OuterOptimizer
-from atoll.node.dataplane.outer_state import Bytes, OuterState
+from atoll.node.dataplane.outer_state import Bytes, ChunkRecord, OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import InvalidMessage, StateError
-from atoll.protocol.layout import chunk_hash
+from atoll.protocol.layout import chunk_hash, state_hash
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +57,84 @@ def differing(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, opt
     return found
 
 
+def oldest(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots) -> int | None:
+    """The oldest commit whose state can be put together here, as far as one can tell without reading it; None if there
+    is none."""
+    found = [] if outer.commit is None else [outer.commit]
+    for file in snapshots.files:
+        if all(payloads.has(number) for number in range(file.oldest + 1, file.newest + 1)):
+            found.append(file.newest)
+    return min(found, default=None)
+
+
+def put_aside(
+    outer: OuterState,
+    payloads: PayloadLog,
+    snapshots: Snapshots,
+    optimizer: OuterOptimizer,
+    *,
+    commit: int,
+    expected: bytes,
+) -> bytes:
+    """Makes a snapshot of an older commit than `outer` has, from older snapshots and the log; its state hash. Nothing
+    else changes, so that the newest state is still there if the run does not go back.
+
+    Raises StateError if that commit cannot be put together, or does not have the hash `expected` (if it is known),
+    HostError for the disk.
+    """
+    hashes = [outer.hash_of(chunk.index) for chunk in outer.layout.chunks]
+
+    def read(chunk: int) -> ChunkRecord:
+        record = _record_at(outer, payloads, snapshots, optimizer, chunk=chunk, commit=commit)
+        hashes[chunk] = record.hash
+        return record
+
+    def found() -> bytes:
+        whole = [value for value in hashes if value is not None]
+        if len(whole) != len(hashes):
+            raise StateError(f"{outer.folder}: chunks of frozen tensors are missing; fetch the state again")
+        return state_hash(outer.layout.manifest, outer.slots, whole)
+
+    def check() -> None:
+        if expected and found() != expected:
+            raise StateError(
+                f"commit {commit}, put together from snapshots and the payload log, has the hash "
+                f"{found().hex()[:12]}; in the run it had {expected.hex()[:12]}"
+            )
+
+    snapshots.add(outer, commit, read, check)
+    return found()
+
+
+def _record_at(
+    outer: OuterState,
+    payloads: PayloadLog,
+    snapshots: Snapshots,
+    optimizer: OuterOptimizer,
+    *,
+    chunk: int,
+    commit: int,
+) -> ChunkRecord:
+    """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
+    if outer.commit == commit:
+        return outer.read(chunk)
+    problem: Exception | None = None
+    for file in snapshots.files:
+        version = file.version(chunk)
+        if version is None or version > commit:
+            continue
+        try:
+            data: bytes | Bytes = file.read(chunk).data
+            for number in range(version + 1, commit + 1):
+                data = outer.replayed(chunk, data, payloads.read(number, chunk), optimizer)
+        except (StateError, InvalidMessage) as error:
+            problem = error  # an older one may do
+            continue
+        whole = data if isinstance(data, bytes) else data.tobytes()
+        return ChunkRecord(commit, chunk_hash(whole), whole)
+    raise StateError(str(problem) if problem else f"no snapshot here is as old as commit {commit}")
+
+
 class _Rebuild:
     def __init__(
         self, outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer
@@ -93,7 +171,7 @@ class _Rebuild:
                 where, commit, restored, self._newest,
             )  # fmt: skip
         elif commit != before:
-            log.info("%s: put together at commit %d after a crash%s", where, commit, restored)
+            log.info("%s: put together at commit %d%s", where, commit, restored)
 
     def _restore_frozen(self) -> None:
         frozen = self._snapshots.frozen

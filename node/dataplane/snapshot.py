@@ -12,7 +12,7 @@ import os
 import re
 import struct
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,9 +81,12 @@ class Snapshots:
     def __init__(self, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> None:
         self._folder = folder
         self._aside = folder / "snapshot.new"
+        self._rebuilt = folder / "rebuilt.new"
         self._lock = threading.Lock()
         self.num_cleared = 0
         """How often snapshots were removed by `clear` or `roll_back`."""
+        self.spared: int | None = None
+        """The commit of a snapshot that `add` made and `write` leaves, however many younger ones there are."""
         self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         self._key = state_key(layout, slots, run_id)
         self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
@@ -104,19 +107,45 @@ class Snapshots:
         Raises StateError if a chunk is missing, or its bytes do not have its hash any more; HostError for the disk.
         """
         if self._frozen_chunks and self.frozen is None:
-            self._write_aside(outer, self._frozen_chunks)
-            self._put_in_place(num_cleared, FROZEN)
-        newest = self._write_aside(outer, self._sync_chunks)
-        self._put_in_place(num_cleared, f"commit-{newest}.snapshot")
+            self._write_frozen(outer, num_cleared)
+        newest = self._write_aside(self._aside, outer, self._sync_chunks, lambda chunk: _checked(outer, chunk))
+        self._put_in_place(self._aside, num_cleared, f"commit-{newest}.snapshot")
         with self._lock:
-            for old in self.files[keep:]:
+            for old in [f for f in self.files[keep:] if f.newest != self.spared]:
                 old.path.unlink(missing_ok=True)
-            del self.files[keep:]
+                self.files.remove(old)
+
+    def add(
+        self, outer: OuterState, commit: int, read: Callable[[int], ChunkRecord], check: Callable[[], None]
+    ) -> None:
+        """A snapshot of an older commit than `outer` has, on the disk for good; no younger one takes its place while
+        it is `spared`. `read` gives the records at `commit`; `check` raises if they were not what was wanted.
+
+        Raises StateError if snapshots were removed meanwhile, HostError for the disk.
+        """
+        num_cleared = self.num_cleared
+        if self._frozen_chunks and self.frozen is None:
+            self._write_frozen(outer, num_cleared)
+        self._write_aside(self._rebuilt, outer, self._sync_chunks, read)
+        try:
+            check()
+        except BaseException:
+            self._rebuilt.unlink(missing_ok=True)
+            raise
+        if not self._put_in_place(self._rebuilt, num_cleared, f"commit-{commit}.snapshot"):
+            self._rebuilt.unlink(missing_ok=True)
+            raise StateError(f"{self._folder}: the snapshots were removed meanwhile")
+        self.spared = commit
+
+    def _write_frozen(self, outer: OuterState, num_cleared: int) -> None:
+        self._write_aside(self._aside, outer, self._frozen_chunks, lambda chunk: _checked(outer, chunk))
+        self._put_in_place(self._aside, num_cleared, FROZEN)
 
     def clear(self) -> None:
         """Removes all, for good: what is discarded must not come back."""
         with self._lock:
             self.num_cleared += 1
+            self.spared = None
             for path in sorted(self._folder.iterdir()):
                 path.unlink(missing_ok=True)
             self.files, self.frozen = [], None
@@ -126,26 +155,24 @@ class Snapshots:
         """Removes, for good, those with chunks of later commits, and the one that is being written."""
         with self._lock:
             self.num_cleared += 1
+            self.spared = None
             for file in self.files:
                 if file.newest > commit:
                     file.path.unlink(missing_ok=True)
             self.files = [f for f in self.files if f.newest <= commit]
             sync_folder(self._folder)
 
-    def _write_aside(self, outer: OuterState, chunks: Sequence[int]) -> int:
+    def _write_aside(
+        self, aside: Path, outer: OuterState, chunks: Sequence[int], read: Callable[[int], ChunkRecord]
+    ) -> int:
         """A synced file under another name; the highest version in it."""
         table = bytearray(_HEADER.pack(_MAGIC, self._key, len(chunks)))
         newest = 0
         try:
-            with self._aside.open("wb") as file:
+            with aside.open("wb") as file:
                 file.seek(self._table_bytes(len(chunks)))
                 for chunk in chunks:
-                    record = outer.read(chunk)
-                    if chunk_hash(record.data) != record.hash:
-                        raise StateError(
-                            f"{outer.folder}: chunk {chunk} of {outer.layout.name_of(chunk)!r} is damaged at commit "
-                            f"{record.version}: its bytes do not have its hash"
-                        )
+                    record = read(chunk)
                     file.write(record.data)
                     table += _ENTRY.pack(chunk, record.version, record.hash)
                     newest = max(newest, record.version)
@@ -154,19 +181,20 @@ class Snapshots:
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException as error:
-            self._aside.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
             if isinstance(error, OSError):
-                raise disk_error(error, self._aside, sum(self._sizes[c] for c in chunks)) from error
+                raise disk_error(error, aside, sum(self._sizes[c] for c in chunks)) from error
             raise
         return newest
 
-    def _put_in_place(self, num_cleared: int, name: str) -> None:
+    def _put_in_place(self, aside: Path, num_cleared: int, name: str) -> bool:
+        """False if snapshots were removed meanwhile."""
         path = self._folder / name
         with self._lock:
             if num_cleared != self.num_cleared:
-                return
+                return False
             try:
-                os.replace(self._aside, path)
+                os.replace(aside, path)
                 sync_folder(self._folder)
             except OSError as error:
                 raise disk_error(error, path) from error
@@ -174,6 +202,8 @@ class Snapshots:
                 self.frozen = self._open(path, self._frozen_chunks)
             else:
                 self.files = [self._open(path, self._sync_chunks), *(f for f in self.files if f.path != path)]
+                self.files.sort(key=lambda f: -f.newest)
+        return True
 
     # --- opening
 
@@ -220,3 +250,14 @@ class Snapshots:
 
     def _digest(self, table: bytes | bytearray) -> bytes:
         return Digest("atoll/snapshot/v1").data(bytes(table)).finish()
+
+
+def _checked(outer: OuterState, chunk: int) -> ChunkRecord:
+    """Raises StateError if the record's bytes do not have its hash any more."""
+    record = outer.read(chunk)
+    if chunk_hash(record.data) != record.hash:
+        raise StateError(
+            f"{outer.folder}: chunk {chunk} of {outer.layout.name_of(chunk)!r} is damaged at commit {record.version}: "
+            "its bytes do not have its hash"
+        )
+    return record

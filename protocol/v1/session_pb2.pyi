@@ -159,6 +159,7 @@ class SessionRequest(_message.Message):
     VERIFIED_FIELD_NUMBER: _builtins.int
     PAYLOAD_LIST_FIELD_NUMBER: _builtins.int
     MANIFEST_PART_FIELD_NUMBER: _builtins.int
+    COMMIT_REBUILT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -195,6 +196,8 @@ class SessionRequest(_message.Message):
     def payload_list(self) -> Global___PayloadList: ...
     @_builtins.property
     def manifest_part(self) -> Global___ManifestPart: ...
+    @_builtins.property
+    def commit_rebuilt(self) -> Global___CommitRebuilt: ...
     def __init__(
         self,
         *,
@@ -215,12 +218,13 @@ class SessionRequest(_message.Message):
         verified: Global___Verified | None = ...,
         payload_list: Global___PayloadList | None = ...,
         manifest_part: Global___ManifestPart | None = ...,
+        commit_rebuilt: Global___CommitRebuilt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part", "commit_rebuilt"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -253,6 +257,7 @@ class SessionResponse(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     DIAL_BACK_FIELD_NUMBER: _builtins.int
     SEND_MANIFEST_FIELD_NUMBER: _builtins.int
+    REBUILD_COMMIT_FIELD_NUMBER: _builtins.int
     SAME_CONTRIBUTORS_FIELD_NUMBER: _builtins.int
     SAME_TREES_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
@@ -303,6 +308,8 @@ class SessionResponse(_message.Message):
     def dial_back(self) -> Global___DialBack: ...
     @_builtins.property
     def send_manifest(self) -> Global___SendManifest: ...
+    @_builtins.property
+    def rebuild_commit(self) -> Global___RebuildCommit: ...
     def __init__(
         self,
         *,
@@ -329,14 +336,15 @@ class SessionResponse(_message.Message):
         weights: Global___Weights | None = ...,
         dial_back: Global___DialBack | None = ...,
         send_manifest: Global___SendManifest | None = ...,
+        rebuild_commit: Global___RebuildCommit | None = ...,
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back", "send_manifest"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1126,9 +1134,74 @@ class Verified(_message.Message):
 Global___Verified: _TypeAlias = Verified  # noqa: Y015
 
 @_typing.final
+class RebuildCommit(_message.Message):
+    """The run is to go back to `commit`: put its state together from a snapshot and the log, on the disk for good, beside the
+    state that is held.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    STATE_HASH_FIELD_NUMBER: _builtins.int
+    LAST_COMMIT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    state_hash: _builtins.bytes
+    """what it had; empty if nobody knows that any more"""
+    last_commit: _builtins.int
+    """of the run: once a later one is applied, the run has not gone back"""
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        state_hash: _builtins.bytes = ...,
+        last_commit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "last_commit", b"last_commit", "state_hash", b"state_hash"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RebuildCommit: _TypeAlias = RebuildCommit  # noqa: Y015
+
+@_typing.final
+class CommitRebuilt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    STATE_HASH_FIELD_NUMBER: _builtins.int
+    HAS_OLDEST_FIELD_NUMBER: _builtins.int
+    OLDEST_COMMIT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    state_hash: _builtins.bytes
+    """of what is on the disk now; empty: it cannot be had here"""
+    has_oldest: _builtins.bool
+    oldest_commit: _builtins.int
+    """that can be had here"""
+    text: _builtins.str
+    """why it cannot"""
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        state_hash: _builtins.bytes = ...,
+        has_oldest: _builtins.bool = ...,
+        oldest_commit: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "has_oldest", b"has_oldest", "oldest_commit", b"oldest_commit", "state_hash", b"state_hash", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitRebuilt: _TypeAlias = CommitRebuilt  # noqa: Y015
+
+@_typing.final
 class RolledBack(_message.Message):
-    """Nobody can reach the commits after `commit` any more: they are void, here and on every disk. Commits are numbered on
-    from there in a new branch. Sent when it is decided, and to a site that says Hello with an older branch.
+    """The commits after `commit` are void, here and on every disk: nobody can reach them any more, or they are undone. Commits
+    are numbered on from there in a new branch. Sent when it is decided, and to a site that says Hello with an older branch.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -83,6 +83,8 @@ class Story:
         self.kept: set[tuple[str, int, int]] = set()
         self.kept_weights: dict[tuple[int, int], tuple[int, ...]] = {}
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
+        self.answers: dict[int, str] = {}  # to what people asked for
+        self._num_asked = 0
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
         self._waiting: list[e.Event] | None = None
@@ -176,6 +178,9 @@ class Story:
                     self.log.append(f"closes a stream of {site.name if site else '?'}: {reason}")
                 case e.Report(_, text):
                     self.log.append(f"# {text}")
+                case e.Answer(request, problem):
+                    self.answers[request] = problem
+                    self.log.append(f"answers: {problem or 'done'}")
                 case e.ReadCommits(first=first, last=last):
                     commits, attestations = self.store.read_commits(first, last)
                     read.append(e.CommitsRead(commits=commits, attestations=attestations))
@@ -376,6 +381,27 @@ class Story:
             ),
         )
 
+    def ask_to_go_back(self, commit: int, reason: str = "atoll rollback --to") -> int:
+        """The number of the request."""
+        self._num_asked += 1
+        self.happens(e.RollbackAsked(reason, to=commit, request=self._num_asked))
+        return self._num_asked
+
+    def rebuilt(self, name: str, state: str = "", oldest: int | None = None) -> None:
+        """What it was asked for; no `state`: it cannot."""
+        going = self.core.run.going_back
+        assert going is not None, "nothing is to be rebuilt"
+        self.says(
+            name,
+            m.CommitRebuilt(
+                commit=going.commit,
+                state_hash=a_hash(state) if state else b"",
+                has_oldest=oldest is not None,
+                oldest_commit=oldest or 0,
+                text="" if state else f"no snapshot here is as old as commit {going.commit}",
+            ),
+        )
+
     def sources(self, name: str, after: int | None = None, lacks: int = 0, undialled: str = "") -> None:
         """`undialled`: names, by commas."""
         message = m.FindSources(
@@ -510,6 +536,8 @@ class Story:
                 return f"ListPayloads of {message.sync}.{message.attempt}"
             case m.Verify():
                 return f"Verify commit {message.commit}"
+            case m.RebuildCommit():
+                return f"RebuildCommit {message.commit}"
             case m.RolledBack():
                 return f"RolledBack to commit {message.commit}, branch {message.branch}"
             case m.Finished():
@@ -650,6 +678,8 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
         story.pause(float(words[1]))
     elif words[0] == "restart":
         story.restart()
+    elif words[0] == "rollback" and len(words) > 1:
+        story.ask_to_go_back(int(words[1]))
     elif words[0] == "rollback":
         story.happens(e.RollbackAsked("atoll rollback"))
     elif words[0] == "stop":
@@ -668,6 +698,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             ),
             "failed": lambda: story.failed(name, *rest, **values),
             "asks": lambda: story.sources(name, **values),
+            "rebuilt": lambda: story.rebuilt(name, rest[0] if rest else "", **values),
             "lists": lambda: story.lists(name, rest[0]),
             "verified": lambda: story.says(name, m.Verified(commit=int(rest[0]), num_damaged=int(rest[1]))),
             "leaves": lambda: story.leave(name),

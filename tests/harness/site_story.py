@@ -271,6 +271,8 @@ class SiteStory:
                 return f"dials {NAMES[member.site_id - 1]}, and serves it"
             case e.VerifyState(commit):
                 return f"looks for damage in its state of commit {commit}"
+            case e.RebuildCommit(commit=commit):
+                return f"puts the state of commit {commit} together beside the one that it holds"
             case e.RollBack(commit, branch):
                 return f"removes what its disk has of commits after {commit}, branch {branch}"
             case e.AnswerDraw(first=first, ranges=ranges):

@@ -17,6 +17,7 @@ CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
+GOING_BACK = "tests/unit/coordinator/test_going_back.py"
 REACH = "tests/unit/coordinator/test_reach.py"
 WEIGHTS = "tests/unit/coordinator/test_weights.py"
 BLAME = "tests/unit/coordinator/test_blame.py"
@@ -37,6 +38,7 @@ WORKER_SITE = "tests/unit/worker/test_worker_site.py"
 CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
 SITE_LEASES = "tests/unit/node_core/test_leases.py"
 OUTER = "tests/unit/dataplane/test_outer_state.py"
+REBUILD = "tests/unit/dataplane/test_rebuild.py"
 PAYLOADS = "tests/unit/dataplane/test_payload_log.py"
 SYNC_DATA = "tests/unit/dataplane/test_sync_data.py"
 UNCHANGED = "tests/unit/dataplane/test_unchanged_buffers.py"
@@ -484,9 +486,57 @@ MUTATIONS = (
         name="who is starting does not hear of a rollback",
         rule="every site that has a stream hears of a new branch before it is admitted",
         file="coordinator/core/rollback.py",
-        old="if site.standing is not Standing.OUT and site not in found.holders:",
-        new="if site.live and site not in found.holders:",
+        old="if site.standing is not Standing.OUT and site not in holders:",
+        new="if site.live and site not in holders:",
         tests=(ROLLBACK,),
+    ),
+    Mutation(
+        name="gone back before anybody has the commit",
+        rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
+        file="coordinator/core/going_back.py",
+        old="right = [s for s in live if s.site_id in able and known in",
+        new="right = [s for s in live if s.stream in going.asked or known in",
+        tests=(GOING_BACK,),
+    ),
+    Mutation(
+        name="gone back to a commit of another hash",
+        rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
+        file="coordinator/core/going_back.py",
+        old='known in (b"", able[s.site_id])',
+        new="True",
+        tests=(GOING_BACK,),
+    ),
+    Mutation(
+        name="commits while the run goes back",
+        rule="nothing is planned or committed while an older commit is put together",
+        file="coordinator/core/driver.py",
+        old="    if run.going_back is not None:\n        return False",
+        new="    if False:\n        return False",
+        tests=(GOING_BACK,),
+    ),
+    Mutation(
+        name="what sites hold of void commits counts",
+        rule="after a rollback a site that had passed the commit holds nothing, until it says what its disk has",
+        file="coordinator/core/rollback.py",
+        old="        if site.applied is not None and site.applied > commit:",
+        new="        if False:",
+        tests=(GOING_BACK,),
+    ),
+    Mutation(
+        name="a rebuilt state is not compared",
+        rule="an older state that is put together is kept only if it has the hash that the commit had",
+        file="node/dataplane/rebuild.py",
+        old="        if expected and found() != expected:",
+        new="        if False:",
+        tests=(REBUILD,),
+    ),
+    Mutation(
+        name="a snapshot takes the place of the one to go back to",
+        rule="the snapshot that a site made of an older commit stays until the run has gone back, or on",
+        file="node/dataplane/snapshot.py",
+        old="[f for f in self.files[keep:] if f.newest != self.spared]",
+        new="self.files[keep:]",
+        tests=(REBUILD,),
     ),
     # --- data: each sample once
     Mutation(

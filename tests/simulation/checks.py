@@ -226,7 +226,8 @@ class Checks:
             return
         rollbacks = self._kept.rollbacks
         if len(rollbacks) != self._num_rollbacks:
-            self._num_rollbacks, last = len(rollbacks), rollbacks[-1].commit
+            last = min(r.commit for r in rollbacks[self._num_rollbacks :])
+            self._num_rollbacks = len(rollbacks)
             self._states = {n: state for n, state in self._states.items() if n <= last}
         who, first = self._states.setdefault(commit, (str(node.process), value))
         self.require(
@@ -308,7 +309,7 @@ class Checks:
             if node.result is not None and node.result[0] == 0 and OuterState.exists(node.folder / "state"):
                 outer = OuterState.open(node.folder / "state", self._layout, slots, self._settings.run_id)
                 commit = outer.commit
-                if commit:  # a commit 0 that was never attested may still lie there
+                if commit and not self._is_void(node, commit):  # a commit 0 that was never attested may still lie there
                     self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
                     num_survivors += commit == len(commits)
                 outer.close()
@@ -339,6 +340,11 @@ class Checks:
                 f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {sealed.base}; its base and its "
                 f"{len(learned)} steps make {expected}",
             )
+
+    def _is_void(self, node: SimNode, commit: int) -> bool:
+        """The site left before the run went back, and has not heard of it."""
+        branch = node.node.core.site.branch if node.node is not None else 0
+        return any(r.branch > branch and r.commit < commit for r in self._kept.rollbacks)
 
     def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
         used: dict[tuple[int, int, int, int], int] = {}

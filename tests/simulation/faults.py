@@ -317,6 +317,13 @@ def lose_site(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s * generator.random(), lambda: world.start_site(f"site{len(world.hands) + 1}"))
 
 
+def go_back(world: World, fault: Fault, generator: random.Random) -> None:
+    """An operator undoes what followed some commit, and sometimes asks again."""
+    world.go_back(generator)
+    if generator.random() < 0.3:
+        world.later(fault.lasts_s, lambda: world.go_back(generator))
+
+
 def join(world: World, fault: Fault, generator: random.Random) -> None:
     if len(world.hands) < 2 * world.shape.num_sites:
         world.start_site(f"site{len(world.hands) + 1}")
@@ -382,6 +389,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "short_disks": (short_disks, 2),
     "power_cut": (power_cut, 3),
     "lose_site": (lose_site, 3),
+    "go_back": (go_back, 4),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),

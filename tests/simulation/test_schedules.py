@@ -192,6 +192,22 @@ def test_every_fault_is_drawn_and_strikes() -> None:
     assert drawn == set(FAULTS)
 
 
+def test_an_operator_goes_back_to_older_commits_and_the_run_ends_as_if_the_others_had_never_been() -> None:
+    num_returns = 0
+    for seed in range(12):
+        worlds: list[World] = []
+
+        async def faults(world: World) -> None:
+            worlds.append(world)  # noqa: B023
+            go_back = Fault(kind="go_back", after_events=60, delay_s=0.02, lasts_s=1.0, draw=seed)  # noqa: B023
+            await strike(world, [go_back, go_back])
+
+        outcome = play(7000 + seed, faults, draw_shape_of(7000 + seed))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        num_returns += worlds[0].num_returns
+    assert num_returns > 5
+
+
 def test_contributions_are_on_the_disk_in_some_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     num_read = 0
     read = Spilled.read

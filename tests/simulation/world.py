@@ -165,6 +165,7 @@ class World:
         self._events_left = 0
         self._struck: asyncio.Future[None] | None = None
         self.num_starts = 0
+        self.num_returns = 0
         self.num_faults: Counter[str] = Counter()
         self.full_disks: set[str] = set()
         self.short_disks: set[str] = set()
@@ -360,6 +361,22 @@ class World:
         self.checks.may_lose_the_end = True
         if self._operator is None:
             self._operator = self.loop.create_task(self._roll_back_when_asked())
+
+    def go_back(self, generator: random.Random) -> None:
+        """An operator says `atoll rollback --to` some commit that sites have passed, as far as one can tell."""
+        coordinator = self.coordinator
+        server = coordinator.server if coordinator is not None else None
+        if coordinator is None or server is None or coordinator.process.stopped or not server._core.run.log.last:
+            return
+        commit = generator.randrange(server._core.run.log.last)
+        self.story.tell("operator", f"atoll rollback --to {commit}")
+
+        async def ask() -> None:
+            problem = await server.go_back(commit, "what followed is of no use")
+            self.story.tell("operator", problem or f"the run went back to commit {commit}")
+            self.num_returns += not problem
+
+        self.run_in(coordinator.process, lambda: asyncio.ensure_future(ask()))
 
     async def _roll_back_when_asked(self) -> None:
         """An operator who knows that the lost disk does not come back looks at the status now and then."""

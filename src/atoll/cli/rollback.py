@@ -1,28 +1,52 @@
-"""`atoll rollback`: give up the newest commits when nobody can reach them, through the socket beside the store."""
+"""`atoll rollback`: go on from an older commit, through the socket beside the coordinator's store."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 
 from atoll.cli import stop
+from atoll.protocol.errors import ConfigError
 
-HELP = "go on from an older commit, when the newest ones are lost (on the coordinator's machine)"
+HELP = "go on from an older commit (on the coordinator's machine)"
 EPILOG = """\
-After a power cut it may be that no site that is back can reach the newest commit. If every site that may have it is
-back, the run goes back by itself. If one is not, the run is paused and `atoll status` names it: start that site, or
-give the commits up with this command. Its own later commits are then void, and it takes the run's when it comes back.
+Without --to: after a power cut it may be that no site that is back can reach the newest commit. If every site that may
+have it is back, the run goes back by itself. If one is not, the run is paused and `atoll status` names it: start that
+site, or give the commits up with this command.
+
+With --to N: undo everything after commit N, because what followed is of no use (a loss that ran away, wrong data, a
+site that did harm; `atoll status` lists commits with their losses). Each site keeps some snapshots (sync.snapshots) and
+the payloads of the last commits (sync.log_commits); from them one site at least puts the state of commit N together and
+checks its hash before anything is given up. If none can, the run stays where it is, and the error names the oldest
+commit that is possible.
+
+In both cases later commits are void for good, at sites that are away too: they take the run's state when they come
+back. Samples that they were trained on are drawn again. Commit numbers go on from N + 1, in a new branch.
 
 examples:
-  atoll rollback                       the run of ./run.toml
-  atoll rollback --store /data/run.db
+  atoll rollback                       the run of ./run.toml, when `atoll status` says that it cannot go on
+  atoll rollback --to 120              undo everything after commit 120
+  atoll rollback --to 120 --reason "wrong data from berlin" --store /data/run.db
 """
 
-add_arguments = stop.add_arguments
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    stop.add_arguments(parser)
+    parser.add_argument("--to", type=int, metavar="N", help="the commit to go on from; 0: the starting state")
+    parser.add_argument("--reason", default="", metavar="TEXT", help="shown at every site, and kept in the store")
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import request_rollback
+    from atoll.coordinator.admin import request_return, request_rollback
 
-    was = request_rollback(stop.store_path(args))
-    print(f"the run goes back; it was paused because {was}")
+    store = stop.store_path(args)
+    if args.to is None:
+        was = request_rollback(store, args.reason or "atoll rollback")
+        print(f"the run goes back; it was paused because {was}")
+        return 0
+    if args.to < 0:
+        raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
+    print(f"sites put the state of commit {args.to} together; the run waits for one of them", file=sys.stderr)
+    request_return(store, args.to, args.reason or f"atoll rollback --to {args.to}")
+    print(f"the run goes on from commit {args.to}; what followed is void")
     return 0

@@ -9,10 +9,10 @@ import pytest
 from atoll.node.dataplane import snapshot
 from atoll.node.dataplane.outer_state import ChunkRecord, OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import differing, rebuild
+from atoll.node.dataplane.rebuild import differing, oldest, put_aside, rebuild
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import StateError
-from atoll.protocol.layout import Layout
+from atoll.protocol.layout import Layout, state_hash
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded
 
 SLOTS = ("momentum",)
@@ -221,3 +221,69 @@ def test_putting_together_does_not_list_all_chunks_for_each_chunk(
     monkeypatch.setattr(OuterState, "versions", property(versions))
     site.restarted(without_outer=True)
     assert num_lists < len(site.layout.chunks), "with a hundred thousand chunks it would take for ever"
+
+
+# --- an older commit beside the newest, for a run that is to go back to it
+
+
+def aside(site: Site, commit: int, expected: bytes = b"") -> bytes:
+    return put_aside(site.outer, site.log, site.snapshots, OPTIMIZER, commit=commit, expected=expected)
+
+
+def hash_at(site: Site, commit: int) -> bytes:
+    return state_hash(site.layout.manifest, SLOTS, [r.hash for r in site.records[commit]])
+
+
+@pytest.mark.parametrize("commit", [2, 3, 4, 5])
+def test_an_older_state_is_put_beside_the_newest_and_has_the_hash_that_it_had(site: Site, commit: int) -> None:
+    site.commit(2).snapshot().commit(3)
+    assert aside(site, commit, hash_at(site, commit)) == hash_at(site, commit)
+    site.assert_is(5)
+    for number in range(commit + 1, 6):
+        site.tear_log(number)
+    site.snapshots.roll_back(commit)
+    site.log.roll_back(commit)
+    site.restarted(without_outer=True)
+    site.assert_is(commit)
+
+
+def test_a_state_that_turns_out_otherwise_is_not_kept(site: Site) -> None:
+    site.commit(2).snapshot().commit(3)
+    with pytest.raises(StateError, match="in the run it had 0101"):
+        aside(site, 4, bytes([1] * 32))
+    assert [f.newest for f in site.snapshots.files] == [2]
+    assert not list((site.folder / "snapshots").glob("*.new"))
+
+
+def test_a_commit_before_the_oldest_snapshot_is_out_of_reach_and_the_oldest_is_known(site: Site) -> None:
+    site.commit(2).snapshot().commit(2).snapshot().commit()
+    assert oldest(site.outer, site.log, site.snapshots) == 2
+    with pytest.raises(StateError, match="no snapshot here is as old as commit 1"):
+        aside(site, 1)
+    site.assert_is(5)
+    assert [f.newest for f in site.snapshots.files] == [4, 2]
+
+
+def test_a_damaged_snapshot_or_payload_gives_way_to_an_older_snapshot_or_is_named(site: Site) -> None:
+    site.commit(1).snapshot().commit(1).snapshot().commit(3)
+    newest = site.folder / "snapshots" / "commit-2.snapshot"
+    data = bytearray(newest.read_bytes())
+    data[-100] ^= 1
+    newest.write_bytes(data)
+    aside(site, 3, hash_at(site, 3))
+    site.snapshots.clear()
+    site.commit(1).snapshot().commit(3)
+    site.tear_log(7)
+    with pytest.raises(StateError, match="attempt-7"):
+        aside(site, 8)
+
+
+def test_no_younger_snapshot_takes_the_place_of_the_one_that_the_run_may_go_back_to(site: Site) -> None:
+    site.commit(2).snapshot().commit(1)
+    aside(site, 2)
+    for _ in range(3):
+        site.commit().snapshot(keep=1)
+    assert [f.newest for f in site.snapshots.files] == [6, 2]
+    site.snapshots.spared = None
+    site.commit().snapshot(keep=1)
+    assert [f.newest for f in site.snapshots.files] == [7]

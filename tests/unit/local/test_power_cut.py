@@ -16,6 +16,7 @@ from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_index import OuterIndex
 from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit
@@ -147,6 +148,45 @@ def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
         again.close()
         shutil.rmtree(folder)
     assert len(found) >= NUM_COMMITS, "cuts at many moments"
+
+
+def test_a_power_cut_at_any_moment_of_going_back_ends_at_one_commit_or_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is told that commits are void the newest comes back; from then on what the run went back to does."""
+    folder, to = tmp_path / "run", 5
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, log_commits=32))
+    _, truth = a_run(folder, settings, monkeypatch)
+    with Recorder(folder, monkeypatch) as recorder:
+        recorder.noting(OuterIndex, "write")
+        recorder.noting(Snapshots, "_put_in_place")
+        home = Home(folder)
+        plane = DataPlane(home, settings, manifest(), 1)
+        assert asyncio.run(plane.put_aside(to, truth.state_hashes[to], NUM_COMMITS)) == truth.state_hashes[to]
+        decided = recorder.note()
+        assert asyncio.run(plane.roll_back(to)) == (to, truth.state_hashes[to])
+        plane.close()
+        home.close()
+    before = after = 0
+    for seed in range(NUM_IMAGES):
+        image = tmp_path / f"image-{seed}"
+        image.mkdir()
+        if recorder.image(seed, image) < decided:
+            assert loaded(image, settings, truth) == NUM_COMMITS
+            before += 1
+        else:
+            found = loaded(image, settings, truth)
+            assert found is not None
+            assert found >= to
+            home = Home(image)
+            again = DataPlane(home, settings, manifest(), 1)
+            assert asyncio.run(again.roll_back(to)) == (to, truth.state_hashes[to]), "it is told once more"
+            again.close()
+            home.close()
+            after += 1
+        shutil.rmtree(image)
+    assert before > 5
+    assert after > 5
 
 
 def damaged(choose: random.Random, path: Path, earlier: bytes | None) -> str:

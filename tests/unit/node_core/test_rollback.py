@@ -189,3 +189,26 @@ def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> No
     assert drive.wants(e.RollBack) == e.RollBack(0, 1)
     assert drive.core.site.outer is not None
     assert drive.core.site.outer.commit == 0
+
+
+# --- back to a commit that sites have passed
+
+
+def test_it_puts_an_older_state_together_and_says_what_came_of_it() -> None:
+    drive = started()
+    drive.receive(m.RebuildCommit(commit=0, state_hash=HASH, last_commit=7))
+    assert drive.wants(e.RebuildCommit) == e.RebuildCommit(commit=0, state_hash=HASH, last_commit=7)
+    assert drive.core.site.outer is not None, "nothing is given up for it"
+    drive(e.CommitRebuilt(commit=0, state_hash=HASH, oldest=0))
+    assert drive.sent() == [m.CommitRebuilt(commit=0, state_hash=HASH, has_oldest=True)]
+    drive(e.CommitRebuilt(commit=0, state_hash=b"", oldest=None, text="no room"))
+    assert drive.sent() == [m.CommitRebuilt(commit=0, text="no room")]
+
+
+def test_a_site_without_a_state_cannot_and_says_so_at_once() -> None:
+    drive = Driver()
+    drive(e.SessionOpened())
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
+    drive.receive(m.RebuildCommit(commit=1, state_hash=HASH, last_commit=5))
+    assert drive.sent() == [m.CommitRebuilt(commit=1, text="it holds no state")]
+    assert not [o for o in drive.out if isinstance(o, e.RebuildCommit)]

@@ -1,0 +1,250 @@
+"""Back to a commit that sites have passed: nothing is given up before one of them has it on its disk again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core import going_back
+from atoll.protocol import messages as m
+from tests.harness.coordinator_story import Story, a_hash, ranges_of, some_settings
+
+
+def committed(*names: str, count: int = 3, log_commits: int = 8) -> Story:
+    """These sites at commit `count`."""
+    settings = some_settings(min_sites=len(names), steps=1000)
+    story = Story(replace(settings, sync=replace(settings.sync, log_commits=log_commits)))
+    story.start(*names)
+    for number in range(count):
+        story.commit_one(*names, state=f"s{number}", following=f"s{number + 1}")
+    return story
+
+
+def on_new_branch(story: Story, name: str, commit: int | None, branch: int = 1) -> None:
+    """Its disk is rolled back: it says what is left."""
+    incarnation = story.sites[name].incarnation
+    state = None if commit is None else (commit, f"s{commit}")
+    story.connect(name, incarnation=incarnation, state=state, branch=branch, again=True)
+    story.offer(name)
+
+
+def test_all_sites_go_back_and_train_on_from_there_with_the_hash_that_it_had() -> None:
+    story = committed("a", "b")
+    tokens = story.core.run.log.records[0].commit.run_tokens
+    request = story.ask_to_go_back(1)
+    for name in "ab":
+        asked = story.last(name, m.RebuildCommit)
+        assert (asked.commit, asked.state_hash, asked.last_commit) == (1, a_hash("s1"), 3)
+    assert story.view.last_commit == 3
+    assert "going back to commit 1 (atoll rollback --to): a (site 1), b (site 2) put its state" in story.view.state
+    story.rebuilt("b", "s1")
+    assert story.answers[request] == ""
+    assert (story.view.last_commit, story.view.branch, story.view.run_tokens) == (1, 1, tokens)
+    assert [story.last(name, m.RolledBack).commit for name in "ab"] == [1, 1]
+    assert not story.num("a", m.Evicted)
+    assert story.view.state == "paused: a (site 1), b (site 2) bring the state of commit 1 back"
+    on_new_branch(story, "b", 1)
+    on_new_branch(story, "a", 1)
+    assert story.last("a", m.Open).base_commit == 1
+    story.commit_one("a", "b", state="s1", following="t2")
+    assert story.last("a", m.Commit).branch == 1
+    assert story.core.run.log.attested[1] == a_hash("s1")
+
+
+def test_nothing_is_planned_or_committed_while_sites_are_asked() -> None:
+    story = committed("a", "b")
+    for name in "ab":
+        story.ready(name)
+    story.done("a", "s3")
+    story.ask_to_go_back(1)
+    story.done("b", "s3")
+    assert story.view.last_commit == 3
+    story.rebuilt("a")
+    story.rebuilt("b")
+    assert story.view.last_commit == 4, "it goes on where it was"
+
+
+@pytest.mark.parametrize("moment", ["asked", "answered"])
+def test_a_crash_of_the_coordinator_leaves_the_run_at_one_end_or_the_other(moment: str) -> None:
+    story = committed("a", "b")
+    story.ask_to_go_back(1)
+    if moment == "answered":
+        story.rebuilt("a", "s1")
+    story.restart()
+    expected = (1, 1) if moment == "answered" else (3, 0)
+    assert (story.view.last_commit, story.view.branch) == expected
+    for name in "ab":
+        story.connect(name, state=(3, "s3"))  # neither heard of it
+        assert story.num(name, m.RolledBack) == (2 if moment == "answered" else 0)
+        story.offer(name)
+    if moment == "answered":
+        for name in "ab":
+            on_new_branch(story, name, 1)
+    base = expected[0]
+    story.ready("a")
+    story.ready("b")
+    for name in sorted(story.view.sync.contributors if story.view.sync else ()):
+        story.done(name, f"s{base}")
+    assert story.view.last_commit == base + 1
+
+
+def test_a_site_that_cannot_rebuild_it_fetches_it_from_one_that_can() -> None:
+    story = committed("a", "b")
+    story.ask_to_go_back(1)
+    story.rebuilt("a", oldest=2)
+    assert story.view.branch == 0
+    story.rebuilt("b", "s1")
+    on_new_branch(story, "a", None)
+    story.sources("a")
+    assert not story.last("a", m.Sources).donors, "b is not back yet"
+    on_new_branch(story, "b", 1)
+    assert [(d.site_id, d.commit) for d in story.last("a", m.Sources).donors] == [(2, 1)]
+    story.applied("a", 1, "s1")
+    story.commit_one("a", "b", state="s1", following="t2")
+
+
+def test_a_state_with_another_hash_than_it_had_is_not_gone_back_to() -> None:
+    story = committed("a", "b")
+    request = story.ask_to_go_back(1)
+    story.rebuilt("a", "other")
+    assert story.view.branch == 0
+    story.rebuilt("b")
+    assert story.view.branch == 0
+    assert "a (site 1): it has another state of it" in story.answers[request]
+
+
+def test_a_commit_out_of_reach_names_the_oldest_that_is_possible() -> None:
+    story = committed("a", "b", count=5)
+    request = story.ask_to_go_back(1)
+    story.rebuilt("a", oldest=3)
+    story.rebuilt("b", oldest=4)
+    assert story.answers[request].endswith("; the oldest possible is 3, at a (site 1)")
+    assert (story.view.last_commit, story.view.branch, story.view.state) == (5, 0, "training")
+
+
+@pytest.mark.parametrize(
+    ("commit", "words"),
+    [(3, "the newest commit is 3"), (4, "the newest commit is 3"), (-1, "down to 0")],
+)
+def test_a_commit_that_is_not_before_the_newest_is_refused(commit: int, words: str) -> None:
+    story = committed("a", "b")
+    assert words in story.answers[story.ask_to_go_back(commit)]
+    assert story.core.run.going_back is None
+
+
+def test_it_is_refused_before_training_after_the_end_without_sites_and_twice() -> None:
+    story = Story(some_settings())
+    assert "training has not started" in story.answers[story.ask_to_go_back(0)]
+    story = committed("a", "b")
+    story.ask_to_go_back(1)
+    assert "going back to commit 1 already" in story.answers[story.ask_to_go_back(2)]
+    story.leave("a")
+    story.leave("b")
+    assert "no site is here" in story.answers[1]
+    assert "no site is here" in story.answers[story.ask_to_go_back(1)]
+    story.happens(e.StopAsked("stop"))
+    assert "the run is over" in story.answers[story.ask_to_go_back(1)]
+
+
+def test_a_site_that_comes_back_on_another_stream_is_asked_again() -> None:
+    story = committed("a", "b")
+    story.ask_to_go_back(1)
+    story.rebuilt("a")
+    story.drop("b")
+    story.connect("b", state=(3, "s3"))
+    assert story.num("b", m.RebuildCommit) == 2
+    story.rebuilt("b", "s1")
+    assert story.view.branch == 1
+
+
+def test_a_site_that_is_lost_is_not_waited_for() -> None:
+    story = committed("a", "b")
+    request = story.ask_to_go_back(1)
+    story.rebuilt("a")
+    story.drop("b")
+    assert request not in story.answers
+    story.wait(story.core.run.limits.reconnect_grace_s)
+    assert "a (site 1): no snapshot here is as old as commit 1" in story.answers[request]
+
+
+def test_a_site_that_never_answers_is_not_waited_for_without_end() -> None:
+    story = committed("a", "b")
+    request = story.ask_to_go_back(1)
+    story.rebuilt("a")
+    story.wait(story.core.run.limits.give_up_s)
+    assert "no site has put it together within" in story.answers[request]
+    story.says("b", m.CommitRebuilt(commit=1, state_hash=a_hash("s1")))
+    assert story.view.branch == 0, "too late"
+
+
+def test_where_the_hash_was_never_attested_all_have_to_agree() -> None:
+    for said, branch in (("s1", 1), ("other", 0)):
+        story = committed("a", "b")
+        del story.core.run.log.attested[1], story.core.run.log._reports[1]
+        story.ask_to_go_back(1)
+        assert story.last("a", m.RebuildCommit).state_hash == b""
+        story.rebuilt("a", "s1")
+        assert story.view.branch == 0, "b may have another"
+        story.rebuilt("b", said)
+        assert story.view.branch == branch
+        if branch:
+            assert story.core.run.log.attested[1] == a_hash("s1")
+
+
+def test_commits_older_than_the_log_are_read_from_the_store_and_their_samples_are_open_again() -> None:
+    story = committed("a", "b", count=0)
+    for number in range(12):
+        for name in "ab":
+            story.ready(name, data=story.wants(name, 10))
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "ab":
+            story.applied(name, number + 1, f"s{number + 1}")
+    story.ask_to_go_back(2)
+    assert story.last("a", m.RebuildCommit).state_hash == a_hash("s2")
+    story.rebuilt("a", "s2")
+    (record,) = story.core.run.rollbacks
+    assert (record.commit, record.voided) == (2, tuple(range(3, 13)))
+    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-39")
+
+
+def test_a_site_that_holds_just_that_commit_stays_a_member_and_the_others_are_waited_for() -> None:
+    story = committed("a", "b", "c")
+    story.drop("c")
+    story.connect("c", incarnation=2, state=(1, "s1"))
+    story.offer("c")
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    assert [story.num(name, m.Open) for name in "abc"] == [1, 1, 2]
+    assert story.last("c", m.Open).base_commit == 1
+    sync = story.core.run.sync
+    assert sync is not None
+    assert sync.expected == {1, 2, 3}
+    story.ready("c")
+    on_new_branch(story, "b", None)
+    assert sync.attempt is None, "a is about to come back"
+    on_new_branch(story, "a", 1)
+    story.ready("a")
+    assert [c.site_id for c in story.plan().contributors] == [1, 3], "b has to fetch it, and is not waited for"
+
+
+def test_what_a_site_said_before_it_heard_of_it_does_not_count() -> None:
+    story = committed("a", "b")
+    story.ask_to_go_back(1)
+    story.sites["b"].hears = False
+    story.rebuilt("a", "s1")
+    story.applied("b", 3, "s3")
+    assert not story.num("b", m.Refused)
+    assert story.core.run.members.sites["b"].applied is None
+
+
+def test_the_core_itself_may_go_back() -> None:
+    story = committed("a", "b")
+    assert going_back.begin(story.core.run, 2, "the loss of most sites is not finite") == ""
+    story.happens(e.Tick())
+    story.rebuilt("a", "s2")
+    assert (story.view.last_commit, story.view.branch) == (2, 1)
+    assert story.last("b", m.RolledBack).reason == "the loss of most sites is not finite"
+    assert not story.answers
