@@ -91,6 +91,18 @@ CREATE TABLE rollbacks (                       -- nobody could reach the commits
     checksum       BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
+CREATE TABLE exclusions (                      -- a reducer found a contribution absurd: left out of that sync
+    sync        INTEGER NOT NULL,
+    site_id     INTEGER NOT NULL,
+    attempt     INTEGER NOT NULL,              -- in which it was found
+    incarnation INTEGER NOT NULL,
+    by_site_id  INTEGER NOT NULL,              -- the reducer
+    reason      TEXT    NOT NULL,
+    excluded_at REAL    NOT NULL,              -- seconds since 1970, for people
+    checksum    BLOB    NOT NULL DEFAULT x'',
+    PRIMARY KEY (sync, site_id)
+) STRICT;
+
 CREATE TABLE voided_commits (                  -- as they were in commits, with the branch that took their place
     branch        INTEGER NOT NULL,
     commit_number INTEGER NOT NULL,

@@ -16,6 +16,7 @@ from atoll.coordinator.core.events import (
     AttestationRecord,
     CommitRecord,
     DoneRecord,
+    ExclusionRecord,
     FinishedRecord,
     LeaseRecord,
     LineRecord,
@@ -28,6 +29,7 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
+from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
 from atoll.coordinator.row_checksums import keep_checksums, wrong_row
 from atoll.coordinator.store import RESTORE, check_same_run
 from atoll.protocol import wire
@@ -299,6 +301,7 @@ class SqliteStore:
                 )
             ),
             rollbacks=self._rollbacks(),
+            exclusions=self._exclusions(),
             num_abandoned=num_abandoned,
             stop_reason=stop_reason,
             finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
@@ -313,6 +316,17 @@ class SqliteStore:
             for branch, commit, reason in self._db.execute(
                 "SELECT branch, commit_number, reason FROM rollbacks ORDER BY branch"
             )
+        )
+
+    def _exclusions(self) -> tuple[ExclusionRecord, ...]:
+        rows = self._db.execute(
+            "SELECT sync, attempt, site_id, incarnation, by_site_id, reason FROM exclusions "
+            "ORDER BY sync DESC, site_id DESC LIMIT ?",
+            (KEPT_EXCLUSIONS,),
+        ).fetchall()
+        return tuple(
+            ExclusionRecord(sync=r[0], attempt=r[1], site_id=r[2], incarnation=r[3], by_site_id=r[4], reason=r[5])
+            for r in reversed(rows)
         )
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
@@ -424,6 +438,20 @@ class SqliteStore:
                 )
                 for table in ("commits", "attestations"):
                     execute(f"DELETE FROM {table} WHERE commit_number > ?", (record.commit,))
+            case ExclusionRecord():
+                execute(
+                    "INSERT OR REPLACE INTO exclusions (sync, site_id, attempt, incarnation, by_site_id, reason, "
+                    "excluded_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        record.sync,
+                        record.site_id,
+                        record.attempt,
+                        record.incarnation,
+                        record.by_site_id,
+                        record.reason,
+                        wall_time_s,
+                    ),
+                )
             case StopRecord(reason):
                 execute("UPDATE run SET stop_reason = ?", (reason,))
             case FinishedRecord(commit_number, reason):

@@ -17,6 +17,7 @@ from atoll.coordinator.core.events import (
     AttestationRecord,
     CommitRecord,
     DoneRecord,
+    ExclusionRecord,
     FinishedRecord,
     LeaseRecord,
     LineRecord,
@@ -29,6 +30,7 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
+from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
 from atoll.protocol.errors import ConfigError, StaleError, UnsupportedError
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
 
@@ -128,6 +130,7 @@ class _Kept:
     done: dict[int, DoneRecord] = field(default_factory=dict)
     leases: dict[tuple[int, int, int], LeaseRecord] = field(default_factory=dict)
     rollbacks: list[RollbackRecord] = field(default_factory=list)
+    exclusions: dict[tuple[int, int], ExclusionRecord] = field(default_factory=dict)
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None
@@ -177,6 +180,7 @@ class MemoryStore:
             done=tuple(kept.done[n] for n in sorted(kept.done)),
             leases=tuple(kept.leases[key] for key in sorted(kept.leases)),
             rollbacks=tuple(kept.rollbacks),
+            exclusions=tuple(kept.exclusions[key] for key in sorted(kept.exclusions)[-KEPT_EXCLUSIONS:]),
             num_abandoned=kept.num_abandoned,
             stop_reason=kept.stop_reason,
             finished=kept.finished,
@@ -227,6 +231,8 @@ class MemoryStore:
                 for known in (kept.times, kept.attestations):
                     for number in [n for n in known if n > record.commit]:
                         del known[number]
+            case ExclusionRecord():
+                kept.exclusions[record.sync, record.site_id] = record
             case StopRecord():
                 kept.stop_reason = record.reason
             case FinishedRecord():

@@ -82,11 +82,13 @@ class NonFiniteError(AtollError):
 
 
 class AverageError(AtollError):
-    """`tensor` has no average that may be applied."""
+    """`tensor` has no average that may be applied, because of these contributions, if any are named: of each its site
+    (or its place among them, where sites are not known), its norm and the limit that this is above."""
 
-    def __init__(self, text: str, tensor: str = "") -> None:
+    def __init__(self, text: str, tensor: str = "", outliers: tuple[tuple[int, float, float], ...] = ()) -> None:
         super().__init__(text)
         self.tensor = tensor
+        self.outliers = outliers
 
 
 class StateError(AtollError):

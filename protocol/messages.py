@@ -193,6 +193,13 @@ class Direction(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    site_id: int
+    norm: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeFailed:
     sync: int
     attempt: int
@@ -202,6 +209,7 @@ class ExchangeFailed:
     phase: str = bounded(64)
     text: str = bounded(1024)
     tensor: str = bounded(1024, "")
+    outliers: tuple[Outlier, ...] = bounded(MAX_MEMBERS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     run.log.append(record)
     _note_who_may_hold_it(run, plan, number)
     run.num_abandoned_in_a_row = 0
+    run.exclusions.committed(plan.contributors, plan.sync)
     ids = attempt.ids()
     for member in plan.contributors:
         contributor = run.members.by_id(member.site_id)
@@ -137,7 +138,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
             contributor.counts_from_step = run_step
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
-    run.trouble.reduce_nothing.note(sync.suspects | sync.no_room.keys(), plan.sync)
+    reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded
+    run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
     run.trouble.receive_only.note(sync.demoted, plan.sync)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(

@@ -6,6 +6,7 @@ import logging
 from functools import partial
 
 from atoll.coordinator.core import (
+    accusations,
     decisions,
     going_back,
     leases,
@@ -112,8 +113,7 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
         f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
     if message.tensor:
-        attempt.no_average = attempt.no_average or f"{site.label} cannot average {message.tensor!r}: {message.text}"
-        run.sync.no_average_at.add(site.site_id)
+        accusations.accuse(attempt, run.sync, site, message)
         return
     if not message.peer_site_id:
         run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
@@ -400,7 +400,10 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
 
 
 def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
-    """No fault of the site that says so, which is believed once another one has found the same."""
+    """No fault of the site that says so. It is believed once another one has found the same, or for one sync where it
+    names contributions that stand out."""
+    if attempt.accused:
+        return _another_attempt(run, sync, attempt, accusations.exclude(run, sync, attempt))
     if len(sync.no_average_at) > 1 or len(attempt.ids()) == 1:
         decisions.abandon(run, sync, attempt.no_average)
         return True

@@ -186,6 +186,19 @@ class RollbackRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExclusionRecord:
+    """A site was left out of a sync because a reducer found its contribution absurd."""
+
+    sync: int
+    attempt: int
+    """In which it was found."""
+    site_id: int
+    incarnation: int
+    by_site_id: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class StopRecord:
     reason: str
@@ -199,7 +212,7 @@ class FinishedRecord:
 
 Record = (
     SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
-    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | StopRecord | FinishedRecord
+    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 
@@ -232,6 +245,8 @@ class Persisted:
     """By line, then site id and incarnation, ascending."""
     rollbacks: tuple[RollbackRecord, ...] = ()
     """All of them, ascending."""
+    exclusions: tuple[ExclusionRecord, ...] = ()
+    """The newest ones, ascending."""
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None

@@ -21,6 +21,7 @@ from atoll.coordinator.core.events import (
     Report,
     Send,
 )
+from atoll.coordinator.core.exclusions import Exclusions
 from atoll.coordinator.core.ledger import Ledger
 from atoll.coordinator.core.membership import Membership, Site, Standing
 from atoll.coordinator.core.offers import Offers
@@ -77,6 +78,7 @@ class Run:
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
+        self.exclusions = Exclusions(persisted.exclusions, persisted.commits)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store

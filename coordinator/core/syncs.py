@@ -39,6 +39,8 @@ class Attempt:
     failing: dict[Pair, bool] = field(default_factory=dict)  # whether the reporter lacks what its peer owes
     retry_at: float | None = None
     no_average: str = ""  # of which tensor, and who says so
+    accused: dict[int, str] = field(default_factory=dict)  # whose contributions are to blame for that, and why
+    accused_by: int = 0
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
     list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
     lists_due: float | None = None
@@ -97,6 +99,8 @@ class Sync:
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
         self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
         self.demoted: set[int] = set()  # receive only, because exchanges failed
+        self.num_accused: Counter[int] = Counter()  # attempts in which a contribution was said to be absurd
+        self.excluded: set[int] = set()  # contribute nothing, because of what they contributed
         self.no_average_at: set[int] = set()  # sites that found a tensor without an average: others look at it again
         self._planned: set[tuple[int, int]] = set()
         self._issued: set[Signature] = set()

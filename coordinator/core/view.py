@@ -126,6 +126,8 @@ class RunView:
     """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
     errors: tuple[str, ...]
     """Why sites left for good."""
+    excluded: tuple[str, ...]
+    """The newest contributions that were left out of a sync, and why, ascending."""
     sync: SyncView | None
     sites: tuple[SiteView, ...]
     commits: tuple[CommitView, ...]
@@ -206,6 +208,7 @@ def view_of(run: Run, now: float) -> RunView:
         branch=run.branch,
         unreachable=run.unreachable,
         errors=tuple(run.fatal_texts),
+        excluded=tuple(record.reason for record in run.exclusions.recent),
         sync=_sync_view(run),
         sites=tuple(
             _site_view(s, now, blind.get(s.site_id, ()))

@@ -7,7 +7,16 @@ from enum import Enum, IntEnum
 
 from atoll.protocol.errors import NonFiniteError, WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Member, Plan, SiteMessage, Sources
+from atoll.protocol.messages import (
+    Commit,
+    CoordinatorMessage,
+    DataRange,
+    Member,
+    Outlier,
+    Plan,
+    SiteMessage,
+    Sources,
+)
 
 
 class AnswerKind(IntEnum):
@@ -223,6 +232,8 @@ class ExchangeBroken:
     text: str
     tensor: str = ""
     """Has no average that may be applied."""
+    outliers: tuple[Outlier, ...] = ()
+    """Because of these contributions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

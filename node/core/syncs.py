@@ -212,6 +212,7 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
             phase=event.phase[:64],
             text=event.text[:1024],
             tensor=event.tensor[:1024],
+            outliers=event.outliers,
         )
         ctx.send(exchange.failure)
 

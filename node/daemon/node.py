@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -671,15 +672,24 @@ class Node:
             self.plane.close()
 
 
+_MOST = sys.float_info.max
+"""The wire carries finite numbers alone."""
+
+
 def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:
     peer = error if isinstance(error, PeerError) else None
+    average = error if isinstance(error, AverageError) else None
     return e.ExchangeBroken(
         sync=plan.sync,
         attempt=plan.attempt,
         term=plan.term,
         peer_site_id=peer.peer_site_id if peer else 0,
         sending=peer is not None and peer.sending,
-        phase=peer.phase if peer else "averaging" if isinstance(error, AverageError) else "local",
+        phase=peer.phase if peer else "averaging" if average else "local",
         text=str(error),
-        tensor=error.tensor if isinstance(error, AverageError) else "",
+        tensor=average.tensor if average else "",
+        outliers=tuple(
+            m.Outlier(site_id=site_id, norm=min(norm, _MOST), limit=min(limit, _MOST))
+            for site_id, norm, limit in (average.outliers if average else ())
+        ),
     )

@@ -205,7 +205,16 @@ class DataPlane:
     def sync_data(self) -> SyncData:
         assert self.outer is not None
         assert self.snapshot is not None
-        return SyncData(self.layout, self.settings.sync, self.outer, self.snapshot.view, self.dtypes)
+        outer, view = self.outer, self.snapshot.view
+        return SyncData(self.layout, self.settings.sync, outer, view, self.dtypes, last_payload=self._last_payload)
+
+    def _last_payload(self, chunk: int) -> bytes | None:
+        """Of the commit that is held; None if its payloads are not."""
+        commit = self.outer.commit if self.outer is not None else None
+        try:
+            return self.log.read(commit, chunk) if commit else None
+        except StateError:
+            return None  # fetched as a state, or damaged
 
     async def apply(self, commit: Commit) -> bytes:
         """The state hash after `commit`. Raises StateError if its payloads are not in the log or not its own."""

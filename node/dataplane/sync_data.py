@@ -3,6 +3,7 @@ arrives. Called by the exchange from several threads at once."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
+from atoll.node.dataplane.outliers import LARGEST_AVERAGE, Outlier, outliers
 from atoll.node.dataplane.payload_file import payload_hash
 from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
@@ -35,13 +37,17 @@ class SyncData:
         outer: OuterState,
         snapshot: memoryview,
         dtypes: Mapping[str, str],
+        *,
+        last_payload: Callable[[int], bytes | None] = lambda chunk: None,
     ) -> None:
+        """`last_payload`: of a chunk in the commit that the base is; None if it is not here."""
         self.layout = layout
         self._codec = settings.codec
         self._zstd_level = settings.zstd_level
         self._outer = outer
         self._snapshot = snapshot.cast("B")
         self._dtypes = dict(dtypes)
+        self._last_payload = last_payload
         self.chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
         for spec in layout.manifest.tensors:
             if spec.role is Role.TRAINABLE:
@@ -95,12 +101,14 @@ class SyncData:
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
         must not fail later, in the average of all or after the commit."""
-        spec = self._sync_chunk(chunk)
+        self._check(self._sync_chunk(chunk), data)
+
+    def _check(self, spec: Chunk, data: bytes | bytearray | memoryview, below: float = math.inf) -> None:
         try:
             codec = carried_codec(spec.role, self._codec, data)
-            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec))
+            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec), below=below)
         except InvalidMessage as error:
-            raise InvalidMessage(f"chunk {chunk} of {self.layout.name_of(chunk)!r}: {error}") from None
+            raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
 
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """The payload: the average of (tokens, encoded contribution) in the order of site ids, encoded once.
@@ -108,7 +116,8 @@ class SyncData:
         `avg = 0 + w_0*v_0 + w_1*v_1 + ...` with `w_i = fp32(tokens_i / sum)`. For BUFFER_LOWEST the first
         contribution. An unchanged contribution counts with the base; if all are, so is the payload. A contribution may
         be a function that reads it, so that one at a time is in memory. Raises InvalidMessage for a malformed
-        contribution or tokens of 0, AverageError naming the tensor if the average is not finite.
+        contribution or tokens of 0, AverageError naming the tensor if contributions are outliers, with their places, or
+        the average is not finite.
         """
         spec = self._sync_chunk(chunk)
         total = sum(tokens for tokens, _ in contributions)
@@ -120,30 +129,66 @@ class SyncData:
             return bytes(first)
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
-        num_unchanged, is_bounded = 0, spec.role is Role.BUFFER_MEAN
+        add = self._add_buffer if spec.role is Role.BUFFER_MEAN else self._add_difference
+        norms: list[float | None] = []  # None: unchanged
         for tokens, read in contributions:
-            data, weight = _read(read), np.float32(tokens / total)
-            codec = carried_codec(spec.role, self._codec, data)
-            if codec == UNCHANGED:
-                self.check(chunk, data)
-                num_unchanged += 1
-                is_bounded = self._add_base(spec, weight, average) and is_bounded
-            else:
-                kernels.accumulate(data, codec, weight, average)
-        if num_unchanged == len(contributions):
+            norms.append(add(spec, _read(read), np.float32(tokens / total), average))
+        if all(norm is None for norm in norms):
             return unchanged(spec.num_elements, "F32")
-        if is_bounded:  # a mean of finite values is finite: what is beyond is the rounding of weights and sums
+        name = self.layout.name_of(chunk)
+        if found := self._outliers(spec, [norm or 0.0 for norm in norms]):
+            what = ", ".join(f"{norm:.3g} (limit {limit:.3g})" for _, norm, limit in found)
+            raise AverageError(f"contributions to {_place(name, spec)} of norm {what}", name, found)
+        if spec.role is Role.BUFFER_MEAN and (None not in norms or self._is_base_finite(spec)):
+            # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
             return kernels.encode(codec_of(spec.role, self._codec), average, zstd_level=self._zstd_level)
         except NonFiniteError as error:
-            name = self.layout.name_of(chunk)
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
 
-    def _add_base(self, spec: Chunk, weight: np.float32, average: Floats) -> bool:
-        """`average += weight * base` of a buffer; whether the base is finite."""
+    def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
+        """`average += weight * contribution`; the norm of the contribution."""
+        return kernels.accumulate(data, codec_of(spec.role, self._codec), weight, average)
+
+    def _add_buffer(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float | None:
+        """The same of a buffer's value; the norm of its difference from the base, None if it is unchanged."""
+        codec = carried_codec(spec.role, self._codec, data)
         with self._outer.pinned(spec.index) as record:
-            return kernels.add(self._buffer_base(spec, record), weight, average)
+            base = self._buffer_base(spec, record)
+            if codec == UNCHANGED:
+                self._check(spec, data)
+                kernels.add(base, weight, average)
+                return None
+            value = scratch.floats("value", spec.num_elements)
+            kernels.decode(data, codec, spec.num_elements, value)
+            kernels.add(value, weight, average)
+            return kernels.norm(value, minus=base)
+
+    def _is_base_finite(self, spec: Chunk) -> bool:
+        with self._outer.pinned(spec.index) as record:
+            return kernels.is_finite(record.values)
+
+    def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
+        with self._outer.pinned(spec.index) as record:
+            base_norm = kernels.norm(record.values)
+        if spec.role is Role.BUFFER_MEAN:
+            return outliers(norms, base_norm, lambda: 0.0, num_others=1, largest=math.inf)
+        return outliers(norms, base_norm, lambda: self._last_norm(spec))
+
+    def _last_norm(self, spec: Chunk) -> float:
+        """Of the last average; 0 if it is not known."""
+        payload = self._last_payload(spec.index)
+        if payload is None:
+            return 0.0
+        last = scratch.floats("last", spec.num_elements)
+        kernels.decode(payload, codec_of(spec.role, self._codec), spec.num_elements, last)
+        return kernels.norm(last)
+
+    def check_payload(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
+        """The same of an average: no value of a trainable chunk may be so large that outer updates of it overflow."""
+        spec = self._sync_chunk(chunk)
+        self._check(spec, data, below=LARGEST_AVERAGE if spec.role is Role.TRAINABLE else math.inf)
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)

@@ -23,6 +23,7 @@ from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.spill import Spill, Spilled
 from atoll.node.exchange.uplink import Uplink
 from atoll.protocol.errors import (
+    AverageError,
     DigestMismatch,
     HostError,
     InvalidMessage,
@@ -193,8 +194,8 @@ class Exchange:
     async def run(self) -> ExchangeResult:
         """Until all payloads are in the log.
 
-        Raises PeerError naming the peer; NonFiniteError, HostError, StateError of this site; CancelledError after
-        `cancel`. Contributions that are held stay for the next attempt.
+        Raises PeerError naming the peer; AverageError naming a tensor, and sites; NonFiniteError, HostError, StateError
+        of this site; CancelledError after `cancel`. Contributions that are held stay for the next attempt.
         """
         with self.uplink.exchange():
             return await self._run()
@@ -346,12 +347,12 @@ class Exchange:
         self._moved_bytes += num_bytes
         self.counters.moved_bytes += num_bytes
 
-    def verify(self, items: list[Encoded]) -> None:
+    def verify(self, items: list[Encoded], check: Callable[[int, bytes], None]) -> None:
         """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
         for item in items:
             if self.data.payload_hash(item.data) != item.hash:
                 raise DigestMismatch(f"{self.where}: the bytes of chunk {item.chunk} do not have their hash")
-            self.data.check(item.chunk, item.data)
+            check(item.chunk, item.data)
 
     def take_contribution(self, member: Member, item: Encoded) -> None:
         """A verified contribution. Raises InvalidMessage if another one is held."""
@@ -391,7 +392,10 @@ class Exchange:
         contributions = [(self._weight_of(c), self._contribution(c, chunk)) for c in self.plan.contributors]
 
         def work() -> Encoded:
-            data = self.data.reduce(chunk, contributions)
+            try:
+                data = self.data.reduce(chunk, contributions)
+            except AverageError as error:
+                raise self._with_sites(error) from None
             encoded = Encoded(chunk, data, self.data.payload_hash(data))
             assert self._writer is not None
             self._writer.put(chunk, data, encoded.hash)
@@ -401,6 +405,15 @@ class Exchange:
         self.payloads.append(encoded)
         self._note_stored([chunk])
         self.notify()
+
+    def _with_sites(self, error: AverageError) -> AverageError:
+        """Which sites' contributions stand out."""
+        ids = [c.site_id for c in self.plan.contributors]
+        named = tuple((ids[place], norm, limit) for place, norm, limit in error.outliers)
+        text = f"{self.where}: {error}"
+        if named:
+            text += f" of site{'s' if len(named) > 1 else ''} {', '.join(str(site_id) for site_id, _, _ in named)}"
+        return AverageError(text, error.tensor, named)
 
     def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:
         """Or what reads it in a thread. Raises StaleError if it was dropped."""
@@ -421,7 +434,7 @@ class Exchange:
         fresh = [item for item in items if item.chunk not in self._stored]
 
         def work() -> None:
-            self.verify(fresh)
+            self.verify(fresh, self.data.check_payload)
             assert self._writer is not None
             for item in fresh:
                 self._writer.put(item.chunk, item.data, item.hash)

@@ -28,6 +28,9 @@ class SyncData(Protocol):
     def check(self, chunk: int, data: bytes) -> None:
         """Raises InvalidMessage unless `data` can be an encoded chunk of this place."""
 
+    def check_payload(self, chunk: int, data: bytes) -> None:
+        """The same of a payload."""
+
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """The payload of (tokens, contribution, or what reads it) in the order of site ids."""
 

@@ -104,7 +104,7 @@ class ServedStream:
         exchange.counters.received_bytes += size
 
     async def _take(self, items: list[Encoded]) -> None:
-        await self._exchange.in_pool(lambda: self._exchange.verify(items))
+        await self._exchange.in_pool(lambda: self._exchange.verify(items, self._exchange.data.check))
         for item in items:
             self._exchange.take_contribution(self._member, item)
         await self._exchange.fit_memory()

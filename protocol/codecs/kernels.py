@@ -5,6 +5,7 @@ Formulas and test vectors are in docs/protocol.md, "Encoded chunks".
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,11 @@ _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITE = np.uint32(0x7F800000)
 _BF16_OVERFLOW = np.uint32(0x7F7F8000)  # from here on, rounding to bf16 gives infinity
 _BF16_MAGNITUDE = np.uint16(0x7FFF)
-_BF16_INFINITE = np.uint16(0x7F80)
 _HALF_BELOW = np.uint32(0x7FFF)
 _ONE = np.uint32(1)
 _SIXTEEN = np.uint32(16)
 _QUANTUM = np.float32(127.0)
+_QUANTS = 128.0  # the power of two above it
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SCALE_OVERFLOW = np.float32(2.0**121)  # below it, any quant of 8 bits times the scale is finite
 _ZERO = np.float32(0.0)
@@ -160,9 +161,41 @@ def _finite(values: Any) -> Any:
     return _top_bits(values, 0, values.size) < _INFINITE
 
 
+@kernel(f32_in)
+def _largest(values: Any) -> Any:
+    """The bits of the largest magnitude."""
+    return _top_bits(values, 0, values.size)
+
+
+@kernel(f32_in, i8_in)
+def _int8_square_sum(scales: Any, quants: Any) -> Any:
+    total = np.float64(0.0)
+    for block in range(scales.size):
+        first = block * INT8_BLOCK
+        squares = np.int32(0)
+        for i in range(first, min(first + INT8_BLOCK, quants.size)):
+            squares += np.int32(quants[i]) * np.int32(quants[i])
+        total += np.float64(scales[block]) * np.float64(scales[block]) * np.float64(squares)
+    return total
+
+
+@kernel(f32_in)
+def _square_sum(values: Any) -> Any:
+    a = b = c = d = np.float64(0.0)  # in binary64, where no fp32 overflows; four chains of additions beside each other
+    whole = values.size - values.size % 4
+    for i in range(0, whole, 4):
+        a += np.float64(values[i]) * np.float64(values[i])
+        b += np.float64(values[i + 1]) * np.float64(values[i + 1])
+        c += np.float64(values[i + 2]) * np.float64(values[i + 2])
+        d += np.float64(values[i + 3]) * np.float64(values[i + 3])
+    for i in range(whole, values.size):
+        a += np.float64(values[i]) * np.float64(values[i])
+    return a + b + c + d
+
+
 _KERNELS = (
     _int8_encode, _int8_encode_difference, _int8_decode, _int8_accumulate, _bf16_encode, _bf16_decode,
-    _fp32_accumulate, _difference, _finite,
+    _fp32_accumulate, _difference, _finite, _largest, _int8_square_sum, _square_sum,
 )  # fmt: skip
 
 
@@ -291,21 +324,26 @@ def _scales_and_quants(body: Bytes, num_elements: int) -> tuple[Floats, npt.NDAr
     return body[:split].view(np.float32), body[split:].view(np.int8)
 
 
-def check(data: Data, codec: str, num_elements: int, dtype: str = "F32") -> None:
-    """Raises InvalidMessage unless `data` is such an encoded chunk and all that it decodes to is finite."""
+def check(data: Data, codec: str, num_elements: int, dtype: str = "F32", *, below: float = math.inf) -> None:
+    """Raises InvalidMessage unless `data` is such an encoded chunk and all that it decodes to is finite, and smaller
+    than the power of two `below`; codec raw carries no numbers."""
     header = parse_header(data, codec=codec, num_elements=num_elements, dtype=dtype)
     if codec == UNCHANGED:
         return
     body = _body(data, header)
     if codec == "int8":
         scales, _ = _scales_and_quants(body, num_elements)
-        if not np.all((scales == _ZERO) | ((scales >= _SMALLEST_NORMAL) & (scales < _SCALE_OVERFLOW))):
+        largest_scale = min(_SCALE_OVERFLOW, np.float32(below / _QUANTS))
+        if not np.all((scales == _ZERO) | ((scales >= _SMALLEST_NORMAL) & (scales < largest_scale))):
             raise InvalidMessage("encoded chunk: a scale that is not finite, negative, too small or too large")
-    elif codec == "bf16":
-        if num_elements and np.max(body.view(np.uint16) & _BF16_MAGNITUDE) >= _BF16_INFINITE:
-            raise InvalidMessage("encoded chunk: a value that is not finite")
-    elif codec == "fp32" and not _finite(body.view(np.float32)):
-        raise InvalidMessage("encoded chunk: a value that is not finite")
+        return
+    least = np.array(below, np.float32).view(np.uint32)
+    if codec == "bf16":
+        is_large = num_elements and np.max(body.view(np.uint16) & _BF16_MAGNITUDE) >= least >> _SIXTEEN
+    else:
+        is_large = codec == "fp32" and _largest(body.view(np.float32)) >= least
+    if is_large:
+        raise InvalidMessage(f"encoded chunk: a value that is {'too large' if below < math.inf else 'not finite'}")
 
 
 def decode(data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dtype: str = "F32") -> None:
@@ -325,29 +363,43 @@ def decode(data: Data, codec: str, num_elements: int, out: npt.NDArray[Any], dty
         out[:] = body
 
 
-def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> None:
+def accumulate(data: Data, codec: str, weight: np.float32, acc: Floats) -> float:
     """`acc = acc + weight * value` with `value = scale * quant` for int8; each operation rounded to fp32 by itself.
 
+    Returns the norm of the values, the root of the sum of their squares: a measure, not the same bits everywhere.
     Raises InvalidMessage if `data` is not an encoded chunk of `acc.size` fp32 values; `acc` is then unchanged.
     """
     header = parse_header(data, codec=codec, num_elements=acc.size)
     body = _body(data, header)
     weight = np.float32(weight)
     if codec == "int8":
-        _int8_accumulate(*_scales_and_quants(body, acc.size), weight, acc)
-    elif codec == "bf16":
+        scales, quants = _scales_and_quants(body, acc.size)
+        _int8_accumulate(scales, quants, weight, acc)
+        return math.sqrt(_int8_square_sum(scales, quants))
+    if codec == "bf16":
         values = scratch.floats("decoded", acc.size)
         _bf16_decode(body.view(np.uint16), values)
-        _fp32_accumulate(values, weight, acc)
     elif codec == "fp32":
-        _fp32_accumulate(body.view(np.float32), weight, acc)
+        values = body.view(np.float32)
     else:
         raise ConfigError(f"codec {codec} carries bytes, which cannot be averaged")
+    add(values, weight, acc)
+    return norm(values)
 
 
-def add(values: Floats, weight: np.float32, acc: Floats) -> bool:
-    """`acc = acc + weight * value`, as `accumulate` does it of values that did not travel; whether all are finite."""
+def add(values: Floats, weight: np.float32, acc: Floats) -> None:
+    """`acc = acc + weight * value`, as `accumulate` does it of values that have travelled."""
     _fp32_accumulate(values, np.float32(weight), acc)
+
+
+def norm(values: Floats, minus: Floats | None = None) -> float:
+    """Of `values`, or of `values - minus`: the root of the sum of squares."""
+    if minus is not None:
+        values = _subtracted(values, minus)
+    return math.sqrt(_square_sum(values))
+
+
+def is_finite(values: Floats) -> bool:
     return bool(_finite(values))
 
 

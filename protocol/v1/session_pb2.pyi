@@ -719,6 +719,7 @@ class ExchangeFailed(_message.Message):
     PHASE_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TENSOR_FIELD_NUMBER: _builtins.int
+    OUTLIERS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -728,7 +729,11 @@ class ExchangeFailed(_message.Message):
     phase: _builtins.str
     text: _builtins.str
     tensor: _builtins.str
-    """has no average that may be applied: no fault of the sender, nor of a peer that is not listed next"""
+    """has no average that may be applied: no fault of the sender, which reduces it"""
+    @_builtins.property
+    def outliers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Outlier]:
+        """because of these contributions"""
+
     def __init__(
         self,
         *,
@@ -740,14 +745,42 @@ class ExchangeFailed(_message.Message):
         phase: _builtins.str = ...,
         text: _builtins.str = ...,
         tensor: _builtins.str = ...,
+        outliers: _abc.Iterable[Global___Outlier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "direction", b"direction", "peer_site_id", b"peer_site_id", "phase", b"phase", "sync", b"sync", "tensor", b"tensor", "term", b"term", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "direction", b"direction", "outliers", b"outliers", "peer_site_id", b"peer_site_id", "phase", b"phase", "sync", b"sync", "tensor", b"tensor", "term", b"term", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExchangeFailed: _TypeAlias = ExchangeFailed  # noqa: Y015
+
+@_typing.final
+class Outlier(_message.Message):
+    """A contribution that is larger than any training makes it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_ID_FIELD_NUMBER: _builtins.int
+    NORM_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    site_id: _builtins.int
+    norm: _builtins.float
+    limit: _builtins.float
+    def __init__(
+        self,
+        *,
+        site_id: _builtins.int = ...,
+        norm: _builtins.float = ...,
+        limit: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit", "norm", b"norm", "site_id", b"site_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Outlier: _TypeAlias = Outlier  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):

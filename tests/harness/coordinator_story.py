@@ -363,9 +363,17 @@ class Story:
         self.says(name, m.PayloadList(sync=plan.sync, attempt=plan.attempt, term=plan.term, hashes=hashes))
 
     def failed(
-        self, name: str, peer: str = "", text: str = "no progress", *, tensor: str = "", lacks: bool = False
+        self,
+        name: str,
+        peer: str = "",
+        text: str = "no progress",
+        *,
+        tensor: str = "",
+        lacks: bool = False,
+        outliers: str = "",
     ) -> None:
-        """`lacks`: it waits for what the peer owes; else it could not send."""
+        """`lacks`: it waits for what the peer owes; else it could not send. `outliers`: names, by commas, whose
+        contribution to `tensor` has norm 1e30."""
         plan = self.plan()
         self.says(
             name,
@@ -378,6 +386,11 @@ class Story:
                 phase="averaging" if tensor else "upload",
                 text=text,
                 tensor=tensor,
+                outliers=tuple(
+                    m.Outlier(site_id=self.sites[who].site_id, norm=1e30, limit=2.5)
+                    for who in outliers.split(",")
+                    if who
+                ),
             ),
         )
 
@@ -588,6 +601,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "manifest", 0, 0
         case e.RollbackRecord():
             return "rollback", record.branch, record.commit
+        case e.ExclusionRecord():
+            return "exclusion", record.site_id, record.sync
         case e.StopRecord():
             return "stop", 0, 0
         case e.LineRecord():
@@ -623,6 +638,8 @@ def _record_in_words(record: e.Record) -> str:
             return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
         case e.RollbackRecord():
             return f"that commits {', '.join(map(str, record.voided))} are void, branch {first}"
+        case e.ExclusionRecord():
+            return f"that site {first} is left out of sync {second}"
         case _:
             return f"the {kind}"
 

@@ -7,15 +7,19 @@ import itertools
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.link import ReducerLink, Stream
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.node.exchange.spill import Spill
+from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
+    AverageError,
     InvalidMessage,
     NonFiniteError,
     NotYetError,
@@ -23,6 +27,7 @@ from atoll.protocol.errors import (
     RefusedError,
     StaleError,
 )
+from atoll.protocol.layout import Role
 from atoll.protocol.messages import Plan, Tree
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.status import from_rpc_error
@@ -35,6 +40,7 @@ from tests.harness.sites import (
     Run,
     Site,
     big_layout,
+    commit_of,
     expected_payloads,
     next_attempt,
     run_all,
@@ -389,6 +395,91 @@ def test_a_value_that_is_not_finite_is_this_sites_own_failure(tmp_path: Path) ->
                 await sites[0].begin(plan).run()
             other.cancel()
             await asyncio.gather(other, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_an_absurd_contribution_fails_the_attempt_by_name_and_costs_one_more(tmp_path: Path) -> None:
+    """Its site receives what the others agree on, bit for bit; nobody else ends."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(4)
+            for site in sites:
+                site.train(1)
+            values = np.frombuffer(sites[1].snapshot, np.float32)[: run.layout.chunks[0].num_elements]
+            values[7] = 1e30
+            plan = star_plan(run.layout, sites)
+            exchanges = [site.begin(plan).run() for site in sites]
+            results = [asyncio.ensure_future(exchange) for exchange in exchanges]
+            with pytest.raises(AverageError, match="of site 2") as caught:
+                await results[0]  # site 1 reduces chunk 0
+            for result in results[1:]:
+                result.cancel()
+            rest = await asyncio.gather(*results[1:], return_exceptions=True)
+            assert all(isinstance(result, asyncio.CancelledError | PeerError) for result in rest)
+            ((site_id, norm, limit),) = caught.value.outliers
+            assert (site_id, caught.value.tensor) == (2, "a")
+            assert norm == pytest.approx(1e30, rel=0.01)
+            assert limit < 1e6
+            good = [sites[0], sites[2], sites[3]]
+            second = star_plan(run.layout, good, [sites[1]], attempt=2)
+            ends = await run_all(second, sites)
+            expected = expected_payloads(second, good)
+            for site in sites:
+                assert site.payloads(second) == expected
+                site.apply(commit_of(second, ends[0].payload_digest))
+            assert len({site.outer.state_hash() for site in sites}) == 1
+
+    asyncio.run(main())
+
+
+def test_a_reducer_that_makes_absurd_payloads_is_named_by_all(tmp_path: Path) -> None:
+    """Outer updates would overflow by them: they are refused before Done."""
+
+    class Absurd(WatchedData):
+        def reduce(self, chunk: int, contributions: Any) -> bytes:
+            size = self.layout.chunks[chunk].num_elements
+            if self.layout.chunks[chunk].role is not Role.TRAINABLE:
+                return super().reduce(chunk, contributions)
+            return kernels.encode("int8", np.full(size, 2.0**100, np.float32))
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites)
+            bad = asyncio.ensure_future(sites[1].begin(plan, Absurd(sites[1])).run())
+            others = [site.begin(plan).run() for site in (sites[0], sites[2])]
+            for error in await asyncio.gather(*others, return_exceptions=True):
+                assert isinstance(error, PeerError)
+                assert "too large" in str(error)
+                assert error.peer_site_id == 2
+            bad.cancel()
+            await asyncio.gather(bad, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_a_buffer_that_nobody_changed_travels_as_its_header(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            sites = await run.add(3)
+            buffers = [c for c in run.layout.chunks if c.role in (Role.BUFFER_MEAN, Role.BUFFER_LOWEST)]
+            before = [sites[0].outer.read(c.index).data for c in buffers]
+            for site in sites:
+                site.train(1)
+                for chunk, data in zip(buffers, before, strict=True):
+                    site.snapshot[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = data
+            plan = star_plan(run.layout, sites)
+            results = await run_all(plan, sites)
+            for site in sites:
+                payloads = dict(zip(site.data.chunks, site.payloads(plan), strict=True))
+                assert [len(payloads[c.index]) for c in buffers] == [16, 16]
+                site.apply(commit_of(plan, results[0].payload_digest))
+                assert [site.outer.read(c.index).data for c in buffers] == before
+            assert len({site.outer.state_hash() for site in sites}) == 1
 
     asyncio.run(main())
 

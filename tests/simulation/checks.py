@@ -32,6 +32,8 @@ from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay
 from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Sealed, learned_in, to_bf16
 
+MOST = 1e6
+"""What training makes of a value here is a few units."""
 DECISIONS = {"open", "plan", "weights", "commit", "finished", "sources"}
 """What the coordinator may only say once it is kept."""
 MOST_ROUNDING = {False: 1e-5, True: 1 / 128}
@@ -293,6 +295,8 @@ class Checks:
         for sealed in self._sealed:
             if 0 <= sealed.base <= last_valid:  # the starting state has no base
                 self._base_and_steps_only(sealed, states[sealed.base])
+        for number, state in enumerate(states):
+            self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
         slots = outer_optimizer(self._settings.outer).slots
         hashes = [
             state_hash(MANIFEST, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks]) for state in states
@@ -332,8 +336,8 @@ class Checks:
                 (step[name].ravel()[first:end] for step in learned), to_bf16(start) if sealed.bf16 else start
             )
             found = np.frombuffer(sealed.values, "<f4", chunk.num_elements, chunk.offset_bytes)
-            if not np.isfinite(found).all():
-                continue  # the fault that makes a NaN; no commit may hold it
+            if not (np.abs(found) < MOST).all():
+                continue  # the faults that make a NaN or an absurd value; no commit may hold it
             rounding = MOST_ROUNDING[sealed.bf16] * (1 + len(learned)) * (1 + np.abs(found) + np.abs(start))
             self.require(
                 bool(np.all(np.abs(found - expected) <= rounding)),
@@ -345,6 +349,10 @@ class Checks:
         """The site left before the run went back, and has not heard of it."""
         branch = node.node.core.site.branch if node.node is not None else 0
         return any(r.branch > branch and r.commit < commit for r in self._kept.rollbacks)
+
+    def _is_sane(self, state: dict[int, bytes]) -> bool:
+        chunks = [c for c in self._layout.chunks if c.role is Role.TRAINABLE]
+        return all(bool(np.all(np.abs(np.frombuffer(state[c.index], "<f4")) < MOST)) for c in chunks)
 
     def _each_step_once(self, commits: list[m.Commit], handed_in: dict[m.Commit, list[Sealed]]) -> None:
         used: dict[tuple[int, int, int, int], int] = {}

@@ -255,6 +255,13 @@ def wrong_value(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, lambda: world.start_site(name))
 
 
+def absurd_value(world: World, fault: Fault, generator: random.Random) -> None:
+    """Finite, and what it would do to all others is as bad."""
+    name = _site(world, generator)
+    if name is not None:
+        world.hands[name].absurd_in_steps = generator.randrange(4)
+
+
 def leave(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     process, node = (world.nodes[name].process, world.nodes[name].node) if name is not None else (None, None)
@@ -383,6 +390,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "hang_node": (hang_node, 2),
     "absurd_weight": (absurd_weight, 2),
     "wrong_value": (wrong_value, 1),
+    "absurd_value": (absurd_value, 2),
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),
     "full_disk": (full_disk, 1),

@@ -42,6 +42,7 @@ MANIFEST = Manifest.canonical(
 )
 MASK = (np.finfo(np.float32).min, -np.inf, 1.0)
 """Never changed: an average of it would be -inf, or no number, or not quite 1."""
+ABSURD = np.float32(1e30)
 NUMPY: dict[str, Any] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 
 
@@ -110,6 +111,8 @@ class Hands:
     """So many snapshots are said to hold none."""
     wrong_in_steps: int | None = None
     """A NaN appears."""
+    absurd_in_steps: int | None = None
+    """A huge value appears."""
     tokens_a_step: int = TOKENS_A_STEP
     """As it says; more than the true ones are a lie."""
     sealed: Sealed | None = None
@@ -377,7 +380,7 @@ class Worker:
         took_s = hands.step_s * self._random.uniform(0.8, 1.3)
         await asyncio.sleep(took_s)
         self._trained_s += took_s
-        for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps"):
+        for name in ("crash_in_steps", "hang_in_steps", "wrong_in_steps", "absurd_in_steps"):
             left = getattr(hands, name)
             if left is not None:
                 setattr(hands, name, left - 1 if left > 0 else None)
@@ -389,7 +392,7 @@ class Worker:
                         return False
                     if name == "hang_in_steps":
                         await asyncio.get_running_loop().create_future()
-                    self.values["w"][0, 0] = np.nan
+                    self.values["w"][0, 0] = np.nan if name == "wrong_in_steps" else ABSURD
         learned = learned_in(self._site_id, self._incarnation, self._generation, self._step)
         for spec in MANIFEST.tensors:
             if spec.name in learned:

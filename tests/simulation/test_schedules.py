@@ -179,6 +179,17 @@ def test_flipped_bits_on_sessions_are_seen_and_change_nothing(monkeypatch: pytes
     assert num_seen > 20
 
 
+def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on() -> None:
+    """Also where it is the only one, the quorum needs it, or it comes again."""
+    for seed in range(40):
+        strike = [
+            Fault(kind="absurd_value", after_events=10 + 5 * seed, delay_s=0.01, lasts_s=1.0, draw=seed + i)
+            for i in range(2)
+        ]
+        outcome = one(seed, strike)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
 def test_a_hundred_sites() -> None:
     """As `make sim` plays with a thousand."""
     outcome = large(100)

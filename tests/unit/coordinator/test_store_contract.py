@@ -13,6 +13,7 @@ import pytest
 from atoll.coordinator import sqlite_store
 from atoll.coordinator import store as store_module
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError
@@ -273,6 +274,18 @@ def test_void_commits_are_gone_and_their_numbers_are_used_again(reopen: Reopen) 
     second = e.RollbackRecord(branch=2, commit=0, voided=(1, 2), reason="another")
     store.persist(3, (second, an_open(6)), 6.0)
     assert reopen().begin(SETTINGS).rollbacks == (first, second)
+
+
+def test_the_newest_exclusions_are_found_again(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    kept = [
+        e.ExclusionRecord(sync=n, attempt=1, site_id=site, incarnation=7, by_site_id=1, reason=f"{site} in {n}")
+        for n in range(1, KEPT_EXCLUSIONS)
+        for site in (2, 3)
+    ]
+    store.persist(1, kept, 1.0)
+    assert reopen().begin(SETTINGS).exclusions == tuple(kept[-KEPT_EXCLUSIONS:])
 
 
 def test_an_older_term_may_not_write(reopen: Reopen) -> None:

@@ -35,7 +35,8 @@ def columns() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Three commits, of which a power cut voided the last; a plan of the sync that is open; leases. It has ended."""
+    """Three commits, of which a power cut voided the last; a plan of the sync that is open, from which a site was left
+    out; leases. It has ended."""
     path = tmp_path_factory.mktemp("store") / "run.db"
     store = SqliteStore(path)
     story = Story(SETTINGS, store=store)
@@ -54,7 +55,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         back(story, name, 2)
     for name in "ab":
         story.ready(name, data=[DataRange(first=story.wants(name, 100)[0].first, num_samples=10)])
-    story.plan()
+    story.failed("a", tensor="weight", outliers="b")
+    assert [c.site_id for c in story.plan().contributors] == [1]
     store.close()
     return story
 

@@ -141,9 +141,10 @@ def test_an_average_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> Non
     poisoned = chunk[:16] + np.array([np.inf], np.float32).tobytes() + chunk[20:]
     with pytest.raises(InvalidMessage, match="chunk 0 of '"):
         data.check(0, poisoned)
-    with pytest.raises(AverageError, match="the average of 'weight', elements 0 to 399") as refused:
+    with pytest.raises(AverageError, match="contributions to 'weight', elements 0 to 399 of norm inf") as refused:
         data.reduce(0, [(1, chunk), (1, poisoned)])
     assert refused.value.tensor == "weight"
+    assert [place for place, _, _ in refused.value.outliers] == [1]
 
 
 def test_what_does_not_fit_the_layout_is_refused(tmp_path: Path) -> None:

@@ -174,12 +174,17 @@ def test_an_average_of_finite_buffers_is_finite(tmp_path: Path) -> None:
 
 
 def test_a_base_that_is_not_finite_and_was_changed_by_some_has_no_average(tmp_path: Path) -> None:
+    """Who changed it is to blame."""
     outer = seeded(tmp_path, values())
     moved = received(outer)
     tensor(LAYOUT, moved, "mask")[:] = 1
-    with pytest.raises(AverageError, match="the average of 'mask'") as refused:
-        averaged([site(outer, received(outer)), site(outer, moved)], [1, 1])
-    assert refused.value.tensor == "mask"
+    idle, busy = site(outer, received(outer)), site(outer, moved)
+    for sites, to_blame in (([idle, busy], [1]), ([idle, busy, idle], [1]), ([busy, busy, idle], [0, 1])):
+        with pytest.raises(AverageError, match="'mask', elements 0 to 5 of norm inf") as refused:
+            averaged(sites, [1] * len(sites))
+        assert refused.value.tensor == "mask"
+        assert [place for place, _, _ in refused.value.outliers] == to_blame
+    assert averaged([busy, busy], [1, 1])[MASK_CHUNK] == busy.contribution(MASK_CHUNK), "all of them made it another"
 
 
 @fuzz(200)
