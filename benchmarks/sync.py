@@ -85,13 +85,20 @@ def _medians(run: LocalRun, num_syncs: int, interface_bytes: float | None) -> tu
     for commit in range(WARM_UP_SYNCS + 1, num_syncs + 1):
         sealed_s, committed_s, published_s, sent_bytes = [], [], [], []
         for name in NAMES:
-            windows = run.journal(name, "window")
             commits = {line["commit"]: line for line in run.journal(name, "commit")}
-            sealed_s.append(windows[commit - 1]["time_s"])
+            windows = [line["time_s"] for line in run.journal(name, "window")]
+            of_this = [at_s for at_s in windows if commits[commit - 1]["time_s"] < at_s < commits[commit]["time_s"]]
+            sent_bytes.append(commits[commit]["sent_bytes"] - commits[commit - 1]["sent_bytes"])
+            if sent_bytes[-1]:  # else it only received
+                sealed_s += of_this[-1:]
             committed_s += [x["time_s"] for x in run.journal(name, "commit_received") if x["commit"] == commit]
             published_s += [x["time_s"] for x in run.journal(name, "published") if x["commit"] == commit][:1]
-            sent_bytes.append(commits[commit]["sent_bytes"] - commits[commit - 1]["sent_bytes"])
+        if len(sealed_s) < len(NAMES):
+            print(f"commit {commit} is not counted: {len(NAMES) - len(sealed_s)} of the sites only received")
+            continue
         to_commit.append(max(committed_s) - max(sealed_s))
         to_published.append(max(published_s) - max(sealed_s))
         sent.append(statistics.mean(sent_bytes))
+    if not to_commit:
+        raise SystemExit("in no sync did all sites contribute: nothing is measured; give the sites more time a step")
     return statistics.median(to_commit), statistics.median(to_published), interface_bytes or statistics.median(sent)

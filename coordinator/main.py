@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
+import logging
 import sys
 from contextlib import AsyncExitStack
 from typing import Any
@@ -14,13 +14,21 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import StatusPage
+from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.signals import Signals, end_process
+
+log = logging.getLogger("atoll.coordinator")
+
+END_LIMIT_S = 2.0
+"""From a second SIGINT or SIGTERM to the end of this process, at most."""
 
 
 async def serve(
     config: CoordinatorConfig, settings: RunSettings, *, resume_parent: dict[str, Any] | None = None
 ) -> None:
-    """Serves one run; returns after SIGTERM or SIGINT. Prints one line when it listens.
+    """Serves one run; returns after SIGTERM or SIGINT, and a second one ends the process at once: what the store has
+    kept is whole at any moment. Prints one line when it listens.
 
     `resume_parent`: run_id, commit, run_step and run_tokens of the saved model that commit 0 is made of.
     Raises ConfigError, HostError or StateError: what, where, what to do.
@@ -28,6 +36,14 @@ async def serve(
     parent_json = json.dumps(resume_parent, sort_keys=True) if resume_parent else ""
     loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
+        asked = asyncio.Event()
+
+        def first(name: str) -> None:
+            log.info("%s: stopping; again to end at once", name)
+            asked.set()
+
+        # Until all is closed: a store on a disk that is stuck keeps that waiting.
+        stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
         server = CoordinatorServer(config, settings, store, parent_json)
@@ -48,10 +64,6 @@ async def serve(
             stack.push_async_callback(page.close)
             where = f" (status page http://{page.address}/)"
         running = asyncio.create_task(server.run())
-        asked = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, asked.set)
-            stack.callback(loop.remove_signal_handler, number)
         sys.stdout.write(f"run {settings.run_id}: listening on {server.address}{where}\n")
         sys.stdout.flush()
         waiting = asyncio.create_task(asked.wait())

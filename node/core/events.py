@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
-from atoll.protocol.errors import NonFiniteError, WorkerError
+from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import (
     Commit,
@@ -260,6 +260,8 @@ class Published:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSaved:
     commit: int
+    trouble: str = ""
+    """Why it is not where it was asked for, and where it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,10 +312,10 @@ class LeaveAsked:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneFailed:
-    """A non-finite value, a full disk: the site cannot go on."""
+    """A non-finite value, a full disk, damage that only this site can have: it cannot go on."""
 
     text: str
-    exit_code: int = NonFiniteError.exit_code
+    exit_code: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage, RefusedError
+from atoll.protocol.errors import HostError, InvalidMessage, PeerError, RefusedError
 from atoll.protocol.settings import RunSettings, read_settings
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
@@ -156,7 +156,8 @@ class SiteCore:
             case events.Published(content):
                 self.site.publishing = None
                 self.site.published = content
-            case events.ModelSaved(commit=commit):
+            case events.ModelSaved(commit=commit, trouble=trouble):
+                self.site.saved_elsewhere = trouble
                 if self.site.saving == commit:
                     self.site.saving = None
             case events.PayloadsListed(sync=sync, attempt=attempt, term=term, hashes=hashes):
@@ -419,7 +420,7 @@ class SiteCore:
         if site.away_since is not None and self.ctx.now >= site.away_since + self.ctx.limits.give_up_s:
             away_s = self.ctx.now - site.away_since
             text = f"no coordinator for {away_s:.0f} s; the state is kept, start again"
-            endings.exit(self.ctx, RefusedError.exit_code, text)
+            endings.exit(self.ctx, PeerError.exit_code, text)
             return
         if site.distrusting and site.applying is None and site.saving is None and site.publishing is None:
             self.ctx.emit(DistrustState(site.distrusting))
@@ -434,7 +435,10 @@ class SiteCore:
         # Workers that were not admitted are told nothing: the run was over before they joined.
         busy = workers.running and workers.laid_out
         if site.final and not busy and site.saving is None and site.applying is None:
-            endings.depart(self.ctx, "the run is complete", 0)
+            if site.saved_elsewhere:
+                endings.depart(self.ctx, f"the run is complete; {site.saved_elsewhere}", HostError.exit_code)
+            else:
+                endings.depart(self.ctx, "the run is complete", 0)
         elif site.leaving and not site.final and self._may_depart():
             endings.depart(self.ctx, site.leaving, 0)
 

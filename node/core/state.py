@@ -188,4 +188,5 @@ class SiteState:
     finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
     over: str = ""  # the run is, and how; the last commit is being applied
     saving: int | None = None
+    saved_elsewhere: str = ""  # where the last model is, and why it is there
     exited: bool = False

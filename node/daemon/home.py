@@ -6,9 +6,10 @@ import fcntl
 import os
 import secrets
 import shutil
+import stat
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, sync_folder
+from atoll.node.dataplane.disk import disk_error, make_folder, sync_folder
 from atoll.protocol.errors import HostError
 
 KEY_BYTES = 32
@@ -18,6 +19,31 @@ SOCKET_FOLDER_PREFIX = "atoll-"
 """Of the temporary folder with the socket and pipes of one start."""
 
 
+def _refuse_if_others_can_reach(folder: Path) -> None:
+    """Raises HostError: key, model and log are this user's alone, and nobody else may put a folder in their place."""
+    me = os.geteuid()
+    found = folder.stat()
+    if found.st_uid != me:
+        raise HostError(
+            f"home folder {folder} belongs to user {found.st_uid}, and this node runs as user {me}; choose another "
+            "with --home, or give it to this user"
+        )
+    if found.st_mode & 0o077:
+        raise HostError(
+            f"home folder {folder} is open to other users (mode {found.st_mode & 0o777:o}): they can read the key and "
+            f"the model; run `chmod 700 {folder}`, or choose another with --home"
+        )
+    for parent in folder.resolve().parents:
+        found = parent.stat()
+        is_anybodys = found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, me) or is_anybodys:
+            who = "every user" if is_anybodys else f"user {found.st_uid}"
+            raise HostError(
+                f"home folder {folder}: {who} can put another folder in its place, as {parent} is theirs; choose "
+                "another with --home"
+            )
+
+
 class Home:
     """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
 
@@ -25,8 +51,9 @@ class Home:
         self.folder = folder
         try:
             if not folder.exists():
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                make_folder(folder)
                 sync_folder(folder.parent)
+            _refuse_if_others_can_reach(folder)
             self._lock_fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise HostError(f"home folder {folder}: {error.strerror}; choose another with --home") from None

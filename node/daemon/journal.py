@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.node.dataplane.disk import disk_error
+from atoll.node.dataplane.disk import PRIVATE_FILE, disk_error
 
 MAX_JOURNAL_BYTES = 16 << 20
 
@@ -44,7 +44,8 @@ class Journal:
 
     def _open(self) -> None:
         try:
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
+            os.fchmod(self._descriptor, PRIVATE_FILE)  # an older version's was open to others
             self._num_bytes = os.fstat(self._descriptor).st_size
         except OSError as error:
             raise disk_error(error, self._path) from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from atoll.node.daemon import child, processes
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.daemon.rank_commands import (
+    STOP_LIMIT_S,
     LaunchConfig,
     agent_command,
     of_rank,
@@ -35,6 +36,9 @@ TORCHRUN_IS_OPEN = (
     "torchrun: the store in which the ranks meet listens on every address of this machine, without a password, and "
     "their groups on the interface %s; let nobody else reach its ports, or choose --launcher python"
 )
+
+WORKERS_END_LIMIT_S = STOP_LIMIT_S + processes.KILL_ROUNDS * processes.KILL_ROUND_S
+"""Of a generation that is told to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +69,7 @@ class Launcher:
         self._tree: WorkerTree | None = None
         self._store: StoreSocket | None = None
         self._watching: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Lock()
         processes.become_subreaper()
 
     @property
@@ -108,17 +113,18 @@ class Launcher:
 
     async def stop(self) -> None:
         """End all processes: SIGTERM, and SIGKILL after the limit. Idempotent; `on_exit` is not called."""
-        watching, self._watching = self._watching, None
-        if watching is None:
-            return
-        assert self._tree is not None
-        watching.cancel()
-        try:
-            await asyncio.gather(watching, return_exceptions=True)
-            await self._end(self._tree)
-        except asyncio.CancelledError:
-            self._watching = watching  # not all are gone: the next call ends them
-            raise
+        async with self._stopping:  # a second caller waits for the end, too
+            watching, self._watching = self._watching, None
+            if watching is None:
+                return
+            assert self._tree is not None
+            watching.cancel()
+            try:
+                await asyncio.gather(watching, return_exceptions=True)
+                await self._end(self._tree)
+            except asyncio.CancelledError:
+                self._watching = watching  # not all are gone: the next call ends them
+                raise
 
     async def _watch(self, tree: WorkerTree) -> None:
         code, text = await tree.ended()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import sys
 from contextlib import AsyncExitStack
 
@@ -13,8 +12,9 @@ from atoll.node.daemon.config import NodeConfig, default_home, validate
 from atoll.node.daemon.discover import Run, address_for_peers, discover, local_address_towards
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
 from atoll.node.daemon.metrics import MetricsServer
-from atoll.node.daemon.node import Node
+from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
@@ -23,18 +23,34 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import addresses, transport
 from atoll.protocol.codecs import kernels
+from atoll.protocol.exit_codes import ENDED_AT_ONCE
+from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.text import CleanFormatter
 
 log = logging.getLogger("atoll.node")
 
+CLEAN_END_S = 1.0
+"""Between the end of the workers and the end of this process, after a second Ctrl-C."""
+END_LIMIT_S = FLUSH_S + WORKERS_END_LIMIT_S + CLEAN_END_S + 2.0
+"""From a second Ctrl-C to the end of this process, at most."""
 FIRST_CONTACT_S = 30.0
 """How long a node waits for a coordinator that is not there yet."""
 
 
 async def run_node(config: NodeConfig) -> int:
-    """Runs one site until the run is over or it has to leave; the exit code. Raises atoll's errors before that."""
+    """Runs one site until the run is over or it has to leave; the exit code. Raises atoll's errors before that, and
+    CancelledError for a signal."""
     validate(config)
     async with AsyncExitStack() as stack:
+        this = asyncio.current_task()
+        assert this is not None
+
+        def first(name: str) -> None:
+            log.warning("%s: ending; again to end at once", name)
+            this.cancel()
+
+        signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S)
+        stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         prepared = asyncio.create_task(asyncio.to_thread(_prepare_kernels))
         run = await discover(config.coordinator, None, FIRST_CONTACT_S)
         home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ))
@@ -43,10 +59,12 @@ async def run_node(config: NodeConfig) -> int:
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared
-        return await _run(config, run, home, journal, stack)
+        return await _run(config, run, home, journal, signals=signals, stack=stack)
 
 
-async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack: AsyncExitStack) -> int:
+async def _run(
+    config: NodeConfig, run: Run, home: Home, journal: Journal, *, signals: Signals, stack: AsyncExitStack
+) -> int:
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
     if run.settings.data == "local" and not config.data_paths and not config.command:
         log.warning("no --data: this site trains on the source of Python's standard library")
@@ -79,7 +97,7 @@ async def _run(config: NodeConfig, run: Run, home: Home, journal: Journal, stack
         stack.callback(metrics.close)
         log.info("metrics on http://%s/metrics", config.http_listen)
     log.info("listening for peers on %s", address)
-    _on_signals(node, stack)
+    _on_signals(node, signals)
     code, text = await node.run()
     log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
     return code
@@ -107,19 +125,20 @@ def _log_to(home: Home, stack: AsyncExitStack, *, debug: bool) -> None:
         stack.callback(root.removeHandler, handler)
 
 
-def _on_signals(node: Node, stack: AsyncExitStack) -> None:
-    """The first signal leaves gracefully, the second at once."""
-    loop = asyncio.get_running_loop()
-    seen: list[int] = []
+def _on_signals(node: Node, signals: Signals) -> None:
+    """From now on the first signal leaves gracefully, and the second at once."""
+    ending: list[asyncio.Task[None]] = []
 
-    def on_signal(number: int) -> None:
-        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-        if seen:
-            node.leave_now(f"{name} again")
-        else:
-            node.leave(name)
-        seen.append(number)
+    def again(reason: str) -> None:
+        node.leave_now(reason)
+        if not ending:
+            ending.append(asyncio.get_running_loop().create_task(_end_at_once(node)))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-        stack.callback(loop.remove_signal_handler, number)
+    signals.first, signals.again = node.leave, again
+
+
+async def _end_at_once(node: Node) -> None:
+    """Without the threads that are waited for as a node ends: they may never come back from the disk."""
+    await node.end_workers()
+    await asyncio.sleep(CLEAN_END_S)
+    end_process(ENDED_AT_ONCE)

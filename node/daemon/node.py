@@ -40,6 +40,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import (
     AtollError,
     AverageError,
+    ConfigError,
     HostError,
     InvalidMessage,
     NonFiniteError,
@@ -47,11 +48,11 @@ from atoll.protocol.errors import (
     PeerError,
     StateError,
 )
+from atoll.protocol.exit_codes import ENDED_AT_ONCE, exit_code_of, exit_code_on_own_disk
 from atoll.protocol.layout import Layout, Manifest
 
 log = logging.getLogger(__name__)
 
-LEFT_AT_ONCE = 130
 PHASES_OF_A_SYNC = frozenset({"training", "ready", "exchanging", "waiting for commit", "applying"})
 """They come round with every sync, and are shown with --debug only; each commit has a line."""
 EXIT_GRACE_S = 1.0
@@ -130,6 +131,7 @@ class Node:
         )
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._session: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
@@ -147,12 +149,12 @@ class Node:
         await self.local_server.start()
         self.home.note_socket_folder(Path(self.local_server.path).parent)
         self._launcher = Launcher(self.config.launch, self._workers_exited, self._fail)
-        session = self._spawn(self.session.run())
+        self._session = self._spawn(self.session.run())
         self._spawn(self._watch_workers())
         try:
             code, text = await self._result
             await self.session.close()
-            await asyncio.wait({session}, timeout=FLUSH_S)
+            await asyncio.wait({self._session}, timeout=FLUSH_S)
             if code == 0:
                 await self._wait_for_workers()
             return code, text
@@ -161,10 +163,17 @@ class Node:
                 self._timer.cancel()
             for task in (tasks := list(self._tasks)):
                 task.cancel()
+            await self._launcher.stop()  # before the tasks: those in threads end with what they do to the disk
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.prober.close()
-            await self._launcher.stop()
             await self.local_server.close()
+
+    async def end_workers(self) -> None:
+        """After the last words to the coordinator. Nothing else that is under way is waited for."""
+        if self._session is not None:
+            await asyncio.wait({self._session}, timeout=FLUSH_S)
+        if self._launcher is not None:
+            await self._launcher.stop()
 
     def leave_now(self, reason: str) -> None:
         """Say goodbye and end, whatever is under way."""
@@ -172,7 +181,7 @@ class Node:
             self._spawn(self._stop_workers())
         else:
             self.session.send(m.Leave(reason=reason))
-            self._result.set_result((LEFT_AT_ONCE, reason))
+            self._result.set_result((ENDED_AT_ONCE, reason))
 
     def handle(self, event: e.Event) -> None:
         """Give the core an event and carry out what it wants, in order. Raises nothing: what goes wrong on the way ends
@@ -205,7 +214,7 @@ class Node:
             log.error("while it ended: %s", text)
             return
         self.failure = error
-        self._result.set_result((HostError.exit_code, text))
+        self._result.set_result((error.exit_code if isinstance(error, AtollError) else HostError.exit_code, text))
         self.session.send(m.Leave(reason=text[:MAX_REASON_CHARACTERS], fatal=True))
 
     def leave(self, reason: str) -> None:
@@ -266,9 +275,9 @@ class Node:
             case e.AnswerDraw():
                 self.local_server.answer_draw(output)
             case e.SeedState():
-                self._task(self._seed(), lambda text: e.DataPlaneFailed(f"the starting state: {text}"))
+                self._task(self._seed(), _fatal("the starting state: "))
             case e.FetchState(sources):
-                self._fetch = self._task(self._fetch_state(sources), e.FetchFailed)
+                self._fetch = self._task(self._fetch_state(sources), lambda error: e.FetchFailed(str(error)))
             case e.CancelFetch():
                 if self._fetch is not None:
                     self._fetch.cancel()
@@ -280,32 +289,32 @@ class Node:
                 if self._exchange is not None:
                     self._exchange.cancel()
             case e.ApplyCommit(commit):
-                self._task(self._apply(commit), lambda text: e.ApplyFailed(commit.commit, text))
+                self._task(self._apply(commit), lambda error: e.ApplyFailed(commit.commit, str(error)))
             case e.PublishState(content):
-                self._task(self._publish(content), lambda text: e.DataPlaneFailed(text, StateError.exit_code))
+                self._task(self._publish(content), _fatal())
             case e.DropSync(sync):
                 self.hub.drop_sync(sync)
                 if self.plane is not None:
                     self.plane.log.drop(sync)
             case e.SaveModel():
-                self._task(self._save(output), lambda text: e.DataPlaneFailed(f"saving the model: {text}"))
+                self._task(self._save(output), _fatal("saving the model: "))
             case e.DistrustState(reason):
                 log.warning("checking every chunk in %s: %s", self.home.state_folder, reason)
-                self._task(self._distrust(), e.DataPlaneFailed)
+                self._task(self._distrust(), _fatal())
             case e.ListPayloads():
                 self._list_payloads(output)
             case e.SendManifest(manifest):
-                self._task(self._send_manifest(manifest), e.DataPlaneFailed)
+                self._task(self._send_manifest(manifest), _fatal())
             case e.ProbePeers(members):
                 self.prober.watch(members)
             case e.DialBack(member):
                 self.hub.donations.dial(member)
             case e.VerifyState():
-                self._task(self._verify(output.commit), e.DataPlaneFailed)
+                self._task(self._verify(output.commit), _fatal())
             case e.RebuildCommit():
-                self._task(self._rebuild(output), e.DataPlaneFailed)
+                self._task(self._rebuild(output), _fatal())
             case e.RollBack():
-                self._task(self._roll_back(output), e.DataPlaneFailed)
+                self._task(self._roll_back(output), _fatal())
             case e.Report(level, text):
                 log.log(level, "%s", text)
                 self.journal.write("report", level=logging.getLevelName(level), text=text)
@@ -325,18 +334,18 @@ class Node:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
 
-    def _task(self, work: Coroutine[Any, Any, None], failed: Callable[[str], e.Event]) -> asyncio.Task[None]:
+    def _task(self, work: Coroutine[Any, Any, None], failed: Callable[[Exception], e.Event]) -> asyncio.Task[None]:
         """Run `work`; one of atoll's own errors or an I/O error becomes an event. A HostError ends the site."""
 
         async def guarded() -> None:
             try:
                 await work
             except HostError as error:
-                self.handle(e.DataPlaneFailed(str(error), error.exit_code))
+                self.handle(_fatal()(error))
             except (AtollError, OSError) as error:
                 if log.isEnabledFor(logging.DEBUG):
                     log.exception("failed")
-                self.handle(failed(str(error)))
+                self.handle(failed(error))
 
         return self._spawn(guarded())
 
@@ -498,7 +507,7 @@ class Node:
                 generation=output.generation,
                 kind=e.FailureKind.FATAL,
                 text=str(error),
-                exit_code=error.exit_code if isinstance(error, AtollError) else HostError.exit_code,
+                exit_code=exit_code_of(error),
             )
             self.local_server.refuse(failed.text)
             asyncio.get_running_loop().call_soon(self.handle, failed)
@@ -612,7 +621,7 @@ class Node:
 
     def _snapshot_if_due(self) -> None:
         if self.plane is not None and self.plane.snapshot_is_due:
-            self._task(self.plane.write_snapshot(), lambda text: e.DataPlaneFailed(text, StateError.exit_code))
+            self._task(self.plane.write_snapshot(), _fatal("a snapshot: "))
 
     async def _distrust(self) -> None:
         damaged = await self.plane.distrust() if self.plane is not None else []
@@ -656,16 +665,26 @@ class Node:
 
     async def _save(self, output: e.SaveModel) -> None:
         assert self.plane is not None
-        folder = self.config.save_dir or self.home.folder / "model"
+        folder, at_home = self.config.save_dir, self.home.folder / "model"
         info = {
             "run_step": output.run_step,
             "run_tokens": output.run_tokens,
             "settings": json.loads(self.run_settings.settings_json),
             "site": self.config.name,
         }
-        await self.plane.save(folder, info)
-        log.info("saved the model of commit %d in %s", output.commit, folder)
-        self.handle(e.ModelSaved(commit=output.commit))
+        trouble = ""
+        try:
+            await self.plane.save(folder or at_home, info)
+        except (HostError, ConfigError, OSError) as error:
+            if folder is None:
+                raise
+            # Rather in another place than nowhere: the run may be over, and the other sites gone.
+            await self.plane.save(at_home, info)
+            trouble = f"the model of commit {output.commit} is in {at_home}, as --save could not be followed: {error}"
+            log.error("%s", trouble)
+        else:
+            log.info("saved the model of commit %d in %s", output.commit, folder or at_home)
+        self.handle(e.ModelSaved(commit=output.commit, trouble=trouble))
 
     def close(self) -> None:
         if self.plane is not None:
@@ -674,6 +693,11 @@ class Node:
 
 _MOST = sys.float_info.max
 """The wire carries finite numbers alone."""
+
+
+def _fatal(doing: str = "") -> Callable[[Exception], e.Event]:
+    """What a failure on this machine becomes that no other site can help with."""
+    return lambda error: e.DataPlaneFailed(f"{doing}{error}", exit_code_on_own_disk(error))
 
 
 def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:

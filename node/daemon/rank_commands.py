@@ -20,6 +20,7 @@ from atoll.protocol.errors import ConfigError
 TRAINER_MODULE = "atoll.node.worker.trainer"
 STORE_MODULE = "atoll.node.worker.group_store"
 LOOPBACK_ADDRESS = "127.0.0.1"
+STOP_LIMIT_S = 5.0
 LAUNCHERS = ("python", "exec", "torchrun")
 
 
@@ -33,7 +34,7 @@ class LaunchConfig:
     num_ranks: int = 1
     num_threads: int = 1
     """Of each rank."""
-    stop_limit_s: float = 5.0
+    stop_limit_s: float = STOP_LIMIT_S
     """From SIGTERM to SIGKILL."""
     environment: dict[str, str] = field(default_factory=dict)
     """Added to the node's own."""

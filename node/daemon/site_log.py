@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import logging.handlers
+import os
+from io import TextIOWrapper
 from pathlib import Path
 
+from atoll.node.dataplane.disk import PRIVATE_FILE, make_folder
 from atoll.protocol.errors import HostError
 from atoll.protocol.text import CleanFormatter
 
@@ -15,13 +18,20 @@ OUTPUT_LOGGER = "atoll.workers"
 """Lines of ranks, `[rank 0] ...`, at INFO."""
 
 
+class _PrivateFiles(logging.handlers.RotatingFileHandler):
+    """A script prints into it what is for its owner only."""
+
+    def _open(self) -> TextIOWrapper:
+        file = super()._open()
+        os.fchmod(file.fileno(), PRIVATE_FILE)
+        return file
+
+
 def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Handler:
     """A handler that writes `path` and keeps up to three older files beside it. Raises HostError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(
-            path, maxBytes=max_bytes, backupCount=NUM_OLD_LOGS, encoding="utf-8", errors="replace"
-        )
+        make_folder(path.parent)
+        handler = _PrivateFiles(path, maxBytes=max_bytes, backupCount=NUM_OLD_LOGS, encoding="utf-8", errors="replace")
     except OSError as error:
         raise HostError(f"log file {path}: {error.strerror}") from None
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname).1s %(message)s"))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from atoll.protocol.errors import HostError
 
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+PUBLIC_FILE = 0o666
+"""As open to others as this process's umask lets files be."""
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -26,11 +35,21 @@ def disk_error(error: OSError, path: Path, need_bytes: int = 0) -> HostError:
     return HostError(f"{path}: {error.strerror or error}")
 
 
+def make_folder(folder: Path) -> None:
+    """For this user alone, if it is not there. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+
+
+def open_new(path: Path, mode: int = PRIVATE_FILE) -> BinaryIO:
+    """An empty file to be written, instead of what was there. Raises OSError."""
+    return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb")
+
+
 def allocate(path: Path, size_bytes: int) -> None:
     """A new file of zeros that has its blocks on the disk. Raises HostError, and leaves no file, if it does not fit."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        make_folder(path.parent)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
         try:
             os.posix_fallocate(descriptor, 0, max(1, size_bytes))
             os.fsync(descriptor)  # its size: a shorter one would have to be made anew
@@ -44,18 +63,19 @@ def allocate(path: Path, size_bytes: int) -> None:
 def write_new(path: Path, data: bytes) -> None:
     """A new file. Raises HostError, and leaves none, if it cannot be written. A crash may leave a part of it."""
     try:
-        path.write_bytes(data)
+        with open_new(path) as file:
+            file.write(data)
     except OSError as error:
         with suppress(OSError):
             path.unlink()
         raise disk_error(error, path, len(data)) from error
 
 
-def write_whole(path: Path, data: bytes, *, fsync: bool = False) -> None:
+def write_whole(path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
     """Replaces `path` by a file with `data`: readers and crashes see the old one or the new one."""
     aside = path.with_name(path.name + ".new")
     try:
-        with open(aside, "wb") as file:
+        with open_new(aside, mode) as file:
             file.write(data)
             file.flush()
             if fsync:
@@ -65,6 +85,19 @@ def write_whole(path: Path, data: bytes, *, fsync: bool = False) -> None:
             sync_folder(path.parent)
     except OSError as error:
         raise disk_error(error, path, len(data)) from error
+
+
+def exchange_names(first: Path, second: Path) -> bool:
+    """Each gets the other's name in one step, which no crash can cut in two. False if this kernel or file system cannot
+    do that, and nothing has changed. Raises OSError."""
+    if _renameat2 is None:
+        return False
+    if _renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(second))
 
 
 def allow_open_files(count: int, what: str) -> None:

@@ -11,7 +11,7 @@ import re
 import threading
 from pathlib import Path
 
-from atoll.node.dataplane.disk import allow_open_files, disk_error, sync_folder, write_whole
+from atoll.node.dataplane.disk import allow_open_files, disk_error, make_folder, sync_folder, write_whole
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
@@ -47,7 +47,7 @@ class PayloadLog:
         self._files: dict[AttemptKey, PayloadFile] = {}
         self._commits: dict[int, Commit] = {}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise disk_error(error, folder) from error
         self._load()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,8 @@ def place_for(folder: Path) -> Path:
     """
     try:
         folder = folder.resolve()
+        if (found := where_saved(folder)) != folder:
+            os.replace(found, folder)
         is_used = next(folder.iterdir(), None) is not None
     except FileNotFoundError:
         return folder
@@ -75,11 +78,23 @@ def place_for(folder: Path) -> Path:
     return folder
 
 
+def former_of(folder: Path) -> Path:
+    """Where the model before is between the two renames of a save that cannot exchange names."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def where_saved(folder: Path) -> Path:
+    """The saved model that `folder` names: there, or where a save was killed between its two renames."""
+    former = former_of(folder) if folder.name else folder
+    return former if former.is_dir() and not folder.exists() else folder
+
+
 def load_manifest(path: Path) -> SavedManifest:
     """The manifest of a saved model: `path` is the file or its folder.
 
     Raises ConfigError: no such file, too large, not a manifest, or one that contradicts itself.
     """
+    path = where_saved(path.parent) / path.name if path.name == MANIFEST_NAME else where_saved(path)
     path = path / MANIFEST_NAME if path.is_dir() else path
     try:
         with path.open("rb") as file:

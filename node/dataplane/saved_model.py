@@ -5,6 +5,7 @@ the bit), and `manifest.json`, written last. The folder is made aside and rename
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.node.dataplane.disk import disk_error, sync_folder, write_whole
+from atoll.node.dataplane.disk import PUBLIC_FILE, disk_error, exchange_names, sync_folder, write_whole
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
 from atoll.node.dataplane.saved_manifest import (
@@ -21,15 +22,19 @@ from atoll.node.dataplane.saved_manifest import (
     MODEL_NAME,
     OUTER_NAME,
     SavedManifest,
+    former_of,
     load_manifest,
     place_for,
     to_json,
+    where_saved,
 )
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
 
 __all__ = ["load_manifest", "restore", "save"]
+
+log = logging.getLogger(__name__)
 
 _HASHES = "chunk_hashes"  # in outer.safetensors: U8 of (num_chunks, 32)
 
@@ -73,7 +78,7 @@ def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...]
         write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": outer.run_id, **tied})
         entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
         write(aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(hashes)), {"run": outer.run_id})
-        write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True)
+        write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True, mode=PUBLIC_FILE)
         if outer.commit != commit:
             raise StateError(f"{folder}: the outer state changed while it was saved; apply no commit meanwhile")
     except BaseException:
@@ -87,6 +92,7 @@ def restore(folder: Path, outer: OuterState, layout: Layout) -> None:
 
     Raises ConfigError if the folder is not whole, or holds another model, chunk size or outer optimizer.
     """
+    folder = where_saved(folder)
     saved = load_manifest(folder)
     for what, theirs, ours in (
         ("model (manifest)", saved.manifest.digest.hex(), layout.manifest.digest.hex()),
@@ -199,14 +205,23 @@ def _rounded(part: bytes, dtype: str) -> bytes:
 
 
 def _put_in_place(aside: Path, folder: Path) -> None:
-    former = folder.with_name(f".{folder.name}.old")
+    """At any moment `folder` is the model before or this one. Where a file system cannot do that, see `where_saved`."""
     try:
         sync_folder(aside)
-        shutil.rmtree(former, ignore_errors=True)
-        if folder.exists():
+        if not folder.exists():
+            os.replace(aside, folder)
+        elif not exchange_names(aside, folder):
+            former = former_of(folder)
+            log.warning(
+                "%s: this file system cannot exchange two names; a kill now would leave the model before in %s",
+                folder,
+                former,
+            )
+            shutil.rmtree(former, ignore_errors=True)
             os.replace(folder, former)
-        os.replace(aside, folder)
+            os.replace(aside, folder)
+            aside = former
         sync_folder(folder.parent)
-        shutil.rmtree(former, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         raise disk_error(error, folder) from error

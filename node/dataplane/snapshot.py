@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, sync_folder
+from atoll.node.dataplane.disk import disk_error, make_folder, open_new, sync_folder
 from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, record_bytes, state_key
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import StateError
@@ -95,7 +95,7 @@ class Snapshots:
         """Of the sync's chunks, the newest first."""
         self.frozen: SnapshotFile | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise disk_error(error, folder) from error
         self._open_all()
@@ -169,7 +169,7 @@ class Snapshots:
         table = bytearray(_HEADER.pack(_MAGIC, self._key, len(chunks)))
         newest = 0
         try:
-            with aside.open("wb") as file:
+            with open_new(aside) as file:
                 file.seek(self._table_bytes(len(chunks)))
                 for chunk in chunks:
                     record = read(chunk)

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, write_new
+from atoll.node.dataplane.disk import disk_error, make_folder, write_new
 from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.exchange.parts import Encoded
 from atoll.protocol.errors import HostError, StaleError
@@ -63,7 +63,7 @@ class Spill:
         self._numbers = itertools.count()
         self.clear()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             if left := next(folder.iterdir(), None):
                 raise HostError(f"{left}: an earlier start left it, and it cannot be removed; remove {folder}")
         except OSError as error:

@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest
+from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, MODEL_NAME, load_manifest, where_saved
 from atoll.node.worker.model import Transformer
 from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.settings import settings_from_json
@@ -20,7 +20,7 @@ def load_model(folder: Path | str) -> Transformer:
 
     Raises ConfigError if the folder holds no complete saved model, or that of a script of one's own.
     """
-    folder = Path(folder)
+    folder = where_saved(Path(folder))
     table = load_manifest(folder / MANIFEST_NAME).info
     try:
         settings = settings_from_json(json.dumps(table.get("settings")))

@@ -215,7 +215,7 @@ def test_any_home_folder_opens_with_a_usable_identity_or_is_an_error(
     files: dict[str, bytes], key: bytes | None
 ) -> None:
     with scratch() as folder:
-        (folder / "home").mkdir()
+        (folder / "home").mkdir(0o700)
         for name, content in (files if key is None else files | {"key": key}).items():
             (folder / "home" / name).write_bytes(content)
         try:

@@ -18,7 +18,7 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], Path]]:
     if os.geteuid() != 0:
         pytest.skip("mounting a file system needs root")
     folder.mkdir(parents=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes},mode=0700", "tmpfs", str(folder)], check=True)
 
     def fill() -> Path:
         path = folder / "filler"

@@ -52,6 +52,7 @@ HELD = "tests/unit/exchange/test_held.py"
 SOURCES = "tests/unit/exchange/test_sources.py"
 KERNELS = "tests/unit/codecs/test_codec_kernels.py"
 WORKERS = "tests/unit/local/test_worker_group.py"
+HOME = "tests/unit/local/test_home.py"
 NODE_FAILURES = "tests/unit/local/test_node_failures.py"
 RANK_COMMANDS = "tests/unit/local/test_rank_commands.py"
 PIECES = "tests/unit/local/test_pieces.py"
@@ -950,6 +951,54 @@ MUTATIONS = (
         old="(error := task.exception()) is not None:\n            self._on_failure(error)",
         new="(error := task.exception()) is not None:\n            pass",
         tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="damage on the own disk is a refusal",
+        rule="the exit code says what failed: bytes on this disk that make no sense are no refusal by another side",
+        file="protocol/exit_codes.py",
+        old="isinstance(error, RefusedError | NotYetError | PeerError)",
+        new="isinstance(error, NotYetError | PeerError)",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="a model that is elsewhere is a clean end",
+        rule="a model that could not be saved where it shall be is said by the exit code, too",
+        file="node/core/site.py",
+        old="            if site.saved_elsewhere:\n",
+        new="            if site.saved_elsewhere and site.leaving:\n",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="a second Ctrl-C waits for the disk",
+        rule="a second Ctrl-C ends a node whatever its threads wait for",
+        file="node/daemon/main.py",
+        old="    await asyncio.sleep(CLEAN_END_S)\n    end_process(ENDED_AT_ONCE)",
+        new="    await asyncio.sleep(100 * CLEAN_END_S)\n    end_process(ENDED_AT_ONCE)",
+        tests=("tests/process/test_ending_at_once.py",),
+    ),
+    Mutation(
+        name="a killed save leaves no model in its place",
+        rule="at any moment the folder of a saved model is the one before or the new one",
+        file="node/dataplane/saved_model.py",
+        old="elif not exchange_names(aside, folder):",
+        new="elif exchange_names is not None:",
+        tests=(SAVED,),
+    ),
+    Mutation(
+        name="a home that others can open is taken",
+        rule="a home folder with open permissions is refused: the key and the model are in it",
+        file="node/daemon/home.py",
+        old="if found.st_mode & 0o077:",
+        new="if found.st_mode & 0o007 and not found.st_mode & 0o001:",
+        tests=(HOME,),
+    ),
+    Mutation(
+        name="files of a node are open to others",
+        rule="what a node keeps is for its user alone",
+        file="node/dataplane/disk.py",
+        old="PRIVATE_FILE = 0o600",
+        new="PRIVATE_FILE = 0o644",
+        tests=(HOME,),
     ),
     Mutation(
         name="the journal grows for ever",

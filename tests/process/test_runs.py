@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.admin import request_stop
-from atoll.protocol.errors import NonFiniteError, WorkerError
+from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.links import free_address
 from tests.harness.local_run import LocalRun, Status
@@ -71,6 +71,21 @@ def test_three_sites_end_with_the_same_bits_and_a_saved_model(tmp_path: Path) ->
             manifest = json.loads((run.home(name) / "model" / "manifest.json").read_text())
             assert manifest["commit"] == 6
             assert [line["commit"] for line in run.journal(name, "commit")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_model_whose_folder_is_gone_at_the_end_is_saved_below_the_home(tmp_path: Path) -> None:
+    parent = tmp_path / "mounted"
+    parent.mkdir()
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1)) as run:
+        run.start_coordinator()
+        node = run.start_node("a", SLOW, extra=["--save", str(parent / "model")])
+        run.wait(committed(1), LIMIT_S)
+        parent.rmdir()
+        parent.touch()
+        assert node.wait(LIMIT_S) == HostError.exit_code
+        assert json.loads((run.home("a") / "model" / "manifest.json").read_text())["commit"] == 6
+        assert any(f"the model of commit 6 is in {run.home('a') / 'model'}" in line for line in node.lines), node.lines
+        assert run.status()["finished"]
 
 
 def test_a_site_joins_while_the_others_go_on(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def test_a_run_with_every_contribution_on_the_disk(tmp_path: Path) -> None:
         run.start_coordinator()
         for name in ("a", "b", "c"):
             left = run.home(name) / "contributions" / "old"  # by a node that was killed
-            left.parent.mkdir(parents=True)
+            run.home(name).mkdir(0o700, parents=True)
+            left.parent.mkdir()
             left.write_bytes(b"old")
             node = run.start_node(name, WORKER, extra=["--reduce-buffer-mib", "0"])
             node.wait_for_line("listening for peers", LIMIT_S)

@@ -342,7 +342,7 @@ class World:
         if node.folder.exists():
             node.folder = copy_of(node.folder, self.folder / f"{name}-left-{self.num_starts}")
         else:
-            node.folder.mkdir()
+            node.folder.mkdir(0o700)
         self.ended[name] = node
 
     def holds_state(self, name: str) -> bool:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from atoll import __version__
 from atoll.cli import coordinator, demo, init, node, rollback, sample, status, stop
-from atoll.protocol.errors import AtollError, ConfigError, HostError
+from atoll.protocol.errors import AtollError, ConfigError
+from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.text import clean
 
 EPILOG = """\
@@ -103,23 +104,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         return VERBS[args.verb].run(args)
-    except AtollError as error:
-        return _failed(args, error, error.exit_code)
     except BrokenPipeError:
         # The reader of our output has gone (`atoll status | head`). Python would complain again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        return _failed(args, error, HostError.exit_code)
-    except KeyboardInterrupt:
-        return 130
+    except (AtollError, OSError) as error:
+        return _failed(args, error)
+    except KeyboardInterrupt as error:
+        return exit_code_of(error)
 
 
-def _failed(args: argparse.Namespace, error: Exception, exit_code: int) -> int:
+def _failed(args: argparse.Namespace, error: Exception) -> int:
     if args.debug:
         traceback.print_exception(error)
     print(f"atoll {args.verb}: {' '.join(clean(str(error)).split())}", file=sys.stderr)
-    return exit_code
+    return exit_code_of(error)
 
 
 if __name__ == "__main__":

@@ -96,10 +96,16 @@ def run(args: argparse.Namespace) -> int:
         from atoll.cli.dry_run import dry_run
 
         return dry_run(config)
+    import asyncio
+
     from atoll.node.daemon.main import run_node
     from atoll.protocol import transport
+    from atoll.protocol.exit_codes import ENDED_AT_ONCE
 
-    return transport.run(run_node(config))
+    try:
+        return transport.run(run_node(config))
+    except asyncio.CancelledError:
+        return ENDED_AT_ONCE
 
 
 def node_config(args: argparse.Namespace) -> NodeConfig:
@@ -108,7 +114,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
         NodeConfig,
         validate,
     )
-    from atoll.node.dataplane.saved_manifest import place_for
+    from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, place_for, where_saved
     from atoll.protocol.addresses import parse_address
 
     for address in (args.coordinator, args.listen, args.advertise, args.http_listen):
@@ -117,7 +123,7 @@ def node_config(args: argparse.Namespace) -> NodeConfig:
     for path in args.data:
         if not path.expanduser().exists():
             raise ConfigError(f"--data {path}: no such file or folder")
-    if args.from_saved is not None and not (args.from_saved / "manifest.json").is_file():
+    if args.from_saved is not None and not (where_saved(args.from_saved) / MANIFEST_NAME).is_file():
         raise ConfigError(f"--from {args.from_saved}: no manifest.json in it; give the folder of a saved model")
     if args.command and not args.command[0].startswith("-") and args.launcher != "exec":
         script = Path(args.command[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from atoll.node.dataplane import disk, saved_model
+from atoll.node.dataplane.disk import sync_folder
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
+from atoll.node.dataplane.saved_manifest import place_for
 from atoll.node.dataplane.saved_model import load_manifest, restore, save
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
@@ -123,6 +127,58 @@ def test_an_interrupted_save_leaves_the_former_one(
     assert load_manifest(folder) == before
     save(folder, outer, used, SLOTS, INFO)
     assert load_manifest(folder).commit == 3
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_kill_between_any_two_steps_leaves_a_model_that_every_reader_finds(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    warned: list[str] = []
+    monkeypatch.setattr(saved_model.log, "warning", lambda text, *_: warned.append(text))
+    folder = tmp_path / "model"
+    save(folder, outer, used, SLOTS, INFO)
+    if not can_exchange:
+        monkeypatch.setattr(disk, "_renameat2", None)
+    commit, num_saved, found = 2, 0, set()
+    while num_saved == commit - 2:
+        commit += 1
+        apply_all(outer, payloads(outer, (9,)), commit)
+        steps_left = commit - 3  # of this save, before it is killed
+
+        def step(real: Any) -> Any:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal steps_left
+                if steps_left == 0:
+                    raise Killed
+                steps_left -= 1
+                return real(*args, **kwargs)
+
+            return counted
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "replace", step(os.replace))
+            patch.setattr(shutil, "rmtree", step(shutil.rmtree))
+            patch.setattr(saved_model, "exchange_names", step(disk.exchange_names))
+            patch.setattr(saved_model, "sync_folder", step(sync_folder))
+            try:
+                save(folder, outer, used, SLOTS, INFO)
+            except Killed:
+                num_saved += 1
+        for name in (folder, folder / "manifest.json"):
+            assert load_manifest(name).commit in (2, commit - 1, commit)
+        restored = fresh(tmp_path, used, name=f"fresh-{commit}")
+        restore(folder, restored, used)
+        found.add(folder.exists())
+    assert found == ({True} if can_exchange else {True, False}), "each state in between was seen"
+    assert num_saved > 4
+    assert any("cannot exchange two names" in text for text in warned) is not can_exchange
+    place_for(folder)
+    assert folder.exists()
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".model")] == []
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path, used: Layout, outer: OuterState) -> None:

@@ -7,11 +7,16 @@ import errno
 import json
 import os
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core.state import Outer
+from atoll.node.daemon import node as node_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
@@ -21,7 +26,7 @@ from atoll.node.daemon.node import Node
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.worker.client import LocalClient
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
@@ -57,7 +62,88 @@ def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[i
         home.close()
         return result
 
-    return asyncio.run(scenario())
+    with patch.object(node_module, "FLUSH_S", 0.0):  # there is no coordinator for the last words
+        return asyncio.run(scenario())
+
+
+def on_a_disk_that_fails(error: Exception) -> Any:
+    """A data plane of which every part fails so."""
+
+    class Failing:
+        outer = None
+        snapshot_is_due = False
+
+        def __getattr__(self, name: str) -> Any:
+            async def fail(*_: Any) -> None:
+                raise error
+
+            return fail
+
+        def close(self) -> None:
+            pass
+
+    return Failing()
+
+
+WORK = (
+    e.SeedState(),
+    e.PublishState(e.Values(1)),
+    e.SaveModel(commit=1, run_step=1, run_tokens=1),
+    e.VerifyState(1),
+    e.RollBack(1, 1),
+    e.DistrustState("it may be wrong"),
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (OSError(errno.EIO, "I/O error"), HostError.exit_code),
+        (HostError("no space is left"), HostError.exit_code),
+        (StateError("chunk 3 is damaged"), StateError.exit_code),
+        (InvalidMessage("codec 77"), StateError.exit_code),
+        (DigestMismatch("other bytes"), StateError.exit_code),
+        (NonFiniteError("a NaN in w"), NonFiniteError.exit_code),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+@pytest.mark.parametrize("output", WORK, ids=lambda output: type(output).__name__)
+def test_the_exit_code_says_why_work_on_this_disk_failed(
+    output: e.Output, error: Exception, code: int, tmp_path: Path
+) -> None:
+    async def happen(node: Node) -> None:
+        node.plane = on_a_disk_that_fails(error)
+        node._execute(output)
+
+    assert ended_by(happen, tmp_path)[0] == code
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "gone"), HostError("no space is left")])
+def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
+    error: Exception, tmp_path: Path
+) -> None:
+    asked = tmp_path / "asked"
+    saved: list[Path] = []
+
+    async def save(folder: Path, info: object) -> None:
+        if folder == asked:
+            raise error
+        saved.append(folder)
+
+    async def happen(node: Node) -> None:
+        node.config = replace(node.config, save_dir=asked)
+        plane = on_a_disk_that_fails(error)
+        plane.save = save
+        node.plane = plane
+        node.core.site.outer = Outer(commit=1, state_hash=b"", run_step=1, run_tokens=1)
+        node.core.site.final, node.core.site.saving = True, 1
+        node._execute(e.SaveModel(commit=1, run_step=1, run_tokens=1))
+
+    code, text = ended_by(happen, tmp_path)
+    assert saved == [tmp_path / "home" / "model"]
+    assert code == HostError.exit_code
+    assert text.startswith(f"the run is complete; the model of commit 1 is in {tmp_path / 'home' / 'model'}, as --save")
+    assert str(error) in text
 
 
 def is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +204,7 @@ def test_a_task_that_fails_ends_the_node_with_its_words(part: str, tmp_path: Pat
                 node.local_server.watch = lambda limits: 1 // 0  # type: ignore[method-assign,return-value,assignment]
                 node._spawn(node._watch_workers())
             case "data":
-                node._task(fails(), e.FetchFailed)
+                node._task(fails(), lambda error: e.FetchFailed(str(error)))
             case "server":
                 node.local_server._spawn(fails())
             case "launcher":

@@ -69,7 +69,7 @@ async def commit(plane: DataPlane, number: int, truth: Truth, recorder: Recorder
 
 def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) -> tuple[Recorder, Truth]:
     """Two starts of one node, several commits each, with a snapshot every other one."""
-    folder.mkdir()
+    folder.mkdir(0o700)
     truth = Truth([], [], [], [], [])
     with Recorder(folder, monkeypatch) as recorder:
         recorder.noting(OuterIndex, "write")
@@ -132,7 +132,7 @@ def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
     found = set()
     for seed in range(NUM_IMAGES):
         folder = tmp_path / f"image-{seed}"
-        folder.mkdir()
+        folder.mkdir(0o700)
         cut = recorder.image(seed, folder)
         promised = max((n for moment, n in truth.promises if moment <= cut), default=None)
         done = [record for moment, record in truth.done if moment <= cut] if fsync else []
@@ -220,6 +220,7 @@ def test_whatever_happens_to_its_files_a_node_starts_right_or_says_what_is_wrong
     for seed in range(2 * NUM_IMAGES):
         choose = random.Random(seed)
         folder = tmp_path / f"image-{seed}"
+        folder.mkdir(0o700)
         for name, inode in last.names.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(last.contents[inode])

@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import events as e
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
-from atoll.protocol.errors import RefusedError
+from atoll.protocol.errors import PeerError, RefusedError
 from atoll.protocol.settings import settings_to_json
 from tests.unit.node_core.test_site import SETTINGS, Driver, at_boundary, started
 
@@ -40,6 +40,7 @@ def test_streams_without_a_welcome_end_the_site_when_a_coordinator_that_is_gone_
     ended = flap(drive, 10 * drive.core.limits.give_up_s)[-1]
     assert isinstance(ended, e.Exit)
     assert "no coordinator" in ended.text
+    assert ended.code == PeerError.exit_code
     assert drive.now - began <= drive.core.limits.give_up_s + EVERY_S
 
 

@@ -1,0 +1,75 @@
+"""SIGINT and SIGTERM of a process with an event loop and threads that no signal stops.
+
+The first asks for a clean end. Each later one ends the process within a limit, whatever its threads are at: a thread in
+an fsync on a stuck disk can be neither cancelled nor waited for. What is on the disk must be whole at any instruction.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from atoll.protocol.exit_codes import ENDED_AT_ONCE
+
+FLUSH_S = 1.0
+"""How long the last lines of logs may take."""
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """Made in the main thread, in the loop; `close` puts back what was there.
+
+    Handlers of Python, not of the loop: they are heard while the loop is blocked, or closed, and threads are joined.
+    """
+
+    def __init__(self, first: Callable[[str], None], again: Callable[[str], None], limit_s: float) -> None:
+        """`first` and `again` are called in the loop with the signal's name, and may be replaced. The process ends
+        `limit_s` after `again`, if it has not by then."""
+        self.first = first
+        self.again = again
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._num_heard = 0
+        self._before = {number: signal.signal(number, self._heard) for number in _NUMBERS}
+
+    def close(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        self._num_heard += 1
+        if self._loop.is_closed():
+            end_process(ENDED_AT_ONCE)
+        elif self._num_heard == 1:
+            self._loop.call_soon_threadsafe(self.first, name)
+        else:
+            if self._num_heard == 2:
+                threading.Thread(target=self._end_in_time, daemon=True).start()
+            self._loop.call_soon_threadsafe(self.again, f"{name} again")
+
+    def _end_in_time(self) -> None:
+        threading.Event().wait(self._limit_s)
+        end_process(ENDED_AT_ONCE)
+
+
+def end_process(exit_code: int) -> Any:
+    """At once: nothing is closed, and no thread is waited for."""
+    flushing = threading.Thread(target=_flush, daemon=True)  # the logs may be on the disk that is stuck
+    flushing.start()
+    flushing.join(FLUSH_S)
+    os._exit(exit_code)
+
+
+def _flush() -> None:
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
