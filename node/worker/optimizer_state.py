@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,23 +39,46 @@ class StateTensor:
         return f"{self.optimizer}/{self.parameter}/{self.key}"
 
 
+def keeps_no_state(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """Names the optimizer whose state cannot be kept in a checkpoint, and why; empty if there is none."""
+    if any(_is_zero(optimizer) and not hasattr(optimizer, "optim") for optimizer in optimizers):
+        return "ZeroRedundancyOptimizer(overlap_with_ddp=True), which has its state only after some steps"
+    return ""
+
+
+def _keeper(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Whose `state` this rank has: of a ZeroRedundancyOptimizer, the one over this rank's part of the parameters. Its
+    hyperparameters come from the outer one at each step."""
+    if _is_zero(optimizer):
+        inner: torch.optim.Optimizer = optimizer.optim  # type: ignore[attr-defined]
+        return inner
+    return optimizer
+
+
+def _is_zero(optimizer: torch.optim.Optimizer) -> bool:
+    """torch's; importing its module takes seconds, and a script that uses it has done so."""
+    module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
 class OptimizerState:
-    """The state of all optimizers of one rank. Made when the script has not trained yet."""
+    """The state of all optimizers of one rank, which `keeps_no_state` has nothing against. Made when the script has not
+    trained yet."""
 
     def __init__(self, tensors: ModelTensors, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = optimizers
+        self._keepers = [_keeper(optimizer) for optimizer in optimizers]
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}
         self._names = [
-            [[names[identity(p)] for p in group["params"]] for group in optimizer.param_groups]
-            for optimizer in optimizers
+            [[names[identity(p)] for p in group["params"]] for group in keeper.param_groups] for keeper in self._keepers
         ]
         self._parameters: list[dict[str, Tensor]] = [
             {
                 name: parameter
-                for group, group_names in zip(optimizer.param_groups, listed, strict=True)
+                for group, group_names in zip(keeper.param_groups, listed, strict=True)
                 for name, parameter in zip(group_names, group["params"], strict=True)
             }
-            for optimizer, listed in zip(optimizers, self._names, strict=True)
+            for keeper, listed in zip(self._keepers, self._names, strict=True)
         ]
         self._slices = {
             h.spec.name: [list(h.piece.offsets), list(h.piece.sizes), h.piece.dtype, h.parameter.device.type]
@@ -114,18 +138,18 @@ class OptimizerState:
             states[item.optimizer].setdefault(item.parameter, {})[item.key] = item.values
         for index, name, key, value in values["state"]:
             states[index].setdefault(name, {})[key] = value
-        for optimizer, by_name, parameters in zip(self._optimizers, states, self._parameters, strict=True):
-            optimizer.state.clear()
-            optimizer.state.update({parameters[name]: state for name, state in by_name.items()})
+        for keeper, by_name, parameters in zip(self._keepers, states, self._parameters, strict=True):
+            keeper.state.clear()
+            keeper.state.update({parameters[name]: state for name, state in by_name.items()})
         self._restore_groups(values["first_groups"], values["groups"])
 
     def _states(self) -> list[tuple[int, str, Tensor, dict[Any, Any]]]:
         found = []
-        for index, (optimizer, parameters) in enumerate(zip(self._optimizers, self._parameters, strict=True)):
-            kept = [(name, p, optimizer.state[p]) for name, p in parameters.items() if p in optimizer.state]
-            if len(kept) != len(optimizer.state):
+        for index, (keeper, parameters) in enumerate(zip(self._keepers, self._parameters, strict=True)):
+            kept = [(name, p, keeper.state[p]) for name, p in parameters.items() if p in keeper.state]
+            if len(kept) != len(keeper.state):
                 raise ConfigError(
-                    f"{type(optimizer).__name__} keeps state for something that is not a parameter, or twice for tied "
+                    f"{type(keeper).__name__} keeps state for something that is not a parameter, or twice for tied "
                     "ones; it cannot be kept in a checkpoint"
                 )
             found += [(index, name, p, state) for name, p, state in kept]

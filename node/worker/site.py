@@ -27,7 +27,7 @@ from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, connect, disconnect, rank_and_world
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.loader import Loader, batches_ahead, check_options
-from atoll.node.worker.optimizer_state import OptimizerState
+from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
@@ -201,7 +201,12 @@ class _JoinedSite(Site):
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.worker_settings.checkpoint_folder
-        if folder and self._checkpoint_every:
+        unkept = keeps_no_state(optimizers) if folder and self._checkpoint_every else ""
+        if unkept and self.rank == 0:
+            sys.stderr.write(
+                f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins fresh\n"
+            )
+        if folder and self._checkpoint_every and not unkept:
             state = OptimizerState(tensors, optimizers)
             self._checkpoints = LocalCheckpoints(
                 Path(folder),

@@ -913,6 +913,14 @@ MUTATIONS = (
         tests=(CHECKPOINTS,),
     ),
     Mutation(
+        name="state of a sharded optimizer is not kept",
+        rule="each rank's checkpoint has its part of a ZeroRedundancyOptimizer's state",
+        file="node/worker/optimizer_state.py",
+        old="    if _is_zero(optimizer):\n",
+        new="    if False:\n",
+        tests=(CHECKPOINTS,),
+    ),
+    Mutation(
         name="checkpoint that crashes workers is named again",
         rule="workers do not go on from a checkpoint with which others crashed before their first step",
         file="node/worker/checkpoint.py",

@@ -22,6 +22,7 @@ from atoll.node.worker.optimizer_state import OptimizerState
 from atoll.node.worker.tensors import find_tensors
 from atoll.protocol.errors import HostError
 from tests.harness.small_disk import small_disk
+from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
 Make = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -139,6 +140,39 @@ def test_training_goes_on_with_the_same_bits(tmp_path: Path, kind: str) -> None:
         rank.train(2)
     for name, value in first.net.named_parameters():
         assert torch.equal(value, again.net.get_parameter(name)), name
+
+
+def zero(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    for parameter in parameters:
+        parameter.data = parameter.data.float()  # it wants one dtype
+    groups = [{"params": parameters[:-1]}, {"params": parameters[-1:], "weight_decay": 0.5}]
+    return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, lr=0.01)
+
+
+def test_each_rank_keeps_its_part_of_a_zero_redundancy_optimizer(tmp_path: Path) -> None:
+    """Its own `state` is empty on every rank."""
+    kept: list[list[str]] = []
+    for rank in range(2):
+        with rank_of_two(rank):
+            first = Rank(tmp_path, zero, rank=rank, world=2)
+            first.begin()
+            first.train(3)
+            first.optimizer.param_groups[0]["betas"] = (0.5, 0.75)
+            first.write(3)
+            kept.append([item.name for item in first.state.tensors() if item.key == "exp_avg"])
+            again = Rank(tmp_path, zero, rank=rank, world=2)
+            again.net.load_state_dict(first.net.state_dict())
+            assert again.go_on()
+            for one, other in zip(first.state.tensors(), again.state.tensors(), strict=True):
+                assert one.name == other.name
+                assert torch.equal(one.values, other.values)
+            for each in (first, again):
+                each.train(2)
+            for name, value in first.net.named_parameters():
+                assert torch.equal(value, again.net.get_parameter(name)), name
+            assert again.optimizer.param_groups[0]["betas"] == (0.5, 0.75)
+    assert all(kept)
+    assert sorted(kept[0] + kept[1]) == sorted(f"0/{name}/exp_avg" for name, _ in first.net.named_parameters())
 
 
 def test_a_checkpoint_says_what_it_restores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

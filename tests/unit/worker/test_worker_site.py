@@ -22,6 +22,7 @@ from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.settings import RunSettings
 from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, go_on
+from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
 SETTINGS = RunSettings(run_id="r", steps=100)
 REPLACE, MERGE, SHIFT = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT
@@ -165,6 +166,23 @@ def test_progress_tells_what_became_of_checkpoints(
         CheckpointCounts(written=2),
         CheckpointCounts(written=4),
     ]
+
+
+def test_an_optimizer_that_cannot_be_kept_is_said(
+    node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has no optimizer over its own part before DDP has built its buckets."""
+
+    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    node.checkpoint_folder = str(tmp_path / "optimizer")
+    net, _ = model()
+    node.script = [first(1), (1, STOP)]
+    with rank_of_two(0):
+        optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=1.0)
+        with atoll.join(net, optimizer) as site:
+            site.step(tokens=10)
+    assert "atoll: no checkpoints are written of ZeroRedundancyOptimizer(overlap" in capsys.readouterr().err
+    assert not (tmp_path / "optimizer").exists()
 
 
 def test_the_first_step_with_a_restored_optimizer_is_told_at_once(
