@@ -197,10 +197,14 @@ class SyncData:
         try:
             return kernels.encode(codec_of(spec.role, self._codec), values, minus=minus, zstd_level=self._zstd_level)
         except NonFiniteError as error:
-            place = _place(self.layout.name_of(spec.index), spec)
-            raise NonFiniteError(
-                f"this site's {place}: {error}; lower the learning rate or look for the loss that overflowed"
-            ) from None
+            name = self.layout.name_of(spec.index)
+            advice = "lower the learning rate or look for the loss that overflowed"
+            if spec.role is Role.BUFFER_MEAN:
+                advice = (
+                    "a buffer that changes has to be finite to be averaged; if it is by design (a mask), leave it to "
+                    f'each site: atoll.join(..., buffers={{"{name}": "local"}}); if not, {advice}'
+                )
+            raise NonFiniteError(f"this site's {_place(name, spec)}: {error}; {advice}") from None
 
     def _sync_chunk(self, chunk: int) -> Chunk:
         if not 0 <= chunk < self.layout.num_sync_chunks or not self.layout.chunks[chunk].num_elements:

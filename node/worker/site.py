@@ -198,6 +198,11 @@ class _JoinedSite(Site):
         self._ramp: LearningRateRamp | None = None
         self._data_rank = self.rank if data_rank is None else data_rank
         self._tensors = tensors = find_tensors(modules, optimizers, buffers)
+        for name in tensors.mean_buffers_not_finite():
+            sys.stderr.write(
+                f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
+                f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
+            )
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
         folder = connection.worker_settings.checkpoint_folder

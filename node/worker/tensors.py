@@ -96,6 +96,13 @@ class ModelTensors:
     def pieces(self) -> list[Piece]:
         return [held.piece for held in self.held]
 
+    def mean_buffers_not_finite(self) -> list[str]:
+        """Names of buffers that are to be averaged and have no average as they are (a mask of -inf). While no site
+        changes one, none is needed: it keeps every bit."""
+        return [
+            h.spec.name for h in self.held if h.spec.role is Role.BUFFER_MEAN and not bool(h.local().isfinite().all())
+        ]
+
     def reshard(self) -> None:
         """FSDP2: after a forward without backward, modules hold gathered copies; writes must go to the shards."""
         reshard(self.modules)
@@ -163,7 +170,6 @@ def find_tensors(
     tied: list[TiedName] = []
     for key, items in by_tensor.items():
         listed, *aliases = sorted({item.name for item in items}, key=str.encode)
-        tied += [TiedName(alias=alias, name=listed) for alias in aliases]
         item = next(item for item in items if item.name == listed)
         _check_tied(items)
         is_trainable = isinstance(item.tensor, nn.Parameter) and item.tensor.requires_grad
@@ -172,7 +178,11 @@ def find_tensors(
                 f"no optimizer given to atoll.join holds the trainable parameter {listed!r}; "
                 "give all optimizers, or set requires_grad = False"
             )
-        held.append(_held(item, _role(item, is_trainable, buffers or {}, unmatched)))
+        role = _role(item, is_trainable, buffers or {}, unmatched)
+        if role is Role.BUFFER_LOCAL and not _can_be_listed(item.tensor):
+            continue  # each site's own affair: complex numbers, sparse layouts
+        tied += [TiedName(alias=alias, name=listed) for alias in aliases]
+        held.append(_held(item, role))
     if unmatched:
         pattern = min(unmatched)
         known = [item.name for item in found if not isinstance(item.tensor, nn.Parameter)]
@@ -215,7 +225,7 @@ def _walk(module: nn.Module, prefix: str) -> Iterator[_Found]:
 def identity(tensor: Tensor) -> object:
     """Equal for tied tensors: the same object, or another one on the same memory."""
     local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor.detach()
-    if local.numel() == 0 or local.is_meta:
+    if local.numel() == 0 or local.is_meta or local.layout is not torch.strided:
         return id(tensor)
     place = local.untyped_storage().data_ptr(), local.storage_offset()
     return local.device, place, tuple(local.shape), local.stride(), tuple(tensor.shape), tensor.dtype
@@ -253,14 +263,21 @@ def _role(item: _Found, is_trainable: bool, policies: Mapping[str, BufferPolicy]
     return role
 
 
+def _can_be_listed(tensor: Tensor) -> bool:
+    return tensor.dtype in DTYPE_NAMES and tensor.layout is torch.strided
+
+
 def _held(item: _Found, role: Role) -> Held:
     tensor, name = item.tensor, item.name
     if tensor.is_meta:
         raise ConfigError(f"{name!r} is on the meta device; give the model its values before atoll.join")
-    if tensor.layout is not torch.strided:
-        raise ConfigError(f"{name!r} has the layout {tensor.layout}; only dense tensors are supported")
-    if tensor.dtype not in DTYPE_NAMES:
-        raise ConfigError(f"{name!r} has the dtype {tensor.dtype}, which is not supported")
+    if not _can_be_listed(tensor):
+        what = f"layout {tensor.layout}" if tensor.layout is not torch.strided else f"dtype {tensor.dtype}"
+        is_buffer = not isinstance(tensor, nn.Parameter)
+        raise ConfigError(
+            f"{name!r} has the {what}, which cannot be synchronized"
+            + (f'; leave it to each site: atoll.join(..., buffers={{"{name}": "local"}})' if is_buffer else "")
+        )
     dtype = DTYPE_NAMES[tensor.dtype]
     if role is Role.TRAINABLE and tensor.dtype not in TRAINABLE_DTYPES:
         raise ConfigError(f"{name!r} is trained as {tensor.dtype}; use float32, bfloat16 or float16")

@@ -1064,6 +1064,14 @@ MUTATIONS = (
         new="return False",
         tests=(TENSORS,),
     ),
+    Mutation(
+        name="buffer without a mean is not said",
+        rule="a buffer whose values have no mean is named at join, with the way out",
+        file="node/worker/tensors.py",
+        old="h.spec.role is Role.BUFFER_MEAN and not bool(h.local().isfinite().all())",
+        new="h.spec.role is Role.BUFFER_MEAN and bool(h.local().isnan().all())",
+        tests=(TENSORS,),
+    ),
     # --- ranks of one site
     Mutation(
         name="unequal steps of ranks",

@@ -126,7 +126,8 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: st
         if used.name_of(chunk) == name and used.chunks[chunk].first_element + used.chunks[chunk].num_elements == (
             used.manifest.tensors[used.chunks[chunk].tensor].num_elements
         ):
-            with pytest.raises(NonFiniteError, match=f"this site's '{name}'"):
+            way_out = r'.*atoll\.join\(\.\.\., buffers=\{"mean": "local"\}\)' if name == "mean" else ""
+            with pytest.raises(NonFiniteError, match=f"this site's '{name}'{way_out}"):
                 data.contribution(chunk)
             refused += 1
         else:

@@ -548,6 +548,19 @@ def test_frozen_parameters_that_differ_from_the_runs_are_said(
     )
 
 
+def test_a_buffer_without_a_mean_is_said_when_the_site_joins(
+    node: FakeNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, optimizer = model()
+    net.register_buffer("mask", torch.full((2,), -math.inf))
+    node.script = [first(1), (1, STOP)]
+    with atoll.join(net, optimizer) as site:
+        site.step(tokens=1)
+    said = capsys.readouterr().err
+    assert "the buffer 'mask' holds values that are not finite" in said
+    assert 'atoll.join(..., buffers={"mask": "local"})' in said
+
+
 def test_all_frozen_bytes_are_compared_in_turn(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing tells of a write through `.data`: with a look at one tensor a boundary, the third finds the third."""
     monkeypatch.setattr(frozen, "LOOK_BYTES", 1)

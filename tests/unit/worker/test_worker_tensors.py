@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -160,6 +161,38 @@ def test_a_buffer_that_cannot_be_averaged_is_named(dtype: torch.dtype) -> None:
     net.register_buffer("count", torch.zeros(2, dtype=dtype))
     with pytest.raises(ConfigError, match=r"'count'.*another policy"):
         find(net, buffers={"count": "mean"})
+
+
+@pytest.mark.parametrize(
+    ("buffer", "words"),
+    [
+        (torch.zeros(2, dtype=torch.complex64), "dtype torch.complex64"),
+        (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
+    ],
+)
+def test_a_buffer_of_no_known_kind_is_left_to_each_site(buffer: torch.Tensor, words: str) -> None:
+    net = Net()
+    net.register_buffer("freqs", buffer)
+    net.a.register_buffer("same", buffer)
+    with pytest.raises(ConfigError, match=rf"'a\.same' has the {words}.*buffers=\{{\"a\.same\": \"local\"}}"):
+        find(net)
+    assert find(net, buffers={"a.same": "local"}).manifest.digest == find(Net()).manifest.digest
+
+
+def test_a_complex_parameter_is_refused() -> None:
+    net = Net()
+    net.a.register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(ConfigError, match=r"'a\.phase' has the dtype torch\.complex64, which cannot be synchronized$"):
+        find(net)
+
+
+def test_buffers_without_a_mean_are_known_by_name() -> None:
+    net = Net()
+    net.register_buffer("mask", torch.full((2,), -math.inf))
+    net.register_buffer("least", torch.full((2,), torch.finfo(torch.float32).min))
+    net.register_buffer("own", torch.tensor(math.nan))
+    net.a.weight.data[0, 0] = math.nan
+    assert find(net, buffers={"own": "local"}).mean_buffers_not_finite() == ["mask"]
 
 
 def test_refused_by_name() -> None:
