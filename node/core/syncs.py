@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, endings, events, leases
+from atoll.node.core import catching_up, endings, events, leases, own_word
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     ApplyCommit,
@@ -19,7 +19,7 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, StateError
 from atoll.protocol.plans import is_weighed, with_weights
 
 MAX_EMPTY_IN_A_ROW = 3
@@ -80,6 +80,10 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     site, exchange = ctx.site, ctx.site.exchange
     if exchange is not None and _order(exchange.plan) >= _order(plan):
         if _order(exchange.plan) == _order(plan) and is_weighed(plan) and not is_weighed(exchange.plan):
+            if wrong := own_word.wrong_in_weights(ctx, exchange, plan):
+                cancel_exchange(ctx)
+                send_failure(ctx, plan, "plan", wrong)
+                return
             exchange.plan = plan
             ctx.emit(WeighExchange(plan))
         return
@@ -101,6 +105,9 @@ def planned(ctx: Context, plan: m.Plan) -> None:
         return
     if contributes and site.snapshot.phase is not SnapshotPhase.SEALED:
         send_failure(ctx, plan, "plan", "planned as a contributor without a sealed snapshot")
+        return
+    if contributes and (wrong := own_word.wrong_in_plan(ctx, plan)):
+        send_failure(ctx, plan, "plan", wrong)
         return
     cancel_exchange(ctx)
     site.exchange = Exchange(plan=plan, contributes=contributes)
@@ -235,8 +242,11 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     site = ctx.site
     if site.outer is not None and commit.commit <= site.outer.commit:
         return
-    site.commits[commit.commit] = commit
     exchange = current(ctx, commit.sync, commit.term, commit.attempt)
+    if exchange is not None and (wrong := own_word.wrong_in_commit(ctx, exchange, commit)):
+        endings.give_up(ctx, wrong, StateError.exit_code)
+        return
+    site.commits[commit.commit] = commit
     if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
         # The weights may have been missed: from now on peers have to get on. They may be gone for good.
         planned(ctx, with_weights(exchange.plan, tuple(c.tokens for c in commit.contributors)))

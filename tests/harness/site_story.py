@@ -20,6 +20,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.plans import weights
+from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
 
@@ -154,9 +155,15 @@ class SiteStory:
             payload_digest=a_hash("payloads"),
             run_step=number * NUM_STEPS,
             run_tokens=number * 200,
+            done=self._done(by),
             final=final,
             next=None if final else _open(sync + 1, number),
         )
+
+    def _done(self, by: str) -> tuple[m.LineRanges, ...]:
+        """What the site was trained on, if it contributes."""
+        ranges = self.core.site.snapshot.ranges
+        return (m.LineRanges(line=GLOBAL_LINE, ranges=ranges),) if ranges and "a" in by.split(",") else ()
 
     def sources(self, attested: int, donors: str = "", commits: str = "", by: str = "b,c") -> None:
         """`donors` as b@3; `commits` as 2,3, of the syncs of the same numbers."""

@@ -760,6 +760,22 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_settings.py",),
     ),
     Mutation(
+        name="a site takes any weight that a plan gives it",
+        rule="a site does not exchange under a plan with more weight of its own than it said",
+        file="node/core/own_word.py",
+        old="planned is not None and planned > said",
+        new="planned is None",
+        tests=("tests/unit/node_core/test_own_word.py",),
+    ),
+    Mutation(
+        name="a site takes any commit of its own samples",
+        rule="a commit lists what the site's Ready listed",
+        file="node/core/own_word.py",
+        old="    if missing:\n",
+        new='    if missing == Ranges():\n        return ""\n    if not done:\n',
+        tests=("tests/unit/node_core/test_own_word.py",),
+    ),
+    Mutation(
         name="an opened stream ends the time away",
         rule="the coordinator is away until it says Welcome",
         file="node/core/site.py",

@@ -67,10 +67,12 @@ def listed(drive: Driver) -> tuple[m.DataRange, ...]:
 
 
 def commit_it(drive: Driver, number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2)) -> None:
+    done: tuple[m.DataRange, ...] = ()
     if 1 in contributors:
+        done = drive.core.site.snapshot.ranges
         drive.receive(plan(sync, base=number - 1, contributors=contributors))
         exchanged(drive, sync)
-    drive.receive(commit(number, sync, contributors=contributors))
+    drive.receive(commit(number, sync, contributors=contributors, done=done))
     drive(e.CommitApplied(commit=number, state_hash=HASH))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.protocol import messages as m
+from atoll.protocol.plans import with_weights
 from atoll.protocol.settings import settings_to_json
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, at_boundary, commit, exchanged, opened, plan, started
 
@@ -75,7 +76,7 @@ def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
     drive = with_a_plan()
     seal(drive)
     drive.out.clear()
-    weighed = plan(2, base=1)
+    weighed = with_weights(plan(2, base=1), (300, 100))
     drive.receive(weighed)
     assert drive.out == [e.WeighExchange(weighed)]
     drive.out.clear()
@@ -91,7 +92,7 @@ def test_weights_that_come_alone_are_those_of_the_plan_that_came_with_the_commit
     drive = with_a_plan()
     seal(drive)
     drive.out.clear()
-    weighed = plan(2, base=1)
+    weighed = with_weights(plan(2, base=1), (300, 100))
     drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
     assert drive.out == [e.WeighExchange(weighed)]
     drive.out.clear()

@@ -86,7 +86,7 @@ def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
         e.SnapshotSealed(generation=1, step=10, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=100)
     )
     drive.receive(plan(1))
-    drive.receive(commit(1, 1))
+    drive.receive(commit(1, 1, done=drive.core.site.snapshot.ranges))
     drive(e.ApplyFailed(1, "not in the log"))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive.receive(opened(4, 0))

@@ -14,6 +14,7 @@ from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
@@ -117,9 +118,16 @@ def plan(
 
 
 def commit(
-    number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2), attempt: int = 1, final: bool = False
+    number: int,
+    sync: int,
+    *,
+    contributors: tuple[int, ...] = (1, 2),
+    attempt: int = 1,
+    final: bool = False,
+    done: tuple[m.DataRange, ...] = (),
 ) -> m.Commit:
     return m.Commit(
+        done=(m.LineRanges(line=GLOBAL_LINE, ranges=done),) if done else (),
         commit=number,
         sync=sync,
         attempt=attempt,
