@@ -1,7 +1,7 @@
 """Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
 
 A request is one line of JSON, `{"command": "stop", "reason": "..."}`, or "rollback" (with "to": a commit that sites
-have passed) or "status"; so is the answer.
+have passed), "evict" or "let-in" (with "name"), "reset", or "status"; so is the answer.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import asyncio
 import json
 import os
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from atoll.protocol.errors import HostError
 
@@ -44,6 +44,24 @@ def _short(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
+class Administered(Protocol):
+    """What people may ask of a run. Those that answer say why it cannot be done; empty: it is."""
+
+    def ask_to_stop(self, reason: str) -> None: ...
+
+    def ask_to_roll_back(self, reason: str) -> None: ...
+
+    async def go_back(self, commit: int, reason: str) -> str: ...
+
+    async def evict(self, name: str, reason: str, *, keep_out: bool) -> str: ...
+
+    async def let_in(self, name: str) -> str: ...
+
+    async def reset(self, reason: str) -> str: ...
+
+    async def document(self) -> dict[str, Any]: ...
+
+
 class AdminServer:
     """Answers on the socket beside the store, whose lock the caller holds: a socket that is there is a leftover."""
 
@@ -51,16 +69,10 @@ class AdminServer:
         self,
         store_path: Path,
         *,
-        stop: Callable[[str], None],
-        roll_back: Callable[[str], None],
-        go_back: Callable[[int, str], Awaitable[str]],
-        document: Callable[[], Awaitable[dict[str, Any]]],
+        server: Administered,
     ) -> None:
         self.path = socket_path(store_path)
-        self._stop = stop
-        self._roll_back = roll_back
-        self._go_back = go_back
-        self._document = document
+        self._run = server
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -103,24 +115,36 @@ class AdminServer:
     async def _execute(self, request: Any) -> dict[str, Any]:
         command = request.get("command") if isinstance(request, dict) else None
         if command == "status":
-            return {"ok": True, "status": await self._document()}
+            return {"ok": True, "status": await self._run.document()}
         if command == "stop":
-            status = await self._document()
-            self._stop(str(request.get("reason") or "atoll stop")[:1024])
+            status = await self._run.document()
+            self._run.ask_to_stop(str(request.get("reason") or "atoll stop")[:1024])
             return {"ok": True, "over": status["state"] if status["finished"] else ""}
         if _goes_back(request):
-            problem = await self._go_back(request["to"], str(request.get("reason") or "atoll rollback --to")[:1024])
+            problem = await self._run.go_back(request["to"], str(request.get("reason") or "atoll rollback --to")[:1024])
             return {"ok": not problem, "error": problem}
         if command == "rollback":
-            unreachable = (await self._document())["unreachable"]
+            unreachable = (await self._run.document())["unreachable"]
             if not unreachable:
                 return {
                     "ok": False,
                     "error": "no need to: the newest commit is held, or may still be reached",
                 }
-            self._roll_back(str(request.get("reason") or "atoll rollback")[:1024])
+            self._run.ask_to_roll_back(str(request.get("reason") or "atoll rollback")[:1024])
             return {"ok": True, "was": unreachable}
-        return {"ok": False, "error": f"unknown command {command!r}; there are stop, rollback and status"}
+        if command in ("evict", "let-in", "reset"):
+            problem = await self._change_members(command, request)
+            return {"ok": not problem, "error": problem}
+        known = "stop, rollback, evict, let-in, reset and status"
+        return {"ok": False, "error": f"unknown command {command!r}; there are {known}"}
+
+    async def _change_members(self, command: str, request: dict[str, Any]) -> str:
+        name, reason = str(request.get("name") or "")[:64], str(request.get("reason") or f"atoll {command}")[:1024]
+        if command == "reset":
+            return await self._run.reset(reason)
+        if command == "let-in":
+            return await self._run.let_in(name)
+        return await self._run.evict(name, reason, keep_out=bool(request.get("keep_out")))
 
 
 def _goes_back(request: Any) -> bool:
@@ -172,6 +196,21 @@ def request_return(store_path: Path, commit: int, reason: str = "atoll rollback 
     Raises HostError if no coordinator has this store, or the run does not go back: why.
     """
     _ask(store_path, {"command": "rollback", "to": commit, "reason": reason}, GO_BACK_LIMIT_S)
+
+
+def request_eviction(store_path: Path, name: str, reason: str = "", *, keep_out: bool = False) -> None:
+    """The site is evicted; with `keep_out` it cannot come back. Raises HostError if that cannot be done: why."""
+    _ask(store_path, {"command": "evict", "name": name, "reason": reason, "keep_out": keep_out})
+
+
+def request_admission(store_path: Path, name: str) -> None:
+    """A site that was kept out may come in again. Raises HostError if that cannot be done: why."""
+    _ask(store_path, {"command": "let-in", "name": name})
+
+
+def request_reset(store_path: Path, reason: str = "") -> None:
+    """Model and starting state are taken back. Raises HostError if that cannot be done: why."""
+    _ask(store_path, {"command": "reset", "reason": reason})
 
 
 def request_status(store_path: Path) -> dict[str, Any]:

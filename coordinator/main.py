@@ -49,13 +49,7 @@ async def serve(
         server = CoordinatorServer(config, settings, store, parent_json)
         await server.start()
         stack.push_async_callback(server.stop)
-        admin = AdminServer(
-            config.store_path,
-            stop=server.ask_to_stop,
-            roll_back=server.ask_to_roll_back,
-            go_back=server.go_back,
-            document=server.document,
-        )
+        admin = AdminServer(config.store_path, server=server)
         await admin.start()
         stack.push_async_callback(admin.close)
         where = ""

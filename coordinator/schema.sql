@@ -117,3 +117,17 @@ CREATE TABLE attestations (
     state_hash    BLOB NOT NULL,
     checksum      BLOB NOT NULL DEFAULT x''
 ) STRICT;
+
+CREATE TABLE kept_out (                        -- sites that a person does not want in the run
+    name        TEXT PRIMARY KEY,
+    key_digest  BLOB NOT NULL,                 -- empty: it was never here
+    reason      TEXT NOT NULL,
+    kept_out_at REAL NOT NULL,                 -- seconds since 1970, for people
+    checksum    BLOB NOT NULL DEFAULT x''
+) STRICT;
+
+CREATE TABLE void_starts (                     -- starting states that were taken back before training
+    state_hash BLOB PRIMARY KEY,
+    voided_at  REAL NOT NULL,                  -- seconds since 1970, for people
+    checksum   BLOB NOT NULL DEFAULT x''
+) STRICT;

@@ -21,7 +21,9 @@ from atoll.coordinator.core.events import (
     CloseStream,
     CommitsRead,
     Event,
+    EvictAsked,
     Garbled,
+    LetInAsked,
     Malformed,
     Output,
     Persist,
@@ -29,6 +31,7 @@ from atoll.coordinator.core.events import (
     ReadManifest,
     Received,
     Report,
+    ResetAsked,
     RollbackAsked,
     Send,
     StopAsked,
@@ -241,6 +244,16 @@ class CoordinatorServer:
     async def go_back(self, commit: int, reason: str) -> str:
         """To `commit`, however many have passed it. Why the run does not; empty once it has."""
         return await self._ask(lambda request: RollbackAsked(reason, to=commit, request=request))
+
+    async def evict(self, name: str, reason: str, *, keep_out: bool) -> str:
+        """Why that cannot be done; empty if it is. So do the next two."""
+        return await self._ask(lambda request: EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request))
+
+    async def let_in(self, name: str) -> str:
+        return await self._ask(lambda request: LetInAsked(name=name, request=request))
+
+    async def reset(self, reason: str) -> str:
+        return await self._ask(lambda request: ResetAsked(reason=reason, request=request))
 
     async def _ask(self, event: Callable[[int], Event]) -> str:
         self._num_asked += 1

@@ -18,13 +18,16 @@ from atoll.coordinator.core.events import (
     DoneRecord,
     ExclusionRecord,
     FinishedRecord,
+    KeptOutRecord,
     LeaseRecord,
+    LetInRecord,
     LineRecord,
     ManifestRecord,
     OpenRecord,
     Persisted,
     PlanRecord,
     Record,
+    ResetRecord,
     RollbackRecord,
     SiteRecord,
     StopRecord,
@@ -302,6 +305,11 @@ class SqliteStore:
             ),
             rollbacks=self._rollbacks(),
             exclusions=self._exclusions(),
+            kept_out=tuple(
+                KeptOutRecord(name=r[0], key_digest=r[1], reason=r[2])
+                for r in db.execute("SELECT name, key_digest, reason FROM kept_out ORDER BY name")
+            ),
+            void_starts=tuple(r[0] for r in db.execute("SELECT state_hash FROM void_starts ORDER BY state_hash")),
             num_abandoned=num_abandoned,
             stop_reason=stop_reason,
             finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
@@ -452,6 +460,21 @@ class SqliteStore:
                         wall_time_s,
                     ),
                 )
+            case KeptOutRecord():
+                execute(
+                    "INSERT OR REPLACE INTO kept_out (name, key_digest, reason, kept_out_at) VALUES (?, ?, ?, ?)",
+                    (record.name, record.key_digest, record.reason, wall_time_s),
+                )
+            case LetInRecord(name):
+                execute("DELETE FROM kept_out WHERE name = ?", (name,))
+            case ResetRecord(void_starts):
+                for state_hash in void_starts:
+                    execute(
+                        "INSERT OR REPLACE INTO void_starts (state_hash, voided_at) VALUES (?, ?)",
+                        (state_hash, wall_time_s),
+                    )
+                for table in ("manifest", "sites", "attestations", "data_lines", "data_leases"):
+                    execute(f"DELETE FROM {table}")
             case StopRecord(reason):
                 execute("UPDATE run SET stop_reason = ?", (reason,))
             case FinishedRecord(commit_number, reason):

@@ -19,13 +19,16 @@ from atoll.coordinator.core.events import (
     DoneRecord,
     ExclusionRecord,
     FinishedRecord,
+    KeptOutRecord,
     LeaseRecord,
+    LetInRecord,
     LineRecord,
     ManifestRecord,
     OpenRecord,
     Persisted,
     PlanRecord,
     Record,
+    ResetRecord,
     RollbackRecord,
     SiteRecord,
     StopRecord,
@@ -131,6 +134,8 @@ class _Kept:
     leases: dict[tuple[int, int, int], LeaseRecord] = field(default_factory=dict)
     rollbacks: list[RollbackRecord] = field(default_factory=list)
     exclusions: dict[tuple[int, int], ExclusionRecord] = field(default_factory=dict)
+    kept_out: dict[str, KeptOutRecord] = field(default_factory=dict)
+    void_starts: set[bytes] = field(default_factory=set)
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None
@@ -181,6 +186,8 @@ class MemoryStore:
             leases=tuple(kept.leases[key] for key in sorted(kept.leases)),
             rollbacks=tuple(kept.rollbacks),
             exclusions=tuple(kept.exclusions[key] for key in sorted(kept.exclusions)[-KEPT_EXCLUSIONS:]),
+            kept_out=tuple(kept.kept_out[name] for name in sorted(kept.kept_out)),
+            void_starts=tuple(sorted(kept.void_starts)),
             num_abandoned=kept.num_abandoned,
             stop_reason=kept.stop_reason,
             finished=kept.finished,
@@ -233,6 +240,15 @@ class MemoryStore:
                         del known[number]
             case ExclusionRecord():
                 kept.exclusions[record.sync, record.site_id] = record
+            case KeptOutRecord():
+                kept.kept_out[record.name] = record
+            case LetInRecord(name):
+                kept.kept_out.pop(name, None)
+            case ResetRecord(void_starts):
+                kept.manifest = None
+                kept.void_starts |= set(void_starts)
+                for forgotten in (kept.sites, kept.attestations, kept.lines, kept.done, kept.leases):
+                    forgotten.clear()
             case StopRecord():
                 kept.stop_reason = record.reason
             case FinishedRecord():

@@ -329,6 +329,7 @@ class RefusedKind(IntEnum):
     INVALID = 8
     STATE = 9
     FULL = 10
+    KEPT_OUT = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core import manifests, rollback, states
+from atoll.coordinator.core import keeping_out, manifests, rollback, starting_over, states
 from atoll.coordinator.core.membership import Site, Standing, key_digest
 from atoll.coordinator.core.run import Run
 from atoll.protocol import PROTOCOL_VERSION, addresses
@@ -22,7 +22,11 @@ MAX_INCARNATION = 1 << 63  # stores keep signed integers
 
 def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     """The first message of a stream, or the one after Evicted."""
-    if _refused_at_the_door(run, stream, header, message) or _refused_by_name(run, stream, header, message):
+    if _refused_at_the_door(run, stream, header, message):
+        return
+    if keeping_out.refused(run, stream, message.name, message.key) or starting_over.refused(run, stream, message):
+        return
+    if _refused_by_name(run, stream, header, message):
         return
     shared = rollback.shared_commit(run, message.branch)
     has_void_commits = shared is not None and message.has_state and message.last_commit > shared

@@ -158,6 +158,13 @@ class CommitLog:
             listed = [n for n in known if n in held][-ATTESTATIONS_IN_SOURCES:] + listed
         return tuple(Attestation(commit=n, state_hash=self.attested[n]) for n in listed)
 
+    def forget_start(self) -> None:
+        """Before the first commit: nothing is attested."""
+        assert not self.records
+        self.attested.clear()
+        self._reports.clear()
+        self._from_store.clear()
+
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
         self._reports.setdefault(commit, {})[site_id] = state_hash
         for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:

@@ -12,6 +12,7 @@ from atoll.coordinator.core.membership import Site
 @dataclass(slots=True)
 class Dispute:
     commit: int
+    until: float  # a run that is told to stop does not wait for answers any longer
     asked: dict[int, int] = field(default_factory=dict)  # site id -> stream on which it was asked
     damaged: dict[int, int] = field(default_factory=dict)  # site id -> chunks that are not what they should be
 
@@ -31,6 +32,10 @@ class Dispute:
         damaged = [s for s in tied if self.damaged[s.site_id]]
         return damaged if len(damaged) < len(tied) else []
 
+    def is_over(self, tied: Sequence[Site], now: float) -> bool:
+        """Whether no answer can decide it any more, or none came in time."""
+        return now >= self.until or all(s.site_id in self.damaged for s in tied)
+
     def in_words(self, tied: Sequence[Site]) -> str:
         sides: dict[bytes, list[str]] = {}
         for site in tied:
@@ -40,4 +45,5 @@ class Dispute:
         if not all(s.site_id in self.damaged for s in tied):
             return f"{text}; their bytes are being checked"
         which = "none" if not any(self.damaged[s.site_id] for s in tied) else "all"
-        return f"{text}, and {which} of them find damage: stop those that you do not trust"
+        which += " of them find damage: keep those out that you do not trust (atoll evict NAME --keep-out)"
+        return f"{text}, and {which}"

@@ -156,6 +156,9 @@ def _step(run: Run) -> bool:
     if rollback.advance(run):
         return True
     if run.disputed:
+        if run.stop_reason and run.dispute_is_over:
+            decisions.finish(run, f"{run.stop_reason} ({run.disputed})")
+            return True
         return False
     attempt = run.sync.attempt
     if attempt is None:

@@ -74,6 +74,32 @@ class RollbackAsked:
     """Answered if it is not 0; no other request has the number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictAsked:
+    """A person does not want this site in the run; with `keep_out` never again."""
+
+    name: str
+    reason: str
+    keep_out: bool
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetInAsked:
+    """A site that is kept out may come back."""
+
+    name: str
+    request: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetAsked:
+    """Before training: the model and the starting state are taken back."""
+
+    reason: str
+    request: int
+
+
 # --- records
 
 
@@ -199,6 +225,29 @@ class ExclusionRecord:
     reason: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOutRecord:
+    """Neither this name nor this key comes in any more. A later record of the name replaces it."""
+
+    name: str
+    key_digest: bytes
+    """Empty if no site of that name was ever here."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetInRecord:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRecord:
+    """Before training: sites, model, starting state and the account of samples are forgotten."""
+
+    void_starts: tuple[bytes, ...]
+    """State hashes of commit 0 that sites held until then."""
+
+
 @dataclass(frozen=True, slots=True)
 class StopRecord:
     reason: str
@@ -212,7 +261,8 @@ class FinishedRecord:
 
 Record = (
     SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
-    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | StopRecord | FinishedRecord
+    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | KeptOutRecord | LetInRecord
+    | ResetRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 
@@ -247,6 +297,10 @@ class Persisted:
     """All of them, ascending."""
     exclusions: tuple[ExclusionRecord, ...] = ()
     """The newest ones, ascending."""
+    kept_out: tuple[KeptOutRecord, ...] = ()
+    """By name."""
+    void_starts: tuple[bytes, ...] = ()
+    """State hashes of commit 0 that were taken back; ascending."""
     num_abandoned: int = 0
     stop_reason: str = ""
     finished: FinishedRecord | None = None
@@ -274,8 +328,8 @@ class ManifestRead:
 
 
 Event = (
-    StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | CommitsRead
-    | ManifestRead
+    StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | EvictAsked
+    | LetInAsked | ResetAsked | CommitsRead | ManifestRead
 )  # fmt: skip
 
 

@@ -9,11 +9,13 @@ from atoll.coordinator.core import (
     admission,
     driver,
     going_back,
+    keeping_out,
     leases,
     liveness,
     manifests,
     reach,
     rollback,
+    starting_over,
     states,
 )
 from atoll.coordinator.core.data_view import RangeView, range_views
@@ -21,12 +23,15 @@ from atoll.coordinator.core.events import (
     Answer,
     CommitsRead,
     Event,
+    EvictAsked,
     Garbled,
+    LetInAsked,
     Malformed,
     ManifestRead,
     Output,
     Persisted,
     Received,
+    ResetAsked,
     RollbackAsked,
     StopAsked,
     StopRecord,
@@ -113,6 +118,8 @@ class Core:
             times.append(part_due)
         if run.going_back is not None:
             times.append(run.going_back.until)
+        if run.disputed and run.stop_reason and run.dispute is not None and run.now < run.dispute.until:
+            times.append(run.dispute.until)
         sync = run.sync
         if sync is not None:
             later = [sync.not_before]
@@ -173,6 +180,12 @@ class Core:
             case RollbackAsked(reason=reason, to=int(commit), request=request):
                 if (problem := going_back.begin(run, commit, reason, request)) and request:
                     run.out.outputs.append(Answer(request, problem))
+            case EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request):
+                run.out.outputs.append(Answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out)))
+            case LetInAsked(name=name, request=request):
+                run.out.outputs.append(Answer(request, keeping_out.let_in(run, name)))
+            case ResetAsked(reason=reason, request=request):
+                run.out.outputs.append(Answer(request, starting_over.reset(run, reason)))
             case CommitsRead():
                 rollback.commits_read(run, event)
             case ManifestRead():

@@ -75,6 +75,11 @@ class Run:
         self.num_abandoned_in_a_row = 0
         self.stop_reason = persisted.stop_reason
         self.finished: FinishedRecord | None = persisted.finished
+        self.kept_out = {r.name: r for r in persisted.kept_out}
+        for record in persisted.kept_out:
+            if (unwanted := self.members.sites.get(record.name)) is not None:
+                unwanted.gone = f"kept out: {record.reason}"
+        self.void_starts = set(persisted.void_starts)
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
@@ -85,6 +90,7 @@ class Run:
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
         self.dispute: Dispute | None = None
+        self.dispute_is_over = False  # it is, and stays, undecided
         self.disputed = ""  # who holds different states of one commit, while nobody knows who is right
         self.num_wrong_states = 0
         self.num_refused = 0

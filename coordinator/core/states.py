@@ -152,11 +152,12 @@ def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
 def _dispute(run: Run, commit: int, tied: tuple[int, ...]) -> None:
     """Nothing is planned or committed until it is known who is wrong."""
     if run.dispute is None or run.dispute.commit != commit:
-        run.dispute = Dispute(commit)
+        run.dispute = Dispute(commit, run.now + run.limits.give_up_s)
     sites = [site for i in tied if (site := run.members.by_id(i)) is not None]
     for site in run.dispute.to_ask(sites):
         run.send(site, m.Verify(commit=commit))
     run.disputed = run.dispute.in_words(sites)
+    run.dispute_is_over = run.dispute.is_over(sites, run.now)
     wrong = run.dispute.wrong(sites)
     if not wrong:
         return

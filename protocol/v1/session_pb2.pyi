@@ -64,6 +64,8 @@ class _RefusedKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusedKi
     """a site ahead of the coordinator's log, or with another state hash"""
     REFUSED_KIND_FULL: _RefusedKind.ValueType  # 10
     """as many sites are in the run as it takes"""
+    REFUSED_KIND_KEPT_OUT: _RefusedKind.ValueType  # 11
+    """by its operator"""
 
 class RefusedKind(_RefusedKind, metaclass=_RefusedKindEnumTypeWrapper): ...
 
@@ -80,6 +82,8 @@ REFUSED_KIND_STATE: RefusedKind.ValueType  # 9
 """a site ahead of the coordinator's log, or with another state hash"""
 REFUSED_KIND_FULL: RefusedKind.ValueType  # 10
 """as many sites are in the run as it takes"""
+REFUSED_KIND_KEPT_OUT: RefusedKind.ValueType  # 11
+"""by its operator"""
 Global___RefusedKind: _TypeAlias = RefusedKind  # noqa: Y015
 
 class _Direction:

@@ -400,6 +400,23 @@ class Story:
         self.happens(e.RollbackAsked(reason, to=commit, request=self._num_asked))
         return self._num_asked
 
+    def evict(self, name: str, reason: str = "atoll evict", *, keep_out: bool = True) -> str:
+        """What the person is told; empty if it is done."""
+        self._num_asked += 1
+        asked = e.EvictAsked(name=name, reason=reason, keep_out=keep_out, request=self._num_asked)
+        self.happens(asked)
+        return self.answers[self._num_asked]
+
+    def let_in(self, name: str) -> str:
+        self._num_asked += 1
+        self.happens(e.LetInAsked(name=name, request=self._num_asked))
+        return self.answers[self._num_asked]
+
+    def reset(self) -> str:
+        self._num_asked += 1
+        self.happens(e.ResetAsked(reason="atoll reset", request=self._num_asked))
+        return self.answers[self._num_asked]
+
     def rebuilt(self, name: str, state: str = "", oldest: int | None = None) -> None:
         """What it was asked for; no `state`: it cannot."""
         going = self.core.run.going_back
@@ -605,6 +622,12 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "exclusion", record.site_id, record.sync
         case e.StopRecord():
             return "stop", 0, 0
+        case e.KeptOutRecord():
+            return f"that {record.name} is kept out", 0, 0
+        case e.LetInRecord():
+            return f"that {record.name} may come in", 0, 0
+        case e.ResetRecord():
+            return "taking back of model and starting state", 0, 0
         case e.LineRecord():
             return "line", record.line, record.frontier
         case e.DoneRecord():
@@ -636,6 +659,8 @@ def _record_in_words(record: e.Record) -> str:
         case e.LeaseRecord():
             whose = f"site {first}, start {second}" if second else f"the contribution of site {first}, which is gone"
             return f"the lease of {whose}: {ranges_in_words(record.ranges)}"
+        case e.KeptOutRecord() | e.LetInRecord():
+            return kind
         case e.RollbackRecord():
             return f"that commits {', '.join(map(str, record.voided))} are void, branch {first}"
         case e.ExclusionRecord():
@@ -699,6 +724,10 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
         story.ask_to_go_back(int(words[1]))
     elif words[0] == "rollback":
         story.happens(e.RollbackAsked("atoll rollback"))
+    elif words[0] == "evict":
+        story.evict(words[1], keep_out="keep-out" in words)
+    elif words[0] == "reset":
+        story.reset()
     elif words[0] == "stop":
         story.happens(e.StopAsked("atoll stop"))
     else:

@@ -18,6 +18,7 @@ SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 GOING_BACK = "tests/unit/coordinator/test_going_back.py"
+KEEPING_OUT = "tests/unit/coordinator/test_keeping_out.py"
 REACH = "tests/unit/coordinator/test_reach.py"
 WEIGHTS = "tests/unit/coordinator/test_weights.py"
 BLAME = "tests/unit/coordinator/test_blame.py"
@@ -540,6 +541,46 @@ MUTATIONS = (
         old="[f for f in self.files[keep:] if f.newest != self.spared]",
         new="self.files[keep:]",
         tests=(REBUILD,),
+    ),
+    Mutation(
+        name="kept out by name alone",
+        rule="a site that is kept out does not come in under another name with the same key",
+        file="coordinator/core/keeping_out.py",
+        old="record.name == name or record.key_digest == digest",
+        new="record.name == name",
+        tests=(KEEPING_OUT,),
+    ),
+    Mutation(
+        name="who is kept out is forgotten",
+        rule="who is kept out stays so after a restart of the coordinator",
+        file="coordinator/core/keeping_out.py",
+        old="        run.persist(record)\n",
+        new="",
+        tests=(KEEPING_OUT,),
+    ),
+    Mutation(
+        name="reset in mid-training",
+        rule="model and starting state can be taken back until training has started, and no longer",
+        file="coordinator/core/starting_over.py",
+        old="    if run.started:\n",
+        new="    if False:\n",
+        tests=(KEEPING_OUT,),
+    ),
+    Mutation(
+        name="a start that was taken back comes in again",
+        rule="a starting state that was taken back is refused",
+        file="coordinator/core/starting_over.py",
+        old="    run.void_starts |= held\n",
+        new="",
+        tests=(KEEPING_OUT,),
+    ),
+    Mutation(
+        name="a dispute keeps a run from stopping",
+        rule="a run that is told to stop ends in a dispute that nobody can settle any more",
+        file="coordinator/core/driver.py",
+        old="        if run.stop_reason and run.dispute_is_over:",
+        new="        if False:",
+        tests=(KEEPING_OUT,),
     ),
     # --- data: each sample once
     Mutation(

@@ -331,6 +331,13 @@ def go_back(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, lambda: world.go_back(generator))
 
 
+def keep_out(world: World, fault: Fault, generator: random.Random) -> None:
+    """An operator sends a site away, and lets it in again later."""
+    name = _site(world, generator)
+    if name is not None and len(world.nodes) > 1:
+        world.keep_out(name, max(fault.lasts_s, 0.5))
+
+
 def join(world: World, fault: Fault, generator: random.Random) -> None:
     if len(world.hands) < 2 * world.shape.num_sites:
         world.start_site(f"site{len(world.hands) + 1}")
@@ -398,6 +405,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "power_cut": (power_cut, 3),
     "lose_site": (lose_site, 3),
     "go_back": (go_back, 4),
+    "keep_out": (keep_out, 2),
     "join": (join, 2),
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),

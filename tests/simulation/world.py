@@ -14,10 +14,12 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
@@ -364,9 +366,8 @@ class World:
 
     def go_back(self, generator: random.Random) -> None:
         """An operator says `atoll rollback --to` some commit that sites have passed, as far as one can tell."""
-        coordinator = self.coordinator
-        server = coordinator.server if coordinator is not None else None
-        if coordinator is None or server is None or coordinator.process.stopped or not server._core.run.log.last:
+        server = self._server_that_answers()
+        if server is None or not server._core.run.log.last:
             return
         commit = generator.randrange(server._core.run.log.last)
         self.story.tell("operator", f"atoll rollback --to {commit}")
@@ -376,7 +377,42 @@ class World:
             self.story.tell("operator", problem or f"the run went back to commit {commit}")
             self.num_returns += not problem
 
-        self.run_in(coordinator.process, lambda: asyncio.ensure_future(ask()))
+        self._ask(ask())
+
+    def _server_that_answers(self) -> CoordinatorServer | None:
+        coordinator = self.coordinator
+        return None if coordinator is None or coordinator.process.stopped else coordinator.server
+
+    def _ask(self, request: Coroutine[Any, Any, None]) -> None:
+        """Of the coordinator that there is now, as on its socket."""
+        assert self.coordinator is not None
+        self.run_in(self.coordinator.process, lambda: asyncio.ensure_future(request))
+
+    def keep_out(self, name: str, lasts_s: float) -> None:
+        """An operator says `atoll evict NAME --keep-out`, and `--let-in` later, until that is done."""
+        server = self._server_that_answers()
+        if server is None:
+            return
+
+        async def send_away() -> None:
+            problem = await server.evict(name, "not wanted", keep_out=True)
+            self.story.tell("operator", problem or f"{name} is kept out")
+
+        async def let_in(server: CoordinatorServer) -> None:
+            await server.let_in(name)
+            self.story.tell("operator", f"{name} may come in")
+
+        def back() -> None:
+            server = self._server_that_answers()
+            if server is None or name in server._core.run.kept_out:
+                if server is not None:
+                    self._ask(let_in(server))
+                self.later(1.0, back)
+            elif name in self.ended or name not in self.hands:
+                self.start_site(name)
+
+        self._ask(send_away())
+        self.later(lasts_s, back)
 
     async def _roll_back_when_asked(self) -> None:
         """An operator who knows that the lost disk does not come back looks at the status now and then."""

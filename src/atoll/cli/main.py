@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from atoll import __version__
-from atoll.cli import coordinator, demo, init, node, rollback, sample, status, stop
+from atoll.cli import coordinator, demo, evict, init, node, reset, rollback, sample, status, stop
 from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.text import clean
@@ -43,6 +43,8 @@ VERBS: dict[str, Verb] = {
     "status": status,
     "stop": stop,
     "rollback": rollback,
+    "evict": evict,
+    "reset": reset,
     "demo": demo,
     "sample": sample,
 }

@@ -65,7 +65,7 @@ def test_without_damage_the_run_stays_paused_and_names_both_until_one_is_stopped
         verified(story, "b", num_damaged)
         assert "a (site 1)" in story.view.state
         assert "b (site 2)" in story.view.state
-        assert "stop those that you do not trust" in story.view.state
+        assert "keep those out that you do not trust" in story.view.state
         for name in "ab":
             story.ready(name)
         story.wait(2 * story.core.run.limits.sync_wait_s)

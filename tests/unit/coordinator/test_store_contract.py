@@ -312,3 +312,21 @@ def test_another_run_is_refused_with_both_values(reopen: Reopen, settings, paren
     with pytest.raises(ConfigError, match=says):
         reopen().begin(settings, parent)
     assert reopen().begin(SETTINGS).term == 2, "a refused start is no start"
+
+
+def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    bad = e.KeptOutRecord(name="bad", key_digest=a_hash("key"), reason="garbage")
+    worse = e.KeptOutRecord(name="worse", key_digest=b"", reason="more of it")
+    manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
+    store.persist(1, (a_site(1), manifest, worse, bad, e.AttestationRecord(0, a_hash("s0"))), 1.0)
+    store.persist(1, (e.LineRecord(line=0, num_samples=10, frontier=5, returned=()), e.LetInRecord("worse")), 2.0)
+    assert reopen().begin(SETTINGS).kept_out == (bad,)
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(3, (e.ResetRecord((a_hash("s0"), a_hash("t0"))), replace(bad, reason="again")), 3.0)
+    found = reopen().begin(SETTINGS)
+    assert (found.manifest, found.sites, found.attestations, found.lines) == (None, (), (), ())
+    assert found.kept_out == (replace(bad, reason="again"),)
+    assert found.void_starts == tuple(sorted((a_hash("s0"), a_hash("t0"))))

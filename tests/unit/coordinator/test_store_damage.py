@@ -35,11 +35,15 @@ def columns() -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """Three commits, of which a power cut voided the last; a plan of the sync that is open, from which a site was left
-    out; leases. It has ended."""
+    """A start that was taken back, a site that is kept out, three commits, of which a power cut voided the last; a plan
+    of the sync that is open, from which a site was left out; leases. It has ended."""
     path = tmp_path_factory.mktemp("store") / "run.db"
     store = SqliteStore(path)
     story = Story(SETTINGS, store=store)
+    story.join("x")
+    story.applied("x", 0, "strange")
+    assert not story.reset()
+    assert not story.evict("x")
     story.start("a", "b")
     for name in "ab":
         story.wants(name, 100)

@@ -1,0 +1,35 @@
+"""`atoll reset`: take back the model and the starting state before training, through the socket beside the store."""
+
+from __future__ import annotations
+
+import argparse
+
+from atoll.cli import stop
+
+HELP = "take back the model before training has started (on the coordinator's machine)"
+EPILOG = """\
+The first site that offers a model fixes it for the run, and the first state that sites agree on is what training starts
+from. Until training has started both can be taken back: if the model was the wrong one, or strangers came first with a
+state that nobody can fetch. All sites are sent away (their nodes end with exit code 4) and may be started again; who
+holds the state that was taken back needs another --home. Keep strangers out first (`atoll evict NAME --keep-out`): that
+stays.
+
+Once training has started this is refused: undo commits with `atoll rollback --to`, or start another run.
+
+examples:
+  atoll reset                       the run of ./run.toml
+  atoll reset --store /data/run.db
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    stop.add_arguments(parser)
+    parser.add_argument("--reason", default="", metavar="TEXT", help="shown at every site")
+
+
+def run(args: argparse.Namespace) -> int:
+    from atoll.coordinator.admin import request_reset
+
+    request_reset(stop.store_path(args), args.reason)
+    print("model and starting state are taken back; the next site that offers a model fixes it")
+    return 0

@@ -1,0 +1,184 @@
+"""Sites that a person does not want in the run, and a start that is taken back."""
+
+from __future__ import annotations
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AdmittedAs, RefusedKind
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.unit.coordinator.test_disputes import differing, verified
+
+
+def training(*names: str) -> Story:
+    story = Story(some_settings(min_sites=2))
+    story.start(*names)
+    return story
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_site_that_is_kept_out_is_refused_by_name_and_by_key_until_it_is_let_in(restarted: bool) -> None:
+    story = training("a", "b", "c")
+    assert story.evict("c", "sends garbage") == ""
+    refused = story.last("c", m.Refused)
+    assert refused.kind is RefusedKind.KEPT_OUT
+    assert "kept out of run 'run': sends garbage" in refused.text
+    assert story.sites["c"].stream is None
+    if restarted:
+        story.restart()
+    assert story.view.kept_out == {"c": "sends garbage"}
+    assert [s.state for s in story.view.sites if s.name == "c"] == ["gone: kept out: sends garbage"]
+    for name, key in (("c", "c"), ("c", "another"), ("d", "c")):
+        before = story.num(name, m.Refused)
+        story.connect(name, incarnation=2, key=key)
+        assert story.num(name, m.Refused) == before + 1, (name, key)
+        assert story.last(name, m.Refused).kind is RefusedKind.KEPT_OUT
+    story.connect("e")
+    assert not story.num("e", m.Refused)
+    assert story.let_in("c") == ""
+    story.connect("c", incarnation=3)
+    story.offer("c")
+    assert story.last("c", m.Admitted).site_id == 3
+    story.restart()
+    assert story.view.kept_out == {}
+
+
+def test_what_it_contributed_is_left_out() -> None:
+    story = training("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    story.done("a", "s0")
+    story.evict("c")
+    story.wait(story.core.run.limits.heartbeat_s)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.view.last_commit == 1
+
+
+def test_a_site_that_is_only_evicted_may_come_back() -> None:
+    story = training("a", "b")
+    assert story.evict("b", keep_out=False) == ""
+    assert story.num("b", m.Evicted) == 1
+    assert not story.num("b", m.Refused)
+    story.connect("b", again=True)
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
+
+
+def test_names_that_are_not_known_are_said_and_may_be_kept_out_before_they_come() -> None:
+    story = training("a", "b")
+    assert "no site of run 'run' is called 'x'" in story.evict("x", keep_out=False)
+    assert "'x' is not kept out" in story.let_in("x")
+    story.leave("b")
+    assert "b (site 2) is not in the run" in story.evict("b", keep_out=False)
+    assert story.evict("x") == ""
+    story.connect("x")
+    assert story.last("x", m.Refused).kind is RefusedKind.KEPT_OUT
+    story.connect("y")
+    assert not story.num("y", m.Refused), "no key is kept out"
+
+
+def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_kept_out() -> None:
+    story = differing()
+    for name in "ab":
+        verified(story, name, 0)
+    assert "a (site 1)" in story.view.state
+    assert "b (site 2)" in story.view.state
+    assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
+    story.evict("b", "its disk is bad")
+    assert story.view.state == "training"
+    assert story.core.run.log.attested[1] == a_hash("s1")
+
+
+def test_a_run_that_is_told_to_stop_ends_in_a_dispute_that_nobody_can_settle() -> None:
+    story = differing()
+    story.happens(e.StopAsked("atoll stop"))
+    assert not story.view.finished, "their bytes are being checked"
+    verified(story, "a", 0)
+    assert not story.view.finished
+    verified(story, "b", 0)
+    assert story.view.finished
+    assert story.view.state.startswith("finished: atoll stop (sites hold different states of commit 1")
+    assert [story.num(name, m.Finished) for name in "ab"] == [1, 1]
+
+
+def test_a_dispute_in_which_a_site_never_answers_does_not_keep_a_run_from_stopping() -> None:
+    story = differing()
+    verified(story, "a", 0)
+    story.happens(e.StopAsked("atoll stop"))
+    story.wait(story.core.run.limits.give_up_s)
+    assert story.view.finished
+
+
+def test_a_stop_in_a_dispute_that_is_settled_has_its_last_sync() -> None:
+    story = differing()
+    story.happens(e.StopAsked("atoll stop"))
+    verified(story, "a", 0)
+    verified(story, "b", 1)
+    assert not story.view.finished
+    story.ready("a")
+    story.done("a", "s1")
+    assert story.view.commits[-1].final
+
+
+# --- before training
+
+
+def test_two_strangers_whose_start_nobody_has_can_be_sent_away_and_the_run_begins() -> None:
+    story = Story(some_settings(min_sites=3))
+    for name in ("x", "y"):
+        story.join(name)
+        story.applied(name, 0, "strange")
+    story.join("a")
+    story.sources("a")
+    assert "waiting for sites 2 of 3" in story.view.state
+    for name in ("x", "y"):
+        story.evict(name, "nobody knows it")
+    assert story.reset() == ""
+    assert "start this node again" in story.last("a", m.Refused).text
+    for restarted in (False, True):
+        if restarted:
+            story.restart()
+        assert (story.core.run.manifest, story.core.run.log.attested, story.core.run.claim) == (None, {}, None)
+        assert not story.view.sites
+        assert set(story.view.kept_out) == {"x", "y"}
+    story.connect("x", incarnation=2, state=(0, "strange"))
+    assert story.last("x", m.Refused).kind is RefusedKind.KEPT_OUT
+    for name in "abc":
+        story.connect(name, incarnation=2)
+        story.sites[name].site_id = 0
+        story.offer(name, width=8)
+    assert story.last("a", m.Admitted).admitted_as is AdmittedAs.SEEDER
+    for name in "abc":
+        story.applied(name, 0, "s0")
+    story.commit_one("a", "b", "c", state="s0", following="s1")
+    assert story.view.last_commit == 1
+
+
+def test_a_start_that_was_taken_back_does_not_come_in_again_with_a_site_that_holds_it() -> None:
+    story = Story(some_settings(min_sites=3))
+    for name in "ab":
+        story.join(name)
+        story.applied(name, 0, "wrong")
+    story.reset()
+    for incarnation in (2, 3):
+        story.connect("a", incarnation=incarnation, state=(0, "wrong"))
+        assert "which was taken back: give the node another --home" in story.last("a", m.Refused).text
+        story.restart()
+    story.connect("b", incarnation=2)
+    story.sites["b"].site_id = 0
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is AdmittedAs.SEEDER
+
+
+def test_once_training_has_started_nothing_is_taken_back() -> None:
+    story = training("a", "b")
+    assert "training has started, and the run is at commit 0" in story.reset()
+    assert story.view.state == "training"
+    assert not story.num("a", m.Refused)
+    story.happens(e.StopAsked("stop"))
+    story.leave("a")
+    story.leave("b")
+    assert "the run is over" in story.reset()
