@@ -41,7 +41,7 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.store import RESTORE, Store
-from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, transport, wire
+from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, sources_parts, transport, wire
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -296,6 +296,9 @@ class CoordinatorServer:
                         if isinstance(commit, messages.Commit):
                             self._commit_times[commit.commit] = now
                             self._commit_times.pop(commit.commit - messages.MAX_LOG_COMMITS, None)
+                case Send(number, messages.Sources() as sources):
+                    if number in self._streams:
+                        await self._send_sources(self._streams[number], sources)
                 case Send(number, message):
                     if number in self._streams:
                         stream = self._streams[number]
@@ -320,6 +323,11 @@ class CoordinatorServer:
 
     async def _read_manifest(self, asked: ReadManifest) -> None:
         self._events.put_nowait((await asyncio.to_thread(manifests.read, asked), None))
+
+    async def _send_sources(self, stream: _Stream, sources: messages.Sources) -> None:
+        """In parts, encoded in a thread: a long log of many sites is tens of megabytes."""
+        for part in sources_parts.split(sources):
+            stream.put(await asyncio.to_thread(wire.response_body, part) if part.commits else wire.response_body(part))
 
     # --- streams
 

@@ -372,6 +372,7 @@ class Sources:
     attested: tuple[Attestation, ...] = bounded(MAX_LOG_COMMITS, ())
     donors: tuple[Donor, ...] = bounded(MAX_MEMBERS, ())
     commits: tuple[Commit, ...] = bounded(MAX_LOG_COMMITS, ())
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
-from atoll.protocol import differences, transport, wire
+from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.time_limits import TimeLimits
@@ -128,7 +128,7 @@ class Session:
             yield request
 
     async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> str:
-        told = differences.NOTHING
+        told, sources = differences.NOTHING, sources_parts.Parts()
         while True:
             try:
                 data = await call.read()
@@ -140,6 +140,11 @@ class Session:
                 message = differences.complete(short, wire.left_out(envelope), told)
                 told = differences.after(message, told)
                 self._received_seq = envelope.seq
+                if isinstance(message, m.Sources):
+                    whole = sources.add(message)
+                    if whole is None:
+                        continue
+                    message = whole
             except InvalidMessage as error:
                 # What it said is lost; after the next Hello the coordinator says again what is pending.
                 self.num_refused_messages += 1

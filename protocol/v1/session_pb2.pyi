@@ -935,6 +935,9 @@ class Sources(_message.Message):
     ATTESTED_FIELD_NUMBER: _builtins.int
     DONORS_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """another Sources with the next commits of this answer follows; it has nothing else"""
     @_builtins.property
     def attested(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attestation]:
         """newest last; for a run that has not started: commit 0 as the seeder claims it"""
@@ -951,10 +954,11 @@ class Sources(_message.Message):
         attested: _abc.Iterable[Global___Attestation] | None = ...,
         donors: _abc.Iterable[Global___Donor] | None = ...,
         commits: _abc.Iterable[_common_pb2.Commit] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attested", b"attested", "commits", b"commits", "donors", b"donors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attested", b"attested", "commits", b"commits", "donors", b"donors", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -30,6 +30,7 @@ SQLITE = "tests/unit/coordinator/test_sqlite_store.py"
 STORE_DAMAGE = "tests/unit/coordinator/test_store_damage.py"
 LEDGER = "tests/unit/coordinator/test_ledger.py"
 SITE = "tests/unit/node_core/test_site.py"
+SOURCES_PARTS = "tests/unit/protocol/test_sources_parts.py"
 AWAY = "tests/unit/node_core/test_away.py"
 SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
@@ -815,6 +816,22 @@ MUTATIONS = (
         old="    if missing:\n",
         new='    if missing == Ranges():\n        return ""\n    if not done:\n',
         tests=("tests/unit/node_core/test_own_word.py",),
+    ),
+    Mutation(
+        name="all commits go in one message",
+        rule="what a site has to hear fits the messages of a session, however long it was away",
+        file="protocol/sources_parts.py",
+        old="        if commits and num_bytes + size_bytes > MAX_PART_BYTES:\n",
+        new="        if commits and num_bytes > 1 << 60:\n",
+        tests=(SOURCES_PARTS,),
+    ),
+    Mutation(
+        name="a part of Sources is taken for all of it",
+        rule="an answer in parts is heard when it is whole",
+        file="node/daemon/session.py",
+        old="                    if whole is None:\n                        continue\n",
+        new="                    whole = whole or message\n",
+        tests=(NODE_SESSION,),
     ),
     Mutation(
         name="an opened stream ends the time away",

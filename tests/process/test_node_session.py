@@ -150,6 +150,43 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
     asyncio.run(scenario())
 
 
+def test_sources_are_heard_once_they_are_whole_and_parts_of_a_stream_that_ended_are_forgotten() -> None:
+    donor = m.Donor(site_id=1, incarnation=1, address="127.0.0.1:1", commit=2)
+    begun = m.Sources(donors=(donor,), more=True)
+    first, second = (
+        m.Commit(
+            commit=n, sync=n, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=n, run_tokens=n
+        )
+        for n in (1, 2)
+    )
+    parts = [begun, m.Sources(commits=(first,), more=True), m.Sources(commits=(second,))]
+
+    async def scenario() -> None:
+        num_streams = 0
+
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            nonlocal num_streams
+            num_streams += 1
+            for seq, part in enumerate(parts[: num_streams + 1], 1):
+                yield wire.to_bytes(wire.response(part, HEADER, seq, 0))
+            if num_streams > 1:
+                async for _ in requests:
+                    pass
+
+        server, address = await serving(serve)
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        session = a_session(address, heard, asyncio.Queue())
+        task = asyncio.create_task(session.run())
+        assert await heard.get() == m.Sources(donors=(donor,), commits=(first, second))
+        assert heard.empty()
+        assert num_streams == 2
+        await session.close()
+        await task
+        await server.stop(0)
+
+    asyncio.run(scenario())
+
+
 def test_a_session_that_is_cancelled_leaves_no_task_behind() -> None:
     """Its heartbeats would go on being asked for while the node stops."""
 

@@ -39,7 +39,7 @@ from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
-from atoll.protocol import transport, wire
+from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
@@ -87,6 +87,7 @@ def simulated(
     put(plane_module, "SharedBuffer", SimBuffer)
     put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
     put(m, "MANIFEST_PART_BYTES", 64)  # several parts, which faults come between
+    put(sources_parts, "MAX_PART_BYTES", 1)  # every commit is a part of its own
     put(wire, "from_proto", _read_once(wire.from_proto))
     put(wire, "encode", _write_once(wire.encode))
     try:
