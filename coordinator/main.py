@@ -34,7 +34,6 @@ async def serve(
     Raises ConfigError, HostError or StateError: what, where, what to do.
     """
     parent_json = json.dumps(resume_parent, sort_keys=True) if resume_parent else ""
-    loop = asyncio.get_running_loop()
     async with AsyncExitStack() as stack:
         asked = asyncio.Event()
 
@@ -54,7 +53,8 @@ async def serve(
         stack.push_async_callback(admin.close)
         where = ""
         if config.http_listen:
-            page = StatusPage(config.http_listen, server.document, loop)
+            page = StatusPage(server.document)
+            await page.start(config.http_listen)
             stack.push_async_callback(page.close)
             where = f" (status page http://{page.address}/)"
         running = asyncio.create_task(server.run())

@@ -40,8 +40,18 @@ from atoll.coordinator.core.events import (
     Tick,
 )
 from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.view import RunView
 from atoll.coordinator.store import RESTORE, Store
-from atoll.protocol import PROTOCOL_VERSION, addresses, differences, messages, sources_parts, transport, wire
+from atoll.protocol import (
+    PROTOCOL_VERSION,
+    addresses,
+    descriptors,
+    differences,
+    messages,
+    sources_parts,
+    transport,
+    wire,
+)
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -64,6 +74,11 @@ MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they ar
 BODIES_KEPT = 16
 """Of messages sent last."""
 STOP_GRACE_S = 2.0
+MORE_CONNECTIONS = 256
+"""Beside two of each site, one of which may be broken: for whoever is not in the run, or looks at it."""
+STORE_PATIENCE_S = 2.0
+"""Who asks for the run waits so long for what is being kept, then is told what was known before."""
+KEEP_VIEW_EVERY_S = 5.0
 
 
 class _Stream:
@@ -147,6 +162,9 @@ class CoordinatorServer:
             self._core = Core(settings, persisted, time.monotonic())
         except StateError as error:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
+        self._viewed_at = time.monotonic()
+        self._kept_view = self._core.view(self._viewed_at)
+        self._keeping_since: float | None = None
         self._streams: dict[int, _Stream] = {}
         self._bodies = _Bodies()
         self._asked: dict[int, asyncio.Future[str]] = {}  # requests of people, not answered yet
@@ -163,8 +181,13 @@ class CoordinatorServer:
 
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
+        wanted = 2 * self.settings.max_sites + MORE_CONNECTIONS
         server = transport.create_server(
-            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES, max_received_bytes=MAX_MESSAGE_BYTES
+            max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
+            max_received_bytes=MAX_MESSAGE_BYTES,
+            max_connections=descriptors.for_connections(
+                descriptors.raise_limit(), wanted, f"run.max_sites = {self.settings.max_sites}"
+            ),
         )
         handlers = {
             # Bytes in: malformed ones are counted and answered here instead of vanishing inside gRPC. Bytes out: what
@@ -210,6 +233,7 @@ class CoordinatorServer:
                 item = self._events.get_nowait()
             try:
                 async with self._deciding:
+                    self._keep_view()
                     await self._execute(self._core.handle_all([event for event, _ in batch], time.monotonic()))
             finally:
                 for _, stream in batch:
@@ -267,21 +291,33 @@ class CoordinatorServer:
             del self._asked[request]
 
     async def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
-        """The run for people and programs, as on /status.json; of decisions only what is kept."""
-        async with self._deciding:
-            return self._document(data_ranges=data_ranges)
+        """The run for people and programs, as on /status.json; of decisions only what is kept. While the store is
+        stuck, what was known before."""
+        try:
+            async with asyncio.timeout(STORE_PATIENCE_S), self._deciding:
+                return self._document(self._core.view(time.monotonic()), data_ranges=data_ranges)
+        except TimeoutError:
+            return self._document(self._kept_view, data_ranges=False)
 
-    def _document(self, *, data_ranges: bool) -> dict[str, Any]:
-        document = asdict(self._core.view(time.monotonic()))
+    def _document(self, view: RunView, *, data_ranges: bool) -> dict[str, Any]:
+        document = asdict(view)
         for commit in document["commits"]:
             commit["time"] = self._commit_times.get(commit["commit"])
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
+        since = self._keeping_since
+        document["store_stuck_s"] = 0.0 if since is None else round(time.monotonic() - since, 1)
         document["time"] = time.time()
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
         return document
+
+    def _keep_view(self) -> None:
+        """What is shown if the store gets stuck with what comes next."""
+        now = time.monotonic()
+        if now - self._viewed_at >= KEEP_VIEW_EVERY_S:
+            self._viewed_at, self._kept_view = now, self._core.view(now)
 
     # --- outputs
 
@@ -290,7 +326,9 @@ class CoordinatorServer:
             match output:
                 case Persist(records):
                     now = time.time()
+                    self._keeping_since = time.monotonic()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
+                    self._keeping_since = None
                     for record in records:
                         commit = getattr(record, "commit", None)
                         if isinstance(commit, messages.Commit):

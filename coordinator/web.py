@@ -1,4 +1,4 @@
-"""Status page, /status.json, /metrics and /healthz: read-only, on a thread of its own."""
+"""Status page, /status.json, /metrics and /healthz: read-only."""
 
 from __future__ import annotations
 
@@ -8,72 +8,56 @@ import hashlib
 import importlib.resources
 import json
 import re
-import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from atoll.protocol import addresses
-from atoll.protocol.errors import HostError
+from atoll.protocol import pages
 
-ANSWER_LIMIT_S = 10.0
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 Document = dict[str, Any]
 
 
 class StatusPage:
-    """Serves until `close`. `document` is called on `loop`. Raises HostError if the port cannot be had."""
+    """Serves until `close`. `document` says the run, within the limit of an answer."""
 
-    def __init__(
-        self, listen: str, document: Callable[[], Coroutine[Any, Any, Document]], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        host, port = addresses.parse_address(listen)
+    def __init__(self, document: Callable[[], Awaitable[Document]]) -> None:
+        self._document = document
+        self._page, policy = load_page()
+        self._headers = {"Content-Security-Policy": policy}
+        self._pages = pages.Pages(self._answer)
 
-        def from_thread() -> Document:
-            return asyncio.run_coroutine_threadsafe(document(), loop).result(ANSWER_LIMIT_S)
+    @property
+    def address(self) -> str:
+        return self._pages.address
 
-        try:
-            self._server = _Server(host, port, from_thread)
-        except OSError as error:
-            raise HostError(
-                f"cannot listen on {listen} for the status page: {error.strerror}; choose another --http-listen, or an "
-                "empty one to leave it out"
-            ) from None
-        self.address = addresses.join_address(host, self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status page", daemon=True)
-        self._thread.start()
+    async def start(self, listen: str) -> None:
+        """Raises ConfigError, HostError if the port cannot be had."""
+        await self._pages.start(listen, "the status page")
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._server.shutdown)
-        self._thread.join()
-        self._server.server_close()
+        await self._pages.close()
+
+    async def _answer(self, path: str) -> pages.Answer:
+        if path == "/":
+            return pages.Answer(200, "text/html; charset=utf-8", self._page, self._headers)
+        if path == "/healthz":  # this process lives, whatever its store does
+            return pages.text(200, "ok")
+        if path == "/status.json":
+            body = await asyncio.to_thread(_as_json, await self._document())
+            return pages.Answer(200, "application/json", body, self._headers)
+        if path == "/metrics":
+            body = await asyncio.to_thread(metrics, await self._document())
+            return pages.Answer(200, PROMETHEUS_TEXT, body, self._headers)
+        return pages.text(404, "there are /, /status.json, /metrics and /healthz")
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, host: str, port: int, document: Callable[[], Document]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.document = document
-        self.page, self.policy = load_page()
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own looks the host's name up, which may take seconds where there is no name service.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away is nobody's error."""
+def _as_json(document: Document) -> bytes:
+    return json.dumps(document).encode()
 
 
 def load_page() -> tuple[bytes, str]:
@@ -88,46 +72,6 @@ def load_page() -> tuple[bytes, str]:
     for name, value in hashes.items():
         policy += f"; {name}-src 'sha256-{value}'"
     return page, policy
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    timeout = ANSWER_LIMIT_S
-    server_version = "atoll"
-    sys_version = ""
-
-    def do_GET(self) -> None:
-        path = self.path.split("?", 1)[0]
-        if path == "/":
-            self._answer(200, "text/html; charset=utf-8", self.server.page)
-        elif path == "/healthz":
-            self._answer(200, "text/plain; charset=utf-8", b"ok\n")
-        elif path in ("/status.json", "/metrics"):
-            try:
-                document = self.server.document()
-            except (TimeoutError, RuntimeError) as error:
-                text = f"the coordinator does not answer: {type(error).__name__}\n"
-                self._answer(503, "text/plain; charset=utf-8", text.encode())
-                return
-            if path == "/metrics":
-                self._answer(200, PROMETHEUS_TEXT, metrics(document))
-            else:
-                self._answer(200, "application/json", json.dumps(document).encode())
-        else:
-            self._answer(404, "text/plain; charset=utf-8", b"there are /, /status.json, /metrics and /healthz\n")
-
-    def _answer(self, code: int, kind: str, body: bytes) -> None:
-        self.send_response(code)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Content-Security-Policy", self.server.policy)
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not logged."""
 
 
 def metrics(document: Document) -> bytes:
@@ -162,6 +106,7 @@ class _Collector:
             ("atoll_commit", "Newest commit.", d["last_commit"]),
             ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
             ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),
+            ("atoll_store_stuck_seconds", "How long the store has kept a decision waiting.", d["store_stuck_s"]),
             ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", _attempt(d)),
         ):
             yield GaugeMetricFamily(name, text, value)

@@ -18,6 +18,12 @@ MAX_FRAME_BYTES = 1 << 20
 MAX_SESSION_MESSAGE_BYTES = 32 << 20
 """Bound on one message from the coordinator to a node; the ranges of samples of many sites are the largest."""
 
+MAX_CONNECTIONS = 256
+"""Of a server that says no other bound."""
+HANDSHAKE_LIMIT_MS = 10_000
+IDLE_LIMIT_S = 60.0
+"""For a connection without a call; who closes it early costs the next call a connection."""
+
 LAST_CALLS_S = 1.0
 """For what a stopped server leaves behind, see `run`."""
 
@@ -68,19 +74,34 @@ def channel_options(max_message_bytes: int) -> _Options:
     ]
 
 
-def server_options(max_message_bytes: int, max_received_bytes: int) -> _Options:
+def server_options(
+    max_message_bytes: int, max_received_bytes: int, max_connections: int, idle_limit_s: float
+) -> _Options:
     return [
         *_common_options(max_message_bytes, max_received_bytes),
         ("grpc.so_reuseport", 0),  # with it a second server on the same port starts and takes half of the calls
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.http2.max_ping_strikes", 0),
+        # Of connections beyond the first bound each is closed as it comes. The others are limits for a connection
+        # until it speaks HTTP/2 and its settings are there, and for one without a call.
+        ("grpc.max_allowed_incoming_connections", max_connections),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
+        ("grpc.http2.settings_timeout", HANDSHAKE_LIMIT_MS),
+        ("grpc.max_connection_idle_ms", round(1000 * idle_limit_s)),
     ]
 
 
-def create_server(*, max_message_bytes: int, max_received_bytes: int | None = None) -> grpc.aio.Server:
+def create_server(
+    *,
+    max_message_bytes: int,
+    max_received_bytes: int | None = None,
+    max_connections: int = MAX_CONNECTIONS,
+    idle_limit_s: float = IDLE_LIMIT_S,
+) -> grpc.aio.Server:
     """A server without ports; credentials belong to each port, see `bind`. `max_received_bytes`: where what is received
     has a smaller bound than what is sent."""
-    return grpc.aio.server(options=server_options(max_message_bytes, max_received_bytes or max_message_bytes))
+    received = max_received_bytes or max_message_bytes
+    return grpc.aio.server(options=server_options(max_message_bytes, received, max_connections, idle_limit_s))
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -130,6 +130,8 @@ class RunView:
     """Why sites left for good."""
     excluded: tuple[str, ...]
     """The newest contributions that were left out of a sync, and why, ascending."""
+    store_stuck_s: float = 0.0
+    """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     sync: SyncView | None
     sites: tuple[SiteView, ...]
     commits: tuple[CommitView, ...]

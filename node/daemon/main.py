@@ -21,7 +21,7 @@ from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
-from atoll.protocol import addresses, transport
+from atoll.protocol import addresses, descriptors, transport
 from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.signals import Signals, end_process
@@ -33,6 +33,10 @@ CLEAN_END_S = 1.0
 """Between the end of the workers and the end of this process, after a second Ctrl-C."""
 END_LIMIT_S = FLUSH_S + WORKERS_END_LIMIT_S + CLEAN_END_S + 2.0
 """From a second Ctrl-C to the end of this process, at most."""
+MAX_PEER_CONNECTIONS = 4096
+"""Or half of the descriptors: the node's own connections and files need the others."""
+PEER_IDLE_LIMIT_S = 300.0
+
 FIRST_CONTACT_S = 30.0
 """How long a node waits for a coordinator that is not there yet."""
 
@@ -77,7 +81,12 @@ async def _run(
         fsync=run.settings.sync.fsync,
         num_threads=config.num_kernel_threads,
     )
-    server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
+    limit = descriptors.raise_limit()
+    server = transport.create_server(
+        max_message_bytes=transport.MAX_FRAME_BYTES,
+        max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
+        idle_limit_s=PEER_IDLE_LIMIT_S,
+    )
     hub.attach(server)
     listen = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
     port = transport.bind(server, listen, None)
@@ -93,9 +102,10 @@ async def _run(
     node = Node(config=config, run=run, home=home, plane=plane, hub=hub, address=address, journal=journal)
     stack.callback(node.close)
     if config.http_listen:
-        metrics = MetricsServer(config.http_listen, node.observer.facts, asyncio.get_running_loop())
-        stack.callback(metrics.close)
-        log.info("metrics on http://%s/metrics", config.http_listen)
+        metrics = MetricsServer(node.observer.facts)
+        await metrics.start(config.http_listen)
+        stack.push_async_callback(metrics.close)
+        log.info("metrics on http://%s/metrics", metrics.address)
     log.info("listening for peers on %s", address)
     _on_signals(node, signals)
     code, text = await node.run()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from wsgiref.simple_server import WSGIServer
 
-import prometheus_client
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.node.local_protocol import CheckpointCounts
-from atoll.protocol import addresses
-from atoll.protocol.errors import HostError
+from atoll.protocol import pages
 
-ANSWER_LIMIT_S = 10.0
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,33 +113,27 @@ class NodeCollector(Collector):
 
 
 class MetricsServer:
-    """/metrics on an address of its own. `facts` is called on `loop`: what it reads changes there. Raises HostError if
-    the port is taken."""
+    """/metrics on an address of its own. `facts` is called on the event loop: what it reads changes there."""
 
-    def __init__(self, address: str, facts: Callable[[], NodeFacts], loop: asyncio.AbstractEventLoop) -> None:
-        async def on_loop() -> NodeFacts:
-            return facts()
-
-        def from_thread() -> NodeFacts:
-            return asyncio.run_coroutine_threadsafe(on_loop(), loop).result(ANSWER_LIMIT_S)
-
-        registry = CollectorRegistry()
-        registry.register(NodeCollector(from_thread))
-        host, port = addresses.parse_address(address)
-        try:
-            self._server: WSGIServer
-            self._thread: threading.Thread
-            self._server, self._thread = prometheus_client.start_http_server(port, host, registry)
-        except OSError as error:
-            raise HostError(
-                f"metrics: cannot listen on {address} ({error.strerror}); choose another --http-listen"
-            ) from None
+    def __init__(self, facts: Callable[[], NodeFacts]) -> None:
+        self._facts = facts
+        self._pages = pages.Pages(self._answer)
 
     @property
-    def port(self) -> int:
-        return int(self._server.server_port)
+    def address(self) -> str:
+        return self._pages.address
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    async def start(self, listen: str) -> None:
+        """Raises ConfigError, HostError if the port is taken."""
+        await self._pages.start(listen, "metrics")
+
+    async def close(self) -> None:
+        await self._pages.close()
+
+    async def _answer(self, path: str) -> pages.Answer:
+        if path != "/metrics":
+            return pages.text(404, "there is /metrics")
+        facts = self._facts()
+        registry = CollectorRegistry()
+        registry.register(NodeCollector(lambda: facts))
+        return pages.Answer(200, PROMETHEUS_TEXT, generate_latest(registry))

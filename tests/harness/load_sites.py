@@ -48,6 +48,9 @@ class Fleet:
     commits: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     received_bytes: int = 0
     num_evicted: int = 0
+    num_admitted: int = 0
+    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when that changes."""
     num_whole_commits: int = 0  # the others left out whom they come from
     connecting: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONNECTING_AT_ONCE))
 
@@ -140,6 +143,8 @@ class SimulatedSite:
                     self._say(part)
             case "admitted":
                 self._site_id = envelope.admitted.site_id
+                self.fleet.num_admitted += 1
+                self.fleet.joined.set()
                 if m.AdmittedAs(envelope.admitted.admitted_as) is m.AdmittedAs.SEEDER:
                     self._apply(0)
                 else:

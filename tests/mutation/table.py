@@ -13,6 +13,8 @@ COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 OFFERS = "tests/unit/coordinator/test_offers.py"
 TEXT = "tests/unit/protocol/test_text.py"
+PAGES = "tests/unit/protocol/test_pages.py"
+DESCRIPTORS = "tests/process/test_descriptors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
@@ -131,6 +133,38 @@ MUTATIONS = (
         file="coordinator/service.py",
         old="self.most_bytes = MAX_FIRST_MESSAGE_BYTES",
         new="self.most_bytes = MAX_MESSAGE_BYTES",
+        tests=(SESSIONS,),
+    ),
+    Mutation(
+        name="any number of connections is taken",
+        rule="connections from outside leave descriptors for this process",
+        file="protocol/transport.py",
+        old='("grpc.max_allowed_incoming_connections", max_connections)',
+        new='("grpc.max_allowed_incoming_connections", 1 << 20)',
+        tests=(DESCRIPTORS + "::test_idle_connections_end_no_node_and_close_no_page",),
+    ),
+    Mutation(
+        name="the limit of descriptors stays as it was",
+        rule="the soft limit of descriptors is raised to the hard one",
+        file="protocol/descriptors.py",
+        old="if soft != resource.RLIM_INFINITY and soft < wanted:",
+        new="if False:",
+        tests=(DESCRIPTORS + "::test_2000_sites_on_a_soft_limit_of_1024",),
+    ),
+    Mutation(
+        name="silent connections keep their places at a page",
+        rule="where all places of a page are taken, the oldest silent connection ends",
+        file="protocol/pages.py",
+        old="if len(self._silent) + len(self._busy) > MAX_CONNECTIONS:",
+        new="if False:",
+        tests=(PAGES,),
+    ),
+    Mutation(
+        name="who looks at a run waits for a stuck store",
+        rule="while the store is stuck people are told what was known before",
+        file="coordinator/service.py",
+        old="async with asyncio.timeout(STORE_PATIENCE_S), self._deciding:",
+        new="async with self._deciding:",
         tests=(SESSIONS,),
     ),
     Mutation(

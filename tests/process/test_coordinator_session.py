@@ -231,17 +231,41 @@ def test_malformed_messages_cost_one_stream_and_are_counted(data: bytes, says: s
     serving(test, tmp_path)
 
 
+class SlowStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes, self.may_write = threading.Event(), threading.Event()
+
+    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
+        self.writes.set()
+        assert self.may_write.wait(LIMIT_S)
+        super().persist(term, records, wall_time_s)
+
+
+def test_5_while_the_store_is_stuck_people_see_what_was_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STORE_PATIENCE_S", 0.05)
+    store = SlowStore()
+
+    async def main() -> None:
+        config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
+        server = CoordinatorServer(config, SETTINGS, store)
+        running = asyncio.create_task(server.run())
+        server.ask_to_stop("enough")
+        assert await asyncio.to_thread(store.writes.wait, LIMIT_S)
+        document = await server.document(data_ranges=True)
+        assert document["state"] == "waiting for sites 0 of 2"
+        assert document["store_stuck_s"] > 0
+        store.may_write.set()
+        monkeypatch.setattr(service, "STORE_PATIENCE_S", LIMIT_S)
+        document = await server.document()
+        assert (document["state"], document["store_stuck_s"]) == ("finished: enough", 0.0)
+        await server.stop()
+        await running
+
+    asyncio.run(main())
+
+
 def test_5_people_see_a_decision_when_it_is_kept(tmp_path: Path) -> None:
-    class SlowStore(MemoryStore):
-        def __init__(self) -> None:
-            super().__init__()
-            self.writes, self.may_write = threading.Event(), threading.Event()
-
-        def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
-            self.writes.set()
-            assert self.may_write.wait(LIMIT_S)
-            super().persist(term, records, wall_time_s)
-
     async def main() -> None:
         config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
         store = SlowStore()

@@ -112,6 +112,7 @@ class RunStatus:
     state_hash: str
     attested_commit: int | None
     errors: tuple[str, ...]
+    store_stuck_s: float
     sync: SyncStatus | None
     sites: tuple[SiteStatus, ...]
     commits: tuple[CommitStatus, ...]

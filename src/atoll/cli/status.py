@@ -28,6 +28,7 @@ WATCH_EVERY_S = 1.0
 NARROW_LEAVES_OUT = ("received",)
 WIDE_FROM_COLUMNS = 100
 STATE_CHARACTERS = 40
+STUCK_FROM_S = 2.0
 COLUMNS = ("site", "state", "step", "steps/s", "loss", "commit", "sent", "received", "busy", "state hash")
 
 
@@ -108,7 +109,9 @@ def rows(status: RunStatus) -> list[tuple[str, ...]]:
 
 def notes(status: RunStatus) -> list[str]:
     """What a person may have to do something about."""
+    stuck = f"the coordinator's store has not answered for {status.store_stuck_s:.0f} s: this is what was known before"
     return [
+        *([f"{stuck}; look at its disk"] if status.store_stuck_s >= STUCK_FROM_S else ()),
         *(
             f"{site.name} at {site.address} cannot be dialled by {', '.join(site.not_dialled_by)}"
             for site in status.sites

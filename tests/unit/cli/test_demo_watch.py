@@ -39,6 +39,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "run_id": "r", "state": "training", "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
+        "store_stuck_s": 0.0,
         "sync": None, "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 
@@ -77,6 +78,11 @@ def test_names_of_others_cannot_steer_the_terminal() -> None:
     console = Console(file=io.StringIO(), record=True, width=200)
     console.print(table(status))
     assert "[red]x" in console.export_text()
+
+
+def test_a_stuck_store_is_named() -> None:
+    assert "store has not answered for 12 s" in text_lines(parse_status(document(store_stuck_s=12.0)))
+    assert "store" not in text_lines(parse_status(document(store_stuck_s=0.1)))
 
 
 def test_the_table_says_what_the_status_says() -> None:

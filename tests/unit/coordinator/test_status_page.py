@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -29,7 +30,8 @@ def a_document() -> dict[str, Any]:
     story.commit_one("a", "b", state="s0", following="s1")
     story.ready("a", unreachable="b")
     story.drop("b")
-    return asdict(story.view) | {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
+    more = {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
+    return asdict(story.view) | more
 
 
 def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
@@ -39,7 +41,8 @@ def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
         async def on_loop() -> dict[str, Any]:
             return document
 
-        page = StatusPage("127.0.0.1:0", on_loop, asyncio.get_running_loop())
+        page = StatusPage(on_loop)
+        await page.start("127.0.0.1:0")
         try:
             await asyncio.to_thread(check, f"http://{page.address}")
         finally:
@@ -115,10 +118,26 @@ def test_a_taken_port_is_named() -> None:
     async def nothing() -> dict[str, Any]:
         return {}
 
-    def check(base: str) -> None:
-        loop = asyncio.new_event_loop()
-        with pytest.raises(HostError, match="--http-listen"):
-            StatusPage(base.removeprefix("http://"), nothing, loop)
-        loop.close()
+    async def main() -> None:
+        first, second = StatusPage(nothing), StatusPage(nothing)
+        await first.start("127.0.0.1:0")
+        try:
+            with pytest.raises(HostError, match=r"for the status page.*--http-listen"):
+                await second.start(first.address)
+        finally:
+            await first.close()
 
-    served(check, a_document())
+    asyncio.run(main())
+
+
+def test_healthz_answers_where_the_document_does_not() -> None:
+    async def main() -> None:
+        never = asyncio.get_running_loop().create_future()
+        page = StatusPage(lambda: never)
+        await page.start("127.0.0.1:0")
+        try:
+            assert await asyncio.to_thread(get, f"http://{page.address}/healthz") == (200, ANY, b"ok\n")
+        finally:
+            await page.close()
+
+    asyncio.run(main())

@@ -22,16 +22,17 @@ def test_facts_are_read_on_the_event_loop_where_they_change() -> None:
         read_on.append(threading.get_ident())
         return NodeFacts(**{item.name: VALUES[str(item.type)] for item in fields(NodeFacts)})
 
-    def scrape(port: int) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+    def scrape(address: str) -> str:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
             return str(answer.read().decode())
 
     async def main() -> str:
-        server = MetricsServer("127.0.0.1:0", facts, asyncio.get_running_loop())
+        server = MetricsServer(facts)
+        await server.start("127.0.0.1:0")
         try:
-            return await asyncio.to_thread(scrape, server.port)
+            return await asyncio.to_thread(scrape, server.address)
         finally:
-            server.close()
+            await server.close()
 
     assert "atoll_node_commit 1.0" in asyncio.run(main())
     assert set(read_on) == {threading.get_ident()}

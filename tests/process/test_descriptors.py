@@ -1,0 +1,82 @@
+"""Connections of strangers end no process, and many sites need no larger limit of descriptors than the system's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atoll.protocol import addresses, descriptors
+from atoll.protocol.settings import RunSettings, SyncSettings
+from tests.harness.load_sites import Fleet, manifest
+from tests.harness.local_run import LocalRun
+
+SOFT_1024 = ("sh", "-c", 'ulimit -S -n 1024 && exec "$@"', "sh")
+HARD_1024 = ("sh", "-c", 'ulimit -n 1024 && exec "$@"', "sh")
+NUM_SITES = 2000
+NUM_IDLE = 1500
+LIMIT_S = 100.0
+WORKER = [sys.executable, str(Path(__file__).parents[1] / "workers" / "plain_worker.py"), "--tensors", "a=30x40"]
+SLOW = [*WORKER, "--step-delay-s", "0.02"]
+
+
+@contextlib.contextmanager
+def idle_connections(address: str, number: int) -> Iterator[None]:
+    """That say nothing. Those that are closed by the other side stay so."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(number):
+            stack.enter_context(contextlib.closing(socket.create_connection(addresses.parse_address(address))))
+        yield
+
+
+@pytest.mark.timeout(200)
+def test_2000_sites_on_a_soft_limit_of_1024(tmp_path: Path) -> None:
+    assert descriptors.raise_limit() > NUM_SITES + descriptors.RESERVED, "this process connects that often itself"
+    settings = RunSettings(
+        run_id="load", min_sites=NUM_SITES + 1, max_sites=NUM_SITES + 1, data="local", time_limits="wan"
+    )
+    with LocalRun(tmp_path, settings) as run:
+        run.start_coordinator(prefix=SOFT_1024)
+        fleet = Fleet(address=run.address, run_id="load", manifest=manifest(1000), heartbeat_s=10.0, train_s=1.0)
+
+        async def play() -> None:
+            sites = asyncio.create_task(fleet.run(NUM_SITES))
+            async with asyncio.timeout(LIMIT_S):
+                while fleet.num_admitted < NUM_SITES:
+                    await fleet.joined.wait()
+                    fleet.joined.clear()
+            status = await asyncio.to_thread(run.status)
+            assert sum(site["connected"] for site in status["sites"]) == NUM_SITES
+            sites.cancel()
+            await asyncio.gather(sites, return_exceptions=True)
+
+        asyncio.run(play())
+
+
+@pytest.mark.timeout(150)
+def test_idle_connections_end_no_node_and_close_no_page(tmp_path: Path) -> None:
+    """With a hard limit that they exceed."""
+    settings = RunSettings(
+        run_id="idle", steps=100_000, min_sites=2, max_sites=8, data="local", sync=SyncSettings(every=10)
+    )
+    with LocalRun(tmp_path, settings) as run:
+        coordinator = run.start_coordinator(prefix=HARD_1024, extra=("--http-listen", "127.0.0.1:0"))
+        page = coordinator.wait_for_line(r"status page (http://\S+/)", 30).group(1)
+        for name in "ab":
+            run.start_node(name, SLOW, prefix=HARD_1024)
+        status = run.wait(lambda s: s["last_commit"] >= 1, LIMIT_S, "a commit")
+        with contextlib.ExitStack() as stack:
+            for address in (run.address, page.removeprefix("http://").rstrip("/"), status["sites"][0]["address"]):
+                stack.enter_context(idle_connections(address, NUM_IDLE))
+            with urllib.request.urlopen(page + "status.json", timeout=20) as answer:
+                assert json.load(answer)["run_id"] == "idle"
+            last = run.status()["last_commit"]
+            run.wait(lambda s: s["last_commit"] >= last + 3, LIMIT_S, "commits go on")
+            assert [process.popen.poll() for process in run.processes] == [None] * 3

@@ -1,0 +1,126 @@
+"""Pages over HTTP: whoever opens connections and says nothing, or asks for nonsense, closes them for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from atoll.protocol import pages
+
+LIMIT_S = 20.0
+BODY = b"x" * 100_000
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[pages.Pages]:
+    async def answer(path: str) -> pages.Answer:
+        return pages.Answer(200, pages.PLAIN, BODY) if path == "/" else pages.text(404, "no")
+
+    server = pages.Pages(answer)
+    await server.start("127.0.0.1:0", "a test")
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            yield server
+    finally:
+        await server.close()
+
+
+async def connect(server: pages.Pages) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = server.address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def asked(server: pages.Pages, request: bytes) -> bytes:
+    reader, writer = await connect(server)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    return answer
+
+
+def test_silent_connections_make_room_the_oldest_first() -> None:
+    async def main() -> None:
+        async with served() as server, AsyncExitStack() as stack:
+            silent = []
+            for _ in range(5 * pages.MAX_CONNECTIONS):
+                reader, writer = await connect(server)
+                stack.callback(writer.close)
+                silent.append(reader)
+            answer = await asked(server, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert answer.endswith(BODY)
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):  # long gone
+                await silent[0].readexactly(1)
+            assert not silent[-1].at_eof()
+            assert len(server._silent) < pages.MAX_CONNECTIONS
+
+    asyncio.run(main())
+
+
+def test_a_request_has_so_long_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "REQUEST_LIMIT_S", 0.05)
+
+    async def main() -> None:
+        async with served() as server:
+            reader, writer = await connect(server)
+            writer.write(b"GET / HT")
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+            writer.close()
+
+    asyncio.run(main())
+
+
+def test_a_reader_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "ANSWER_LIMIT_S", 0.05)
+    monkeypatch.setattr("tests.unit.protocol.test_pages.BODY", b"x" * (64 << 20))
+
+    async def main() -> None:
+        async with served() as server:
+            reader, writer = await connect(server)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            serving = set(server._tasks)
+            while not serving:
+                await asked(server, b"GET /nothing HTTP/1.1\r\n\r\n")
+                serving = set(server._tasks)
+            await asyncio.wait(serving)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(len(BODY))
+            writer.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST / HTTP/1.1\r\n\r\n", 405),
+        (b"GET /\r\n\r\n", 400),
+        (b"\xff\x00 \r\n\r\n", 400),
+        (b"GET /\xff?\x1b HTTP/1.0\r\n\r\n", 404),
+    ],
+)
+def test_other_requests_are_refused(request_bytes: bytes, code: int) -> None:
+    async def main() -> None:
+        async with served() as server:
+            assert (await asked(server, request_bytes)).startswith(b"HTTP/1.1 %d " % code)
+
+    asyncio.run(main())
+
+
+def test_a_request_without_end_is_cut_off() -> None:
+    async def main() -> None:
+        async with served() as server:
+            reader, writer = await connect(server)
+            writer.write(b"x" * (2 * pages.MAX_REQUEST_BYTES))
+            with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+                await reader.readexactly(1)
+            writer.close()
+
+    asyncio.run(main())
