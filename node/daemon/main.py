@@ -140,15 +140,15 @@ def _on_signals(node: Node, signals: Signals) -> None:
     ending: list[asyncio.Task[None]] = []
 
     def again(reason: str) -> None:
-        node.leave_now(reason)
+        exit_code = node.leave_now(reason)
         if not ending:
-            ending.append(asyncio.get_running_loop().create_task(_end_at_once(node)))
+            ending.append(asyncio.get_running_loop().create_task(_end_at_once(node, exit_code)))
 
     signals.first, signals.again = node.leave, again
 
 
-async def _end_at_once(node: Node) -> None:
+async def _end_at_once(node: Node, exit_code: int) -> None:
     """Without the threads that are waited for as a node ends: they may never come back from the disk."""
     await node.end_workers()
     await asyncio.sleep(CLEAN_END_S)
-    end_process(ENDED_AT_ONCE)
+    end_process(exit_code)

@@ -175,13 +175,14 @@ class Node:
         if self._launcher is not None:
             await self._launcher.stop()
 
-    def leave_now(self, reason: str) -> None:
-        """Say goodbye and end, whatever is under way."""
+    def leave_now(self, reason: str) -> int:
+        """Say goodbye and end, whatever is under way. The exit code: of what it had come to before, if it had."""
         if self._result.done():
             self._spawn(self._stop_workers())
         else:
             self.session.send(m.Leave(reason=reason))
             self._result.set_result((ENDED_AT_ONCE, reason))
+        return self._result.result()[0]
 
     def handle(self, event: e.Event) -> None:
         """Give the core an event and carry out what it wants, in order. Raises nothing: what goes wrong on the way ends

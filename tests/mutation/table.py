@@ -1088,8 +1088,8 @@ MUTATIONS = (
         name="a second Ctrl-C waits for the disk",
         rule="a second Ctrl-C ends a node whatever its threads wait for",
         file="node/daemon/main.py",
-        old="    await asyncio.sleep(CLEAN_END_S)\n    end_process(ENDED_AT_ONCE)",
-        new="    await asyncio.sleep(100 * CLEAN_END_S)\n    end_process(ENDED_AT_ONCE)",
+        old="    await asyncio.sleep(CLEAN_END_S)\n    end_process(exit_code)",
+        new="    await asyncio.sleep(100 * CLEAN_END_S)\n    end_process(exit_code)",
         tests=("tests/process/test_ending_at_once.py",),
     ),
     Mutation(
