@@ -34,6 +34,7 @@ class CommitLog:
         self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations}
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
+        self._witnesses: dict[int, dict[int, bytes]] = {}  # sites that applied a commit without being part of it
         self.losses: list[tuple[int, int, int, float]] = []
         self._loss_stride = 1
         for point in persisted.losses:
@@ -97,7 +98,7 @@ class CommitLog:
         self.run_step = newest.run_step if newest else self._first_run_step
         self.run_tokens = newest.run_tokens if newest else self._first_run_tokens
         self.losses = [point for point in self.losses if point[0] <= commit]
-        for known in (self.attested, self._reports):
+        for known in (self.attested, self._reports, self._witnesses):
             for n in [n for n in known if n > commit]:
                 del known[n]
         self._from_store = {n for n in self._from_store if n <= commit}
@@ -163,6 +164,7 @@ class CommitLog:
         assert not self.records
         self.attested.clear()
         self._reports.clear()
+        self._witnesses.clear()
         self._from_store.clear()
 
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
@@ -170,20 +172,33 @@ class CommitLog:
         for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:
             del self._reports[old]
 
+    def witness(self, commit: int, site_id: int, state_hash: bytes) -> None:
+        """The site was no contributor, held the commit before, and has computed every chunk of this one itself."""
+        self._witnesses.setdefault(commit, {})[site_id] = state_hash
+        for old in sorted(self._witnesses)[:-REPORTS_OF_COMMITS]:
+            del self._witnesses[old]
+
     def forget(self, site_id: int) -> None:
         """Its state turned out not to be the run's."""
-        for votes in self._reports.values():
+        for votes in (*self._reports.values(), *self._witnesses.values()):
             votes.pop(site_id, None)
+
+    def has_reported(self, commit: int, site_ids: Collection[int]) -> bool:
+        return set(site_ids) <= set(self._reports.get(commit, {}))
 
     def reported(self) -> list[int]:
         return sorted(self._reports)
 
     def judge(self, commit: int, awaited: Collection[int], present: Collection[int]) -> Judgement:
-        """The first report attests. Where reports differ, the majority is right once all of `awaited` have reported.
+        """The first report attests. Where reports of contributors differ, the majority is right once all of `awaited`
+        have reported. Then sites that are no party count too: who applied the commit without contributing to it has
+        computed it from the record and the payloads alone.
 
         In a tie: the hash that a former start of the coordinator attested; else the majority of those `present`.
         """
         votes = self._reports.get(commit, {})
+        if len(set(votes.values())) > 1:
+            votes = votes | self._witnesses.get(commit, {})
         attested = self.attested.get(commit)
         counts: Counter[bytes] = Counter()
         if attested is not None:

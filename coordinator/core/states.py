@@ -94,11 +94,14 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches
+    contributed = site.site_id in run.log.contributors(message.commit)
+    if news and not (joined or fetched or contributed) and site.applied == message.commit - 1:
+        run.log.witness(message.commit, site.site_id, message.state_hash)
     take(run, site, message.commit, message.state_hash)
     if run.finished is not None:
         if message.commit == run.finished.commit:
             run.send(site, run.finished_message())
-    elif joined or (news and (fetched or site.site_id not in run.log.contributors(message.commit))):
+    elif joined or (news and (fetched or not contributed)):
         # Contributors have the next sync from the commit itself, unless they had to fetch it.
         send_pending(run, site)
 
@@ -111,17 +114,20 @@ def advance(run: Run) -> None:
     if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
     run.disputed = ""
+    undecided: set[int] = set()
     for commit in run.log.reported():
         contributors = run.log.contributors(commit)
         awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
         judge(run, commit, awaited)
+        if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
+            undecided.add(commit)
+    attempt = run.sync.attempt if run.sync is not None else None
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
-        if (
-            known is not None
-            and site.state_hash != known
-            and site.site_id not in run.log.contributors(site.applied or 0)
-        ):
+        if known is None or site.state_hash == known or site.site_id in run.log.contributors(site.applied or 0):
+            continue
+        # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
+        if site.applied not in undecided or (attempt is not None and site.site_id in attempt.done):
             _evict_for_state(run, site, site.applied or 0, known)
     _answer_waiting(run)
 

@@ -101,3 +101,62 @@ def test_a_third_report_decides_a_tie() -> None:
     story.applied("c", 1, "s1")
     assert story.num("b", m.Evicted) == 1
     assert story.num("a", m.Verify) == 0
+
+
+# --- sites that are no party: they applied the commit without contributing to it
+
+
+def with_a_witness(*, first: str, witness: str, contributors: str = "ab") -> Story:
+    """`contributors` commit 1 without c, which receives. All of them but a say "wrong" of it; c says `witness`."""
+    story = Story(some_settings(min_sites=len(contributors)))
+    story.start(*contributors, "c")
+    for name in contributors:
+        story.ready(name)
+    story.ready("c", tokens=0)
+    assert [r.site_id for r in story.plan().receivers] == [len(contributors) + 1]
+    for name in contributors:
+        story.done(name, "s0")
+    said = dict.fromkeys(contributors, "wrong") | {"a": "s1", "c": witness}
+    for name in sorted(said, key=lambda name: name != first):
+        if story.sites[name].stream is not None:
+            story.applied(name, 1, said[name])
+    return story
+
+
+def test_a_site_that_is_no_party_settles_a_dispute_whoever_says_it_first() -> None:
+    for first in "abc":
+        for witness, evicted in (("s1", "b"), ("wrong", "a")):
+            story = with_a_witness(first=first, witness=witness)
+            assert story.core.run.log.attested[1] == a_hash(witness), (first, witness)
+            assert [story.num(name, m.Evicted) for name in "abc"] == [int(name == evicted) for name in "abc"]
+            assert not story.view.state.startswith("paused")
+
+
+def test_one_that_agrees_with_neither_is_heard_with_them() -> None:
+    story = with_a_witness(first="c", witness="a third")
+    assert not story.num("c", m.Evicted)
+    assert [story.num(name, m.Verify) for name in "abc"] == [1, 1, 1]
+    assert "paused: sites hold different states of commit 1" in story.view.state
+
+
+def test_one_that_is_no_party_does_not_outvote_contributors_that_agree() -> None:
+    story = Story(some_settings(min_sites=1))
+    story.start("a")
+    story.join("c")
+    story.applied("c", 0, "s0")
+    story.ready("a")
+    story.ready("c", tokens=0)
+    story.done("a", "s0")
+    story.applied("c", 1, "wrong")
+    assert not story.num("c", m.Evicted), "the contributor has not said what it has"
+    story.applied("a", 1, "s1")
+    assert story.num("c", m.Evicted) == 1
+    assert not story.num("a", m.Verify)
+
+
+def test_who_fetched_the_state_is_no_witness_of_it() -> None:
+    story = differing(first="b")
+    story.join("c")
+    story.applied("c", 1, "wrong")
+    assert story.view.state.startswith("paused: sites hold different states")
+    assert story.num("a", m.Evicted) == story.num("b", m.Evicted) == 0
