@@ -1,4 +1,4 @@
-"""A coordinator on one core with many simulated sites: CPU, memory, and how long it takes to plan and to commit.
+"""A coordinator on one core with many simulated sites: CPU, memory, lag, and how long it takes to plan and to commit.
 
 The sites are clients in one process, over real gRPC on loopback. Ready to Plan: from the last Ready of a sync until a
 site has its plan; Done to Commit alike.
@@ -67,6 +67,8 @@ def main(argv: list[str]) -> int:
         for name, values in (("Ready to Plan", fleet.ready_to_plan_s()), ("Done to Commit", fleet.done_to_commit_s())):
             print(f"{name}: p50 {percentile(values, 50):.3f} s, p99 {percentile(values, 99):.3f} s")
         print(f"received by a site and sync: {fleet.received_bytes / args.sites / args.syncs / 1000:.1f} kB")
+        lag = status["event_loop"]
+        print(f"lag of its event loop: 99.9 % within {lag['lag_p999_s']:.3f} s, at most {lag['worst_lag_s']:.3f} s")
         print(f"memory of the coordinator: {peak_mib(coordinator.popen.pid):.0f} MiB")
         print(f"commits: {status['last_commit']}, evicted: {status['num_evicted']}, attempts: {status['num_attempts']}")
         sound = status["finished"] and status["last_commit"] == args.syncs and status["num_evicted"] == 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.coordinator.admin import AdminServer
 from atoll.coordinator.config import CoordinatorConfig
+from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import StatusPage
@@ -46,6 +47,9 @@ async def serve(
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
         server = CoordinatorServer(config, settings, store, parent_json)
+        server.loop_lag = LoopLag()
+        ticking = asyncio.create_task(server.loop_lag.run())
+        stack.callback(ticking.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
         admin = AdminServer(config.store_path, server=server)

@@ -41,6 +41,7 @@ from atoll.coordinator.core.events import (
 )
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.view import RunView
+from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.protocol import (
     PROTOCOL_VERSION,
@@ -171,6 +172,7 @@ class CoordinatorServer:
         self._num_asked = 0
         self._num_streams = 0
         self._stopping = False
+        self.loop_lag: LoopLag | None = None
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
         self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
@@ -311,6 +313,9 @@ class CoordinatorServer:
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
+        if self.loop_lag is not None:
+            lag = self.loop_lag
+            document["event_loop"] = {"lag_p999_s": lag.within_s(0.999), "worst_lag_s": lag.worst_s}
         return document
 
     def _keep_view(self) -> None:

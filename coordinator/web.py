@@ -130,6 +130,9 @@ class _Collector:
         for state in ("done", "leased", "open"):
             samples.add_metric([state], sum(line[f"num_{state}"] for line in d["data"]))
         yield samples
+        if "event_loop" in d:
+            text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
+            yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
         by_state = Counter(site["state"].split(":")[0] for site in d["sites"])
         sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
         for state, count in sorted(by_state.items()):

@@ -60,6 +60,12 @@ def get(url: str) -> tuple[int, dict[str, str], bytes]:
             return error.code, dict(error.headers), error.read()
 
 
+def test_the_lag_of_the_event_loop_is_a_metric_where_it_is_measured() -> None:
+    measured = a_document() | {"event_loop": {"lag_p999_s": 0.25, "worst_lag_s": 2.0}}
+    assert b"atoll_event_loop_lag_seconds 0.25" in metrics(measured)
+    assert b"event_loop" not in metrics(a_document())
+
+
 def test_the_pages() -> None:
     document = a_document()
 
