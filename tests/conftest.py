@@ -2,6 +2,10 @@
 
 from hypothesis import HealthCheck, settings
 
+from tests.harness import loop_guard
+
+loop_guard.install()
+
 # The same examples every time, and no limit on the time of one: a busy machine is no failure.
 settings.register_profile(
     "atoll",

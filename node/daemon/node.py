@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.observer import Observer
+from atoll.node.daemon.pieces import SitePieces
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room, machine_of, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
@@ -35,6 +37,7 @@ from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.probing import Prober
 from atoll.node.exchange.progress import Pace
+from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import (
@@ -132,6 +135,7 @@ class Node:
         self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: asyncio.Task[None] | None = None
+        self._layout: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
@@ -270,7 +274,7 @@ class Node:
                 self.local_server.end()
                 self._spawn(self._stop_workers())
             case e.SendLayout():
-                self._send_layout(output)
+                self._layout = self._spawn(self._send_layout(output, self._layout))
             case e.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
                 self.local_server.answer(generation, step, seq, answer)
             case e.AnswerDraw():
@@ -296,14 +300,14 @@ class Node:
             case e.DropSync(sync):
                 self.hub.drop_sync(sync)
                 if self.plane is not None:
-                    self.plane.log.drop(sync)
+                    self._task(run_to_its_end(partial(self.plane.log.drop, sync)), _fatal())
             case e.SaveModel():
                 self._task(self._save(output), _fatal("saving the model: "))
             case e.DistrustState(reason):
                 log.warning("checking every chunk in %s: %s", self.home.state_folder, reason)
                 self._task(self._distrust(), _fatal())
             case e.ListPayloads():
-                self._list_payloads(output)
+                self._task(self._list_payloads(output), _fatal())
             case e.SendManifest(manifest):
                 self._task(self._send_manifest(manifest), _fatal())
             case e.ProbePeers(members):
@@ -339,6 +343,11 @@ class Node:
         """Run `work`; one of atoll's own errors or an I/O error becomes an event. A HostError ends the site."""
 
         async def guarded() -> None:
+            if self._layout is not None:
+                await asyncio.wait({self._layout})  # there may be no data plane before
+                if self.core.site.exited:
+                    work.close()  # it could not be made
+                    return
             try:
                 await work
             except HostError as error:
@@ -479,18 +488,15 @@ class Node:
             if watch is not None and time.monotonic() >= watch.deadline:
                 self._workers_crashed(self.local_server.generation, watch.text)
 
-    def _send_layout(self, output: e.SendLayout) -> None:
+    async def _send_layout(self, output: e.SendLayout, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if self.local_server.generation != output.generation:
+            return  # those workers are gone meanwhile
+        pieces = self.local_server.pieces
+        assert pieces is not None
         try:
-            pieces = self.local_server.pieces
-            assert pieces is not None
-            if self.plane is None:
-                self.plane = DataPlane(self.home, self.core.settings, pieces.manifest, self.config.num_kernel_threads)
-            plane = self.plane
-            if plane.layout.manifest.digest != pieces.manifest.digest:
-                raise InvalidMessage(
-                    f"{self.home.folder} holds the state of another model; choose another folder with --home"
-                )
-            plane.attach_workers(pieces.dtypes)
+            self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
             self.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
@@ -511,7 +517,18 @@ class Node:
                 exit_code=exit_code_of(error),
             )
             self.local_server.refuse(failed.text)
-            asyncio.get_running_loop().call_soon(self.handle, failed)
+            self.handle(failed)
+
+    def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
+        """In a thread: as much memory as the model takes is allocated, and files of an earlier start are read."""
+        if plane is None:
+            plane = DataPlane(self.home, self.core.settings, pieces.manifest, self.config.num_kernel_threads)
+        if plane.layout.manifest.digest != pieces.manifest.digest:
+            raise InvalidMessage(
+                f"{self.home.folder} holds the state of another model; choose another folder with --home"
+            )
+        plane.attach_workers(pieces.dtypes)
+        return plane
 
     # --- data plane
 
@@ -532,7 +549,7 @@ class Node:
                 sources=sources,
                 refresh=self._ask_for_sources,
                 undialable=lambda: self.core.site.unreachable_site_ids,
-                outer=plane.fresh_outer(),
+                outer=await run_to_its_end(plane.fresh_outer),
                 log=plane.log,
                 optimizer=plane.optimizer,
                 pace=self._pace,
@@ -628,16 +645,15 @@ class Node:
         damaged = await self.plane.distrust() if self.plane is not None else []
         log.info("%d chunks are damaged; the others are compared with those of the other sites", len(damaged))
 
-    def _list_payloads(self, output: e.ListPayloads) -> None:
+    async def _list_payloads(self, output: e.ListPayloads) -> None:
         assert self.plane is not None
         key = (output.sync, output.term, output.attempt)
         try:
-            hashes = self.plane.log.hashes(*key)
+            hashes = await run_to_its_end(partial(self.plane.log.hashes, *key))
         except StateError as error:
             log.warning("%s", error)  # the sync is over meanwhile
             return
-        listed = e.PayloadsListed(sync=output.sync, attempt=output.attempt, term=output.term, hashes=hashes)
-        asyncio.get_running_loop().call_soon(self.handle, listed)
+        self.handle(e.PayloadsListed(sync=output.sync, attempt=output.attempt, term=output.term, hashes=hashes))
 
     async def _verify(self, commit: int) -> None:
         assert self.plane is not None
@@ -656,7 +672,7 @@ class Node:
 
     async def _roll_back(self, output: e.RollBack) -> None:
         held = await self.plane.roll_back(output.commit) if self.plane is not None else None
-        self.home.keep_branch(output.branch)
+        await run_to_its_end(partial(self.home.keep_branch, output.branch))
         self.handle(e.DiskRolledBack(branch=output.branch, held=held))
 
     async def _publish(self, content: e.Content) -> None:

@@ -67,7 +67,7 @@ class DataPlane:
         return cls(home, settings, _read_manifest(home.manifest_file), num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
-        """Allocate the shared buffers (once) and note what the workers receive."""
+        """In a thread: allocate the shared buffers (once) and note what the workers receive."""
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
             self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
@@ -82,7 +82,7 @@ class DataPlane:
         return self.outer.commit, self.outer.state_hash()
 
     def fresh_outer(self) -> OuterState:
-        """An empty outer state to seed or fetch into; one that is partly fetched is kept."""
+        """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False
         if self.outer is None:
             self.outer = OuterState.create(
@@ -112,7 +112,7 @@ class DataPlane:
     async def roll_back(self, commit: int) -> tuple[int, bytes] | None:
         """Removes everything of later commits; what is held then, at `commit` at most."""
 
-        def work() -> None:
+        def work() -> tuple[int, bytes] | None:
             self.log.roll_back(commit)
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if self.outer is not None and is_void:
@@ -123,10 +123,10 @@ class DataPlane:
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
             if is_void:
                 self._rebuild()
+            return self.held()
 
         async with self.lock:
-            await run_to_its_end(work)
-        return self.held()
+            return await run_to_its_end(work)
 
     async def put_aside(self, commit: int, expected: bytes, last_commit: int) -> bytes:
         """The state at an older commit, as a snapshot beside the one that is held; its hash.
@@ -189,9 +189,9 @@ class DataPlane:
 
     async def seed(self, saved: Path | None) -> bytes:
         """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
-        outer = self.fresh_outer()
 
         def work() -> bytes:
+            outer = self.fresh_outer()
             if saved is not None:
                 saved_model.restore(saved, outer, self.layout)
             else:

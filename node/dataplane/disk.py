@@ -84,6 +84,8 @@ def write_whole(path: Path, data: bytes, *, fsync: bool = False, mode: int = PRI
         if fsync:
             sync_folder(path.parent)
     except OSError as error:
+        with suppress(OSError):
+            aside.unlink()  # it has taken the last room of a full disk
         raise disk_error(error, path, len(data)) from error
 
 

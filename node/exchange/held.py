@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from functools import partial
 
 from atoll.node.exchange.parts import Encoded
@@ -78,7 +79,7 @@ class HeldContributions:
                 else:
                     if is_held:
                         spill.memory_bytes += len(item.data)
-                    writing.add_done_callback(partial(_remove_written, spill))
+                    writing.add_done_callback(partial(_remove_written, spill, pool))
 
     def _next_to_spill(self) -> tuple[Key, Encoded, Spill] | None:
         spill = self._spill
@@ -114,6 +115,7 @@ class HeldContributions:
             self._spill.memory_bytes += num_bytes
 
 
-def _remove_written(spill: Spill, writing: asyncio.Future[Spilled]) -> None:
+def _remove_written(spill: Spill, pool: Executor, writing: asyncio.Future[Spilled]) -> None:
     if not writing.cancelled() and writing.exception() is None:
-        spill.remove([writing.result()])
+        with suppress(RuntimeError):  # the pool is closed: all of the folder goes
+            pool.submit(spill.remove, [writing.result()])

@@ -1119,9 +1119,9 @@ MUTATIONS = (
     Mutation(
         name="a second Ctrl-C waits for the disk",
         rule="a second Ctrl-C ends a node whatever its threads wait for",
-        file="node/daemon/main.py",
-        old="    await asyncio.sleep(CLEAN_END_S)\n    end_process(exit_code)",
-        new="    await asyncio.sleep(100 * CLEAN_END_S)\n    end_process(exit_code)",
+        file="protocol/signals.py",
+        old="    os._exit(exit_code)",
+        new="    sys.exit(exit_code)",
         tests=("tests/process/test_ending_at_once.py",),
     ),
     Mutation(
@@ -1147,6 +1147,22 @@ MUTATIONS = (
         old="PRIVATE_FILE = 0o600",
         new="PRIVATE_FILE = 0o644",
         tests=(HOME,),
+    ),
+    Mutation(
+        name="shared memory is allocated in the event loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/daemon/node.py",
+        old="await run_to_its_end(partial(self._attached, self.plane, pieces))",
+        new="self._attached(self.plane, pieces)",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="payloads are removed in the event loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/daemon/node.py",
+        old="self._task(run_to_its_end(partial(self.plane.log.drop, sync)), _fatal())",
+        new="self.plane.log.drop(sync)",
+        tests=(NODE_FAILURES,),
     ),
     Mutation(
         name="the journal grows for ever",

@@ -42,9 +42,12 @@ from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness import loop_guard
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
 from tests.simulation.network import Network
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
+
+loop_guard.install()
 
 COORDINATOR = "coordinator"
 ADDRESS = f"{COORDINATOR}:7700"

@@ -75,6 +75,7 @@ def test_what_is_forgotten_while_it_is_written_leaves_no_file(tmp_path: Path, po
         await writing
         assert held.get(1, 1, 0) is None
         await asyncio.sleep(0)  # callbacks
+        await asyncio.to_thread(pool.shutdown)  # what they handed in is done
         assert (spill.memory_bytes, held.num_bytes, spill.disk_bytes) == (0, 0, 0)
         assert files(spill.folder) == []
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.worker.client import LocalClient
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.data_plane import layout
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
 NOBODY = "127.0.0.1:1"
@@ -144,6 +146,40 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
     assert code == HostError.exit_code
     assert text.startswith(f"the run is complete; the model of commit 1 is in {tmp_path / 'home' / 'model'}, as --save")
     assert str(error) in text
+
+
+def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_path: Path) -> None:
+    """`tests/harness/loop_guard.py` raises where it is not."""
+    used = layout()
+    left: list[str] = []
+
+    async def happen(node: Node) -> None:
+        async def done(output: e.Output) -> None:
+            before = set(node._tasks)
+            # As the loop calls it, not this test.
+            asyncio.get_running_loop().call_soon(node._execute, output)
+            await asyncio.sleep(0)
+            await asyncio.gather(*set(node._tasks) - before)
+
+        node.local_server.begin(1, 1, GREETING)
+        group = node.local_server._group
+        assert group is not None
+        dtypes = {tensor.name: "F32" for tensor in used.manifest.tensors}
+        group.pieces = SimpleNamespace(manifest=used.manifest, dtypes=dtypes)  # type: ignore[assignment]
+        sent = asyncio.Event()
+        node.local_server.send_layout = lambda **_: sent.set()  # type: ignore[method-assign]
+        await done(e.SendLayout(generation=1, site_id=1, run_seed=1))
+        assert sent.is_set(), node._result
+        assert node.plane is not None
+        await asyncio.to_thread(node.plane.log.begin, 1, 1, 1)
+        await done(e.DropSync(1))
+        left.extend(path.name for path in node.home.payload_folder.iterdir())
+        await done(e.ListPayloads(sync=1, term=1, attempt=1))
+        await done(e.RollBack(0, 1))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    assert not left
 
 
 def is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_a_power_cut_at_any_moment_of_going_back_ends_at_one_commit_or_the_other
     before = after = 0
     for seed in range(NUM_IMAGES):
         image = tmp_path / f"image-{seed}"
-        image.mkdir()
+        image.mkdir(0o700)
         if recorder.image(seed, image) < decided:
             assert loaded(image, settings, truth) == NUM_COMMITS
             before += 1
