@@ -124,8 +124,8 @@ class RunView:
     """How often the run was rolled back."""
     unreachable: str
     """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
-    kept_out: dict[str, str]
-    """Names of sites that a person does not want in the run, with the reason."""
+    kept_out: tuple[str, ...]
+    """Sites that a person does not want in the run: name and reason."""
     errors: tuple[str, ...]
     """Why sites left for good."""
     excluded: tuple[str, ...]
@@ -211,7 +211,7 @@ def view_of(run: Run, now: float) -> RunView:
         num_abandoned=run.num_abandoned,
         branch=run.branch,
         unreachable=run.unreachable,
-        kept_out={name: record.reason for name, record in sorted(run.kept_out.items())},
+        kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.exclusions.recent),
         sync=_sync_view(run),

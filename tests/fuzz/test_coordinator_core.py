@@ -48,6 +48,7 @@ MESSAGES = st.one_of(
             outliers=st.lists(instances(m.Outlier, site_id=SMALL), max_size=4).map(tuple),
         ),
         instances(m.Ready, sync=SMALL),
+        instances(m.CommitRebuilt, commit=SMALL, state_hash=HASHES),
         instances(m.Offer, manifest_digest=MODELS, data_fingerprint=st.just(a_hash("data"))),
         st.builds(m.ManifestPart, first_byte=SMALL, total_bytes=st.sampled_from([0, 1, 39, 1 << 63]), data=PARTS),
     ]
@@ -145,6 +146,22 @@ class World:
             without.handle(e.StreamClosed(stream, "refused"), self.story.now)
             assert decisions(self.story.core) == decisions(without)
 
+    def ask(self) -> None:
+        """An operator wants something, whatever is under way."""
+        story, name = self.story, self.draw(*NAMES, "nobody")
+        match self.data.draw(st.integers(0, 5)):
+            case 0:
+                story.ask_to_go_back(self.draw(-1, 0, 1, 2))
+            case 1:
+                story.happens(e.RollbackAsked("atoll rollback"))
+            case 2:
+                story.evict(name, keep_out=self.draw(False, True))
+            case 3 | 4:
+                story.let_in(name)
+            case _:
+                problem = story.reset()
+                assert bool(problem) == story.core.run.started or story.core.run.finished is not None
+
     def step(self) -> None:
         story = self.story
         match self.data.draw(st.integers(0, 20)):
@@ -161,6 +178,8 @@ class World:
                 self.refused_changes_nothing(stream := self.stream(), kind(stream, "noise"))
             case 5 if self.draw(False, False, True):
                 story.happens(e.StopAsked("stop"))
+            case 6 if self.draw(False, True):
+                self.ask()
             case n if n < 10:
                 self.behave()
             case _:

@@ -113,6 +113,7 @@ class RunStatus:
     attested_commit: int | None
     errors: tuple[str, ...]
     store_stuck_s: float
+    kept_out: tuple[str, ...]
     sync: SyncStatus | None
     sites: tuple[SiteStatus, ...]
     commits: tuple[CommitStatus, ...]
