@@ -39,7 +39,7 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     site = _identify(run, stream, header, message)
     if has_void_commits and site.live:
         run.remove(site, "its newest commits were rolled back", evicted=False)
-    site.hello = message
+    site.hello, site.waits_with = message, None
     site.heard_at = site.progress_at = run.now
     site.away_until = None
     if site.address != message.address:
@@ -234,6 +234,10 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         )
         run.refuse(stream, RefusedKind.FULL, f"{text}: come back when one has left", "", str(run.settings.max_sites))
         return
+    if not site.live and run.now < site.conduct.admitted_again_at:
+        site.waits_with = message  # `advance` admits it
+        return
+    site.waits_with = None
     site.max_retained_bytes = message.max_retained_bytes
     site.bandwidth_bytes_per_s = message.bandwidth_bytes_per_s
     if site.live:
@@ -266,7 +270,10 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
 
 
 def advance(run: Run) -> None:
-    """Offers that have waited for the manifest of the run."""
+    """Offers that have waited for the manifest of the run, or for the time of sites that were evicted before."""
+    for site in list(run.members.sites.values()):
+        if site.waits_with is not None and site.stream is not None and run.now >= site.conduct.admitted_again_at:
+            offer(run, site.stream, site, site.waits_with)
     for stream, message in manifests.advance(run):
         state = run.members.streams.get(stream)
         if state is not None and state.site is not None:

@@ -136,6 +136,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         contributor = run.members.by_id(member.site_id)
         if contributor is not None and contributor.incarnation == member.incarnation:
             contributor.counts_from_step = run_step
+            if contributor.live and contributor.site_id in attempt.done:
+                contributor.conduct.contributed(run.now, run.limits.lease_s)
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
     reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded

@@ -179,6 +179,7 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
         for s in run.members.live()
         if s.site_id not in sync.failed
         and s.site_id not in spared
+        and not s.conduct.is_on_trial
         and (s.site_id, s.incarnation) not in sync.voided
         and (
             (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
@@ -257,7 +258,11 @@ def _patience(run: Run, sync: Sync, waiting: list[Site]) -> Patience:
         return Patience(sync.first_ready_at + run.limits.sync_wait_s, frozenset())
     return run.stragglers.patience(
         [s.site_id for s in waiting],
-        [s.site_id for s in run.members.live() if s.site_id in sync.expected or s.site_id in sync.ready],
+        [
+            s.site_id
+            for s in run.members.live()
+            if s.site_id in sync.ready or (s.site_id in sync.expected and not s.conduct.is_on_trial)
+        ],
         num_steps=sync.open.num_steps,
         opened_at=sync.opened_at,
         first_ready_at=sync.first_ready_at,
@@ -366,6 +371,8 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
     survivors = attempt.survivors(sync.failed)
     if survivors and not attempt.spoiled and all(i in attempt.done for i in survivors):
         return _all_done(run, sync, attempt, survivors)
+    if not attempt.spoiled and (through := _most_are_through(attempt, survivors)):
+        return _all_done(run, sync, attempt, through)
     if attempt.spoiled:
         return _another_attempt(run, sync, attempt, attempt.spoiled)
     if attempt.lost:
@@ -388,8 +395,11 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         for site_id, why in sync.settle_failures(survivors, run.settings.quorum).items():
             sync.failed[site_id] = f"site {site_id}: {why}"
             sync.demoted.add(site_id)
+            _hold_against(run, site_id, why)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
-    stuck = [i for i in survivors if i not in attempt.done and run.now >= stuck_at(run, attempt, i)]
+    reported = {reporter for reporter, _ in attempt.failing}  # they wait for the coordinator
+    late = [i for i in survivors if i not in attempt.done and i not in reported]
+    stuck = [i for i in late if run.now >= stuck_at(run, attempt, i)]
     for i in stuck:
         hanging = run.members.by_id(i)
         assert hanging is not None, "who contributes is in the run, or lost"
@@ -413,6 +423,16 @@ def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
     return _another_attempt(run, sync, attempt, attempt.no_average)
 
 
+def _hold_against(run: Run, site_id: int, why: str) -> None:
+    """A contributor with whom others could not exchange. A site that never contributes is evicted the second time."""
+    site = run.members.by_id(site_id)
+    assert site is not None, "who is demoted is in the run"
+    if site.conduct.is_on_trial:
+        run.evict(site, f"it says that it is ready, but {why}")
+    elif not site.conduct.has_contributed:
+        run.strike(site, why)
+
+
 def _in_doubt(run: Run, site_id: int) -> bool:
     """It was here, and has no stream or is silent for two heartbeats: it may be lost as the one before it is. A region
     that is cut off costs one attempt, not one for each of its sites."""
@@ -422,10 +442,35 @@ def _in_doubt(run: Run, site_id: int) -> bool:
     return site.stream is None or run.now - site.heard_at > 2 * run.limits.heartbeat_s
 
 
+def _most_are_through(attempt: Attempt, survivors: list[int]) -> list[int]:
+    """Those who are done, if they are most and all others say that they could not exchange: their contributions are in
+    every payload all the same, and they fetch the commit. None otherwise."""
+    reported = {reporter for reporter, _ in attempt.failing}
+    through = [i for i in survivors if i in attempt.done]
+    if 2 * len(through) <= len(survivors) or not all(i in reported for i in survivors if i not in attempt.done):
+        return []
+    return through
+
+
+def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
+    """What a site sends or receives is evidence for its peers that it exchanges with, not for itself."""
+    attempt = run.sync.attempt if run.sync is not None else None
+    before = site.heartbeat
+    moved = (message.sent_bytes, message.received_bytes) != (before.sent_bytes, before.received_bytes)
+    if attempt is not None and moved:
+        attempt.traffic_at[site.site_id] = run.now
+
+
 def stuck_at(run: Run, attempt: Attempt, site_id: int) -> float:
-    """Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs."""
+    """Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs. So
+    does one that says that it gets on while no other site sends or receives anything. Once most are done, the others
+    can only get on with these."""
     site = run.members.by_id(site_id)
     progress_at = site.progress_at if site else 0.0
+    if len(attempt.ids()) > 1:
+        most_are_done = 2 * len(attempt.done) > len(attempt.ids())
+        witnesses = [i for i in (attempt.done if most_are_done else attempt.ids()) if i != site_id]
+        progress_at = min(progress_at, max((attempt.traffic_at.get(i, 0.0) for i in witnesses), default=0.0))
     patience_s = 2 * run.limits.stall_s
     return min(max(progress_at, attempt.planned_at), attempt.planned_at + attempt.plan.deadline_s) + patience_s
 

@@ -1,9 +1,11 @@
-"""Sites that a person does not want in the run: evicted, and kept out by name and key until they are let in again."""
+"""Sites that a person does not want in the run, or that were found out too often (`conduct`): evicted, and kept out by
+name and key until they are let in again."""
 
 from __future__ import annotations
 
 import logging
 
+from atoll.coordinator.core.conduct import Conduct
 from atoll.coordinator.core.events import KeptOutRecord, LetInRecord
 from atoll.coordinator.core.membership import key_digest
 from atoll.coordinator.core.run import Run
@@ -26,7 +28,7 @@ def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
     if not keep_out:
         if not site.live:
             return f"{site.label} is not in the run; with --keep-out it cannot come back"
-        run.evict(site, reason)
+        run.evict(site, reason, is_strike=False)
         return ""
     run.num_evicted += site.live
     run.remove(site, f"kept out: {reason}", evicted=False)
@@ -43,6 +45,8 @@ def let_in(run: Run, name: str) -> str:
         known = ", ".join(sorted(run.kept_out)) or "nobody"
         return f"{name!r} is not kept out of run {run.run_id!r}: {known} is"
     del run.kept_out[name]
+    if (site := run.members.sites.get(name)) is not None:
+        site.conduct = Conduct()
     run.persist(LetInRecord(name))
     run.report(logging.INFO, f"{name} may come in again")
     return ""

@@ -113,6 +113,8 @@ class Core:
                 if stream.unacked_since is not None:
                     times.append(stream.unacked_since + limits.lease_s)
         times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
+        waiting = [s for s in run.members.sites.values() if s.waits_with is not None]
+        times.extend(s.conduct.admitted_again_at for s in waiting)
         times.extend(found.at for s in run.members.live() if (found := liveness.hang(run, s)) is not None)
         if (part_due := manifests.next_due(run)) is not None:
             times.append(part_due)
@@ -303,6 +305,7 @@ class Core:
         if site is None:
             self._settled = False
             return
+        driver.note_traffic(self.run, site, message)
         if liveness.has_got_on(site.heartbeat, message):
             site.progress_at = self.run.now
         if message.limit_s != site.heartbeat.limit_s:
@@ -343,7 +346,7 @@ class Core:
         for site in run.members.live():
             hang = liveness.hang(run, site)
             if site.stream is None and site.away_until is not None and run.now >= site.away_until:
-                run.evict(site, "its stream closed and it did not come back")
+                run.lose(site, "its stream closed and it did not come back")
             elif hang is not None and run.now >= hang.at:
                 run.evict(site, liveness.in_words(site, hang, run.now))
         if run.now >= self._next_pulse_at:
@@ -355,6 +358,6 @@ class Core:
 
     def _lose(self, number: int, site: Site, reason: str) -> None:
         if site.live:
-            self.run.evict(site, reason)
+            self.run.lose(site, reason)
         else:
             self.run.close(number, reason)

@@ -6,10 +6,11 @@ import hmac
 from dataclasses import dataclass, field
 from enum import Enum
 
+from atoll.coordinator.core.conduct import Conduct
 from atoll.coordinator.core.events import SiteRecord
 from atoll.coordinator.core.topology import Reducer
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member
+from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member, Offer
 
 
 class Standing(Enum):
@@ -56,6 +57,8 @@ class Site:
     waits_for_sources: FindSources | None = None
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
+    conduct: Conduct = field(default_factory=Conduct)
+    waits_with: Offer | None = None  # it has offered, and is not admitted yet
 
     @property
     def live(self) -> bool:

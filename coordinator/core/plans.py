@@ -20,6 +20,9 @@ def make(
     """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
     reducers was tried. Raises ConfigError if it fits nowhere."""
     on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
+    newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
+    if len(newcomers) < len(contributors):
+        on_probation |= newcomers
     trees = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
     if trees is None:
         return None

@@ -14,6 +14,7 @@ from atoll.coordinator.core.disputes import Dispute
 from atoll.coordinator.core.events import (
     CloseStream,
     FinishedRecord,
+    KeptOutRecord,
     ManifestRecord,
     Outbox,
     Persisted,
@@ -187,6 +188,8 @@ class Run:
         was_live = site.live
         site.standing = Standing.OUT
         site.gone = reason
+        site.waits_with = None
+        site.conduct.left()
         site.evicted = reason if evicted else ""
         site.away_until = None
         if was_live:
@@ -222,9 +225,15 @@ class Run:
             else:
                 attempt.lost[site.site_id] = f"{site.label}: {reason}"
 
-    def evict(self, site: Site, reason: str) -> None:
-        """Told on its stream, if it has one; it may say Hello again there."""
+    def lose(self, site: Site, reason: str) -> None:
+        """It is evicted because it is not here. Nothing is held against it if it has contributed since it came."""
+        self.evict(site, reason, is_strike=not site.conduct.has_contributed and self.started)
+
+    def evict(self, site: Site, reason: str, *, is_strike: bool = True) -> None:
+        """Told on its stream, if it has one; it may say Hello again there. It is admitted when its time comes."""
         self.num_evicted += 1
+        if is_strike:
+            reason = self.strike(site, reason)
         self.report(logging.WARNING, f"evicted {site.label}: {reason}")
         self.remove(site, reason, evicted=True)
         if site.stream is not None:
@@ -232,3 +241,17 @@ class Run:
             stream.evicted_said = True
             stream.waiting_since = self.now
             self.send(site, m.Evicted(reason=reason[:1024]))
+
+    def strike(self, site: Site, reason: str) -> str:
+        """The site was found out. The reason, with what follows from it."""
+        conduct = site.conduct
+        conduct.strike(self.now, self.limits.lease_s)
+        if conduct.is_enough:
+            why = f"it was found out {conduct.strikes} times without contributing, the last time because {reason}"
+            self.kept_out[site.name] = record = KeptOutRecord(
+                name=site.name, key_digest=site.key_digest, reason=why[:1024]
+            )
+            self.persist(record)
+            return f"{reason}; it is kept out, as this was the {conduct.strikes}th time"
+        wait_s = conduct.admitted_again_at - self.now
+        return f"{reason}; it is admitted again in {wait_s:.0f} s" if wait_s > 0 else reason

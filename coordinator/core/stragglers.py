@@ -81,6 +81,7 @@ class Stragglers:
         """For those of `members` who are `waiting` to be ready. `most_s` after the first is the end in any case, and
         the only one for a site of which nothing is known."""
         fallback = first_ready_at + most_s
+        members = [i for i in members if i not in self._in_vain]  # else those who never come would be most of them
         typical_s = self.typical_s(members, num_steps)
         if typical_s is None:
             return Patience(fallback, frozenset())

@@ -37,6 +37,7 @@ class Attempt:
     departed: set[int] = field(default_factory=set)  # left after Done: not waited for
     replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
     failing: dict[Pair, bool] = field(default_factory=dict)  # whether the reporter lacks what its peer owes
+    traffic_at: dict[int, float] = field(default_factory=dict)  # site id -> when it last sent or received something
     retry_at: float | None = None
     no_average: str = ""  # of which tensor, and who says so
     accused: dict[int, str] = field(default_factory=dict)  # whose contributions are to blame for that, and why

@@ -527,8 +527,8 @@ class Exchange:
                     raise self._late_contributor(member, problem)
             for link in self.links:
                 link.check(now)
-            if now >= deadline:
-                raise self._overdue()
+            if now >= deadline and (error := self._overdue(is_last=now >= deadline + self.pace.stall_s)) is not None:
+                raise error
 
     def _late_contributor(self, member: Member, problem: str) -> PeerError:
         return self.peer_error(
@@ -539,21 +539,23 @@ class Exchange:
             phase="waiting for contributions",
         )
 
-    def _overdue(self) -> PeerError:
-        """Names whom this site waits for in the end: a peer that waits itself is not to blame, but whom it names is."""
+    def _overdue(self, *, is_last: bool) -> PeerError | None:
+        """Names whom this site waits for in the end. None before `is_last` if that is a reducer that says that it waits
+        itself: it has one more stall to name the others, which ends the attempt. Its word alone blames nobody else."""
         text = f"the attempt is not complete after {self.plan.deadline_s:.0f} s"
         for member in self.others:
             if self._num_lacking[member.site_id]:
                 return self._late_contributor(member, text)
         late = [link for link in self.links if not link.is_done]
-        link = next((link for link in late if not link.waits_for), late[0] if late else None)
-        if link is None:
+        if not late:
             return PeerError(f"{self.where}: {text}; this site lacks nothing of others", phase="local")
-        by_id = {member.site_id: member for member in self.plan.contributors}
-        culprit = next((i for i in link.waits_for if i in by_id and i != self.me.site_id), link.member.site_id)
-        if culprit != link.member.site_id:
-            text += f"; site {link.member.site_id} waits for it"
-        return self.peer_error(by_id[culprit], text, sending=not link.all_sent, phase=link.phase)
+        link = next((link for link in late if not link.waits_for), None)
+        if link is None:
+            if not is_last:
+                return None
+            link = late[0]
+            text += f"; it says that it waits for sites {', '.join(map(str, link.waits_for))}, and names none of them"
+        return self.peer_error(link.member, text, sending=not link.all_sent, phase=link.phase)
 
     def peer_error(self, member: Member, text: str, *, sending: bool, phase: str) -> PeerError:
         return PeerError(

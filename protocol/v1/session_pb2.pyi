@@ -65,7 +65,7 @@ class _RefusedKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RefusedKi
     REFUSED_KIND_FULL: _RefusedKind.ValueType  # 10
     """as many sites are in the run as it takes"""
     REFUSED_KIND_KEPT_OUT: _RefusedKind.ValueType  # 11
-    """by its operator"""
+    """by its operator, or because it cost the run too many attempts without contributing"""
 
 class RefusedKind(_RefusedKind, metaclass=_RefusedKindEnumTypeWrapper): ...
 
@@ -83,7 +83,7 @@ REFUSED_KIND_STATE: RefusedKind.ValueType  # 9
 REFUSED_KIND_FULL: RefusedKind.ValueType  # 10
 """as many sites are in the run as it takes"""
 REFUSED_KIND_KEPT_OUT: RefusedKind.ValueType  # 11
-"""by its operator"""
+"""by its operator, or because it cost the run too many attempts without contributing"""
 Global___RefusedKind: _TypeAlias = RefusedKind  # noqa: Y015
 
 class _Direction:

@@ -23,6 +23,8 @@ GOING_BACK = "tests/unit/coordinator/test_going_back.py"
 KEEPING_OUT = "tests/unit/coordinator/test_keeping_out.py"
 REACH = "tests/unit/coordinator/test_reach.py"
 WEIGHTS = "tests/unit/coordinator/test_weights.py"
+HOSTILE = "tests/unit/coordinator/test_hostile_members.py"
+TRICKLES = "tests/process/test_trickles.py"
 BLAME = "tests/unit/coordinator/test_blame.py"
 LIVENESS = "tests/unit/coordinator/test_liveness.py"
 PROBING = "tests/process/test_reach.py"
@@ -689,6 +691,55 @@ MUTATIONS = (
         old=" or message.wanted > most:",
         new=":",
         tests=(COORDINATOR_LEASES,),
+    ),
+    Mutation(
+        name="who is found out is waited for",
+        rule="a site that was found out and has not contributed since is not waited for",
+        file="coordinator/core/driver.py",
+        old="        and not s.conduct.is_on_trial\n",
+        new="",
+        tests=(HOSTILE,),
+    ),
+    Mutation(
+        name="it comes back at once",
+        rule="a site that is found out again and again stays away for longer each time",
+        file="coordinator/core/conduct.py",
+        old="        self.admitted_again_at = now + WAIT_LEASES[min(self.strikes, len(WAIT_LEASES)) - 1] * lease_s",
+        new="        pass",
+        tests=(HOSTILE,),
+    ),
+    Mutation(
+        name="progress is what a site says of itself",
+        rule="a contributor gets on only while another site sends or receives something",
+        file="coordinator/core/driver.py",
+        old="        progress_at = min(progress_at, max((",
+        new="        progress_at = max(progress_at, max((",
+        tests=(HOSTILE,),
+    ),
+    Mutation(
+        name="a report ends what most have done",
+        rule="where most are done and the others say that they could not exchange, the attempt is committed",
+        file="coordinator/core/driver.py",
+        old="    if 2 * len(through) <= len(survivors) or",
+        new="    if True or",
+        tests=(HOSTILE,),
+    ),
+    Mutation(
+        name="never kept out",
+        rule="a site that was found out too often is not admitted again",
+        file="coordinator/core/run.py",
+        old="        if conduct.is_enough:",
+        new="        if False:",
+        tests=(HOSTILE,),
+    ),
+    Mutation(
+        name="a waiting reducer blames others",
+        rule="a reducer's word that it waits for another site is no blame of that site",
+        file="node/exchange/exchange.py",
+        old="            link = late[0]\n",
+        new="            blamed = next(m for m in self.plan.contributors if m.site_id in link.waits_for)\n"
+        "            return self.peer_error(blamed, text, sending=False, phase=link.phase)\n",
+        tests=(TRICKLES,),
     ),
     Mutation(
         name="reports of receivers count",

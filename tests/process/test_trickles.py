@@ -246,6 +246,32 @@ def test_a_reducer_that_only_gives_signs_of_life_is_named(
     asyncio.run(main())
 
 
+async def waits_and_blames_another(say: Say) -> None:
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    moved_bytes = 0
+    while True:
+        moved_bytes += 1
+        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(moved_bytes=moved_bytes, site_ids=[3])))
+        await asyncio.sleep(0.05)
+
+
+def test_a_reducer_that_blames_another_for_ever_is_named_itself(tmp_path: Path) -> None:
+    """If site 3 gave it nothing it would say so to the coordinator, which ends the attempt."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run, fake_reducer(waits_and_blames_another) as address:
+            first, second, _ = await run.add(3)
+            first.train(1)
+            second.address = address
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=1)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1, 1)) for tree in plan.trees))
+            with pytest.raises(PeerError, match="it says that it waits for sites 3, and names none of them") as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+
+    asyncio.run(main())
+
+
 # --- links
 
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from atoll.node.core import events as e
+from atoll.protocol import messages as m
 from tests.simulation.processes import COORDINATOR, MuteCoordinator
 from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
@@ -233,6 +234,66 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
     look()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misconduct:
+    """What a hostile member does: what its core hears in place of an event, and which of its outputs count."""
+
+    what: str
+    hears: Callable[[e.Event], e.Event] = lambda event: event
+    does: Callable[[e.Output], bool] = lambda output: True
+
+
+def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct: Misconduct) -> None:
+    """Later it is killed and behaves again."""
+    name = _site(world, generator)
+    node = world.nodes[name].node if name is not None else None
+    if name is None or node is None or len(world.nodes) < 2:
+        return
+    world.story.tell("world", f"{name} {misconduct.what}")
+    handle, hostile = node.core.handle, world.nodes[name]
+
+    def handle_so(event: e.Event, now: float) -> list[e.Output]:
+        return [output for output in handle(misconduct.hears(event), now) if misconduct.does(output)]
+
+    node.core.handle = handle_so  # type: ignore[method-assign]
+
+    def mend() -> None:
+        if world.nodes.get(name) is hostile:
+            world.kill_site(name, f"it {misconduct.what}")
+        world.start_site(name)
+
+    world.later(fault.lasts_s, mend)
+
+
+def mute_member(world: World, fault: Fault, generator: random.Random) -> None:
+    """It trains, and is never ready."""
+
+    def does(output: e.Output) -> bool:
+        return not (isinstance(output, e.Send) and isinstance(output.message, m.Ready))
+
+    _misbehave(world, fault, generator, Misconduct(what="never says that it is ready", does=does))
+
+
+def ready_only(world: World, fault: Fault, generator: random.Random) -> None:
+    """It says that it is ready, and exchanges nothing."""
+
+    def does(output: e.Output) -> bool:
+        return not isinstance(output, e.BeginExchange | e.WeighExchange)
+
+    _misbehave(world, fault, generator, Misconduct(what="exchanges nothing", does=does))
+
+
+def dials_nobody(world: World, fault: Fault, generator: random.Random) -> None:
+    """It says that it can dial nobody."""
+
+    def hears(event: e.Event) -> e.Event:
+        if isinstance(event, e.PeersProbed):
+            return e.PeersProbed(unreachable_site_ids=tuple(range(1, 1 + len(world.hands))))
+        return event
+
+    _misbehave(world, fault, generator, Misconduct(what="says that it can dial nobody", hears=hears))
+
+
 def absurd_weight(world: World, fault: Fault, generator: random.Random) -> None:
     """A site says that its steps have had very many tokens. Where it lists leased samples it may be refused."""
     name = _site(world, generator)
@@ -395,6 +456,9 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "hang_workers": (hang_workers, 1),
     "no_tokens": (no_tokens, 2),
     "hang_node": (hang_node, 2),
+    "mute_member": (mute_member, 2),
+    "ready_only": (ready_only, 2),
+    "dials_nobody": (dials_nobody, 2),
     "absurd_weight": (absurd_weight, 2),
     "wrong_value": (wrong_value, 1),
     "absurd_value": (absurd_value, 2),

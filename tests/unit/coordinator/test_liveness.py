@@ -128,7 +128,7 @@ def test_7_whose_contribution_is_void_waits_for_the_next_sync() -> None:
     evicted = story.view.num_evicted
     for _ in range(int(IDLE_S) + 4):  # the exchange of the others gets on all the while
         for name in "ab":
-            story.says(name, m.Heartbeat(phase="exchanging", moved_bytes=int(story.now)))
+            story.says(name, m.Heartbeat(phase="exchanging", moved_bytes=int(story.now), sent_bytes=int(story.now)))
         story.wait(1.0)
     assert story.view.num_evicted == evicted
 

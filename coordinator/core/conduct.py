@@ -1,0 +1,57 @@
+"""What is held against a site that costs the run time without contributing to it. Pure.
+
+A stranger may join, say what an honest site says, and never exchange a byte; it may come back each time that it is
+found out. So what counts is not what a site says of itself but what the coordinator sees: commits that it contributes
+to, and attempts that it cost. Each time that it is found out is a strike. With every strike it stays away for longer,
+and with the last one for good. An honest site that had a bad hour contributes again, and its strikes are forgiven.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WAIT_LEASES = (0, 0, 16, 64, 256)
+"""Of each strike: so many leases until the site is admitted again. The first may be an accident of the network. With
+the one after the last it is kept out."""
+FORGIVEN_LEASES = 64
+"""A strike is forgiven when the site has contributed for so long since: time, because a commit may take hours."""
+
+
+@dataclass(slots=True)
+class Conduct:
+    strikes: int = 0
+    admitted_again_at: float = 0.0
+    has_contributed: bool = False  # since it was admitted
+    _has_ever_contributed: bool = False
+    _good_since: float = 0.0  # its first contribution since the last strike or pardon
+
+    @property
+    def is_on_trial(self) -> bool:
+        """It has been found out, and not contributed since: nobody waits for it."""
+        return self.strikes > 0 and not self.has_contributed
+
+    @property
+    def may_reduce(self) -> bool:
+        """It has shown that it exchanges, before others depend on it."""
+        return self._has_ever_contributed and not self.is_on_trial
+
+    @property
+    def is_enough(self) -> bool:
+        """It is to be kept out."""
+        return self.strikes > len(WAIT_LEASES)
+
+    def strike(self, now: float, lease_s: float) -> None:
+        self.strikes += 1
+        self.has_contributed = False
+        self.admitted_again_at = now + WAIT_LEASES[min(self.strikes, len(WAIT_LEASES)) - 1] * lease_s
+
+    def left(self) -> None:
+        self.has_contributed = False
+
+    def contributed(self, now: float, lease_s: float) -> None:
+        """To a commit."""
+        self._has_ever_contributed = True
+        if not self.has_contributed:
+            self.has_contributed, self._good_since = True, now
+        if self.strikes and now - self._good_since >= FORGIVEN_LEASES * lease_s:
+            self.strikes, self._good_since = self.strikes - 1, now

@@ -1,0 +1,209 @@
+"""Three honest sites go on at their pace whatever two strangers say: none of it is progress that anybody else saw.
+
+Honest sites are played by the rules of a node: they train, exchange, and report whom they lack something of. Time is
+simulated; nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from atoll.coordinator.core import keeping_out
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from atoll.protocol.plans import is_weighed, top_of
+from tests.harness.coordinator_story import Story, some_settings
+
+HONEST = ("a", "b", "c")
+SYNCS_BEFORE = 10
+MEASURED_S = 200.0
+
+
+class Silent(Story):
+    """A long one, of which nobody reads the words."""
+
+    def _in_words(self, message: m.CoordinatorMessage) -> str:
+        return ""
+
+
+class Play:
+    """`kind`: what the strangers do once they were admitted with a state hash that they copied.
+
+    mute: heartbeats that say that they train; ready: Ready, and never a byte; waiting: the same, and as a reducer they
+    say for ever that they wait for an honest site; liar: Ready, and reports against honest sites.
+    """
+
+    def __init__(self, kind: str, num_strangers: int = 2, window_s: float = 0.25) -> None:
+        self.kind = kind
+        self.window_s = window_s
+        self.tick_s = window_s / 3
+        self.story = Silent(some_settings(min_sites=3, steps=1 << 30))
+        self.story.start(*HONEST)
+        self.strangers = [f"x{i}" for i in range(num_strangers)]
+        self.beaten_at = 0.0
+        self.num_beats = 0
+        self.trained_at: dict[str, tuple[int, float]] = {}  # the sync that it trains for, and since when
+        self.exchanges: dict[tuple[int, int], float] = {}  # since when all honest sites can exchange in that attempt
+        self.reported: set[tuple[str, int, int]] = set()
+
+    @property
+    def commit(self) -> int:
+        return self.story.core.run.log.last
+
+    def site(self, name: str) -> Site | None:
+        found = self.story.core.run.members.sites.get(name)
+        return found if found is not None and found.stream is not None else None
+
+    def run(self, until_s: float, until_commit: int = 1 << 30) -> None:
+        story = self.story
+        while story.now < until_s and self.commit < until_commit:
+            deadline = story.core.next_deadline()
+            story.now = min(
+                story.now + self.tick_s, deadline if deadline is not None and deadline > story.now else 1e18
+            )
+            self.beat()
+            for name in HONEST:
+                self.behave(name)
+            for name in self.strangers:
+                self.misbehave(name)
+            story.log.clear()
+            del story.sent[:-50]
+
+    def beat(self) -> None:
+        """Heartbeats. Who exchanges sends and receives something; strangers say what they like."""
+        story = self.story
+        if story.now < self.beaten_at + story.core.run.limits.heartbeat_s:
+            return
+        self.beaten_at, self.num_beats = story.now, self.num_beats + 1
+        for name in (*HONEST, *self.strangers):
+            if (site := self.site(name)) is None or site.hello is None:
+                continue
+            sync = story.core.run.sync
+            exchanges = sync is not None and sync.attempt is not None and site.site_id not in sync.attempt.done
+            moves = name in self.strangers or exchanges
+            story.says(
+                name,
+                m.Heartbeat(
+                    phase=f"exchanging {self.num_beats}" if name in self.strangers else "training",
+                    doing="step",
+                    inner_step=self.num_beats,
+                    limit_s=1000,
+                    moved_bytes=self.num_beats if moves else 0,
+                    sent_bytes=self.num_beats if moves else 0,
+                ),
+            )
+
+    # --- honest sites
+
+    def behave(self, name: str) -> None:
+        story, site = self.story, self.site(name)
+        run = story.core.run
+        assert site is not None, f"{name} was ended"
+        assert site.standing is Standing.MEMBER, f"{name} was evicted: {site.gone}"
+        if site.applied != run.log.last:
+            story.applied(name, run.log.last, f"s{run.log.last}")
+        sync = run.sync
+        assert sync is not None
+        number, since = self.trained_at.setdefault(name, (sync.open.sync, story.now))
+        if number != sync.open.sync:
+            self.trained_at[name] = (sync.open.sync, story.now if sync.open.base_commit != number - 1 else since)
+            return
+        if site.site_id not in sync.ready and story.now >= since + self.window_s:
+            story.ready(name, train=self.window_s)
+        attempt = run.sync.attempt if run.sync is not None else None
+        if attempt is not None and is_weighed(attempt.plan) and site.site_id in attempt.ids():
+            self.exchange(name, site, attempt.plan)
+
+    def exchange(self, name: str, site: Site, plan: m.Plan) -> None:
+        """It is through if no stranger contributes. Else it finds that, as nodes do."""
+        story = self.story
+        key = (plan.sync, plan.attempt)
+        took_s = story.now - self.exchanges.setdefault(key, story.now)
+        attempt = story.core.run.sync.attempt if story.core.run.sync is not None else None
+        if attempt is None or site.site_id in attempt.done or (name, *key) in self.reported:
+            return
+        stranger = self.lacked(plan)
+        if not stranger:
+            if took_s >= self.tick_s:
+                story.done(name, f"s{plan.base_commit}")
+            return
+        waits = self.kind == "waiting" and any(plan.contributors[top_of(t)].site_id == stranger for t in plan.trees)
+        if took_s >= (plan.deadline_s if waits else plan.stall_limit_s):
+            self.reported.add((name, *key))
+            peer = next(n for n in self.strangers if self.story.sites[n].site_id == stranger)
+            story.failed(name, peer, lacks=True)
+
+    def lacked(self, plan: m.Plan) -> int:
+        """The first contributor that gives nothing; a liar exchanges as it should."""
+        ids = {self.story.sites[name].site_id for name in self.strangers if name in self.story.sites}
+        strangers = [c.site_id for c in plan.contributors if c.site_id in ids]
+        reducing = {plan.contributors[top_of(t)].site_id for t in plan.trees}
+        if self.kind == "liar":
+            return 0
+        if self.kind == "waiting":  # its contributions arrive
+            strangers = [i for i in strangers if i in reducing]
+        return next(iter(strangers), 0)
+
+    # --- strangers
+
+    def misbehave(self, name: str) -> None:
+        story = self.story
+        run = story.core.run
+        known = run.members.sites.get(name)
+        stream = story.sites[name].stream if name in story.sites else None
+        if known is None or stream is None or known.stream != stream:
+            story.connect(name, state=(run.log.last, f"s{run.log.last}"))
+            return
+        if known.evicted:
+            story.connect(name, state=(run.log.last, f"s{run.log.last}"), again=True)
+        elif not known.live and known.waits_with is None:
+            story.offer(name)
+        elif known.live and known.applied != run.log.last:
+            story.applied(name, run.log.last, f"s{run.log.last}")
+        elif known.live and run.sync is not None and self.kind != "mute":
+            if known.site_id not in run.sync.ready:
+                story.ready(name, train=self.window_s)
+            attempt = run.sync.attempt
+            if self.kind == "liar" and attempt is not None and is_weighed(attempt.plan):
+                key = (attempt.plan.sync, attempt.plan.attempt)
+                if known.site_id in attempt.ids() and (name, *key) not in self.reported:
+                    self.reported.add((name, *key))
+                    story.failed(name, HONEST[len(self.reported) % 3], lacks=True)
+
+
+def commits(kind: str, num_strangers: int) -> Iterator[int]:
+    """Commits in the measured time after ten syncs; then the play."""
+    play = Play(kind, num_strangers)
+    play.run(1e9, until_commit=SYNCS_BEFORE)
+    before = play.commit
+    play.run(play.story.now + MEASURED_S)
+    yield play.commit - before
+
+
+@pytest.mark.parametrize("kind", ["mute", "ready", "waiting", "liar"])
+def test_7_three_honest_sites_keep_their_pace_beside_two_strangers(kind: str) -> None:
+    (alone,) = commits(kind, 0)
+    (beside,) = commits(kind, 2)
+    assert alone > 300
+    assert beside >= 0.8 * alone, f"{beside} commits beside strangers, {alone} without"
+
+
+def test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_reason() -> None:
+    play = Play("ready", 1, window_s=5.0)
+    play.run(3000.0)
+    assert "x0" in play.story.core.run.kept_out
+    play.story.restart()
+    play.story.connect("x0", state=(0, "s0"))
+    refused = play.story.last("x0", m.Refused)
+    assert refused.kind is RefusedKind.KEPT_OUT
+    assert "x0 is kept out of run 'run': it was found out 6 times without contributing, the last time because" in (
+        refused.text
+    )
+    assert "could not be exchanged" in refused.text
+    assert keeping_out.let_in(play.story.core.run, "x0") == ""
+    play.story.sent.clear()
+    play.story.connect("x0", state=(0, "s0"))
+    assert play.story.num("x0", m.Refused) == 0
