@@ -1,12 +1,13 @@
 """A small regression with torch and atoll.join, which says what its processor is told to be.
 
 atoll node ... -- torch_worker.py [--step-delay-s SECONDS] [--ddp | --fsdp2] [--amsgrad] [--stuck-disk FILE]
-                [--crash-if-restored]
+                [--crash-if-restored] [--constants]
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import threading
@@ -21,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 import atoll
+from atoll.node.worker.tensors import BufferPolicy
 
 BATCH_SIZE = 16
 FINGERPRINT = bytes(range(32))
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--step-delay-s", type=float, default=0.0)
     parser.add_argument("--ddp", action="store_true", help="a group of gloo, found through the environment")
     parser.add_argument("--fsdp2", action="store_true", help="shard the model over a device mesh of the ranks")
+    parser.add_argument("--constants", action="store_true", help="buffers that never change, as models have them")
     parser.add_argument("--amsgrad", action="store_true")
     parser.add_argument("--crash-if-restored", action="store_true", help="before the first step")
     parser.add_argument("--stuck-disk", type=Path, metavar="FILE", help="no fsync comes back once this file is there")
@@ -39,6 +42,11 @@ def main(argv: list[str]) -> None:
         stick(options.stuck_disk)
     torch.manual_seed(1)
     model: torch.nn.Module = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
+    if options.constants:
+        model.register_buffer("mask", torch.triu(torch.full((8, 8), -math.inf), 1))
+        model.register_buffer("least", torch.full((8,), torch.finfo(torch.float32).min))
+        model.register_buffer("one", torch.tensor(1.0))
+        model.register_buffer("angles", torch.polar(torch.ones(4), torch.arange(4.0)))
     if options.fsdp2:
         fully_shard(model, mesh=init_device_mesh("cpu", (int(os.environ["WORLD_SIZE"]),)))
     elif options.ddp:
@@ -48,18 +56,20 @@ def main(argv: list[str]) -> None:
     capability = torch.backends.cpu.get_cpu_capability()
     sys.stdout.write(f"capability {capability}, {torch.get_num_threads()} threads\n")
     samples = torch.randn(500, 64, generator=torch.Generator().manual_seed(2))
-    with atoll.join(model, optimizer, data_fingerprint=FINGERPRINT) as site:
+    buffers: dict[str, BufferPolicy] = {"angles": "local"} if options.constants else {}
+    with atoll.join(model, optimizer, buffers=buffers, data_fingerprint=FINGERPRINT) as site:
         counts = sorted({int(state["step"]) for state in optimizer.state.values()})
         sys.stdout.write(f"the optimizer has done {counts} steps\n")
         if counts and options.crash_if_restored:
             raise KeyError("a state of the optimizer that does not fit")
+        tokens = BATCH_SIZE + (site.seed % 7 if options.constants else 0)  # weights that do not sum to 1 exactly
         for (x,) in site.loader(TensorDataset(samples), BATCH_SIZE):
             time.sleep(options.step_delay_s)
             loss = (model(x) - x.flip(1)).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            site.step(tokens=BATCH_SIZE, loss=loss)
+            site.step(tokens=tokens, loss=loss)
 
 
 def stick(path: Path) -> None:
