@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from atoll.node.daemon.rank_commands import STORE_MODULE
 from tests.harness.chaos import LARGE_WORKER, LIMIT_S, ChaosRun, command_line, descendants, settings
 
 pytestmark = pytest.mark.timeout(180)
 
+TORCH_WORKER = (str(Path(__file__).parents[1] / "workers" / "torch_worker.py"), "--step-delay-s", "0.02")
 LARGE = settings(every=4, min_sites=2)
 
 
@@ -88,6 +90,21 @@ def test_torchrun_and_its_guard_are_killed(tmp_path: Path) -> None:
             run.wait_for_contributors("ab")
             assert not [pid for pid in before if command_line(pid)]
         run.end_well()
+
+
+def test_the_store_of_a_sites_ranks_is_killed(tmp_path: Path) -> None:
+    """Ranks would wait in it for ever once they form another group: the node starts all of them again."""
+    with ChaosRun(tmp_path, settings(min_sites=1, data="numbers")) as run:
+        run.start_coordinator()
+        run.start_node("a", [*TORCH_WORKER, "--ddp"], launcher="python", extra=["--ranks", "2"])
+        run.wait_for_contributors("a")
+        before = descendants(run.nodes["a"].popen.pid)
+        assert len(run.kill_below("a", STORE_MODULE)) == 1
+        run.nodes["a"].wait_for_line("the store of the workers' process groups was killed by SIGKILL", LIMIT_S)
+        run.wait_for_contributors("a")
+        assert not [pid for pid in before if command_line(pid)]
+        run.end_well()
+        assert len(run.journal("a", "WorkersFailed")) == 1
 
 
 def test_several_sites_at_once_down_to_one(tmp_path: Path) -> None:
