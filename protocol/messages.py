@@ -412,6 +412,7 @@ class Finished:
     reason: str = bounded(1024)
     run_step: int
     run_tokens: int
+    state_hash: bytes = bounded(32, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,8 +215,8 @@ def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
         # It may have the payloads in its log, and be the only one who does.
         for commit in run.log.after(message.last_commit):
             run.send(site, commit)
-        if site.live:
-            states.take(run, site, message.last_commit, message.state_hash)
+    if message.has_state and site.live:
+        states.take(run, site, message.last_commit, message.state_hash)
     run.send(site, run.finished_message())
 
 

@@ -81,6 +81,7 @@ class Run:
             if (unwanted := self.members.sites.get(record.name)) is not None:
                 unwanted.gone = f"kept out: {record.reason}"
         self.void_starts = set(persisted.void_starts)
+        self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
@@ -117,6 +118,7 @@ class Run:
             reason=self.finished.reason,
             run_step=self.log.run_step,
             run_tokens=self.log.run_tokens,
+            state_hash=self.last_state,
         )
 
     def set_manifest(self, record: ManifestRecord, chunk_sizes: ChunkSizes) -> None:

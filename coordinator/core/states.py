@@ -129,7 +129,24 @@ def advance(run: Run) -> None:
         # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
         if site.applied not in undecided or (attempt is not None and site.site_id in attempt.done):
             _evict_for_state(run, site, site.applied or 0, known)
+    _say_the_last_state(run)
     _answer_waiting(run)
+
+
+def _say_the_last_state(run: Run) -> None:
+    """Once nobody can contradict it any more: sites put their models in place then."""
+    if run.finished is None or run.last_state or run.disputed:
+        return
+    commit = run.finished.commit
+    contributors = run.log.contributors(commit)
+    awaited = [s.site_id for s in run.members.live() if s.site_id in contributors]
+    known = run.log.attested.get(commit)
+    if known is None or not run.log.has_reported(commit, awaited):
+        return
+    run.last_state = known
+    for site in run.members.sites.values():
+        if site.site_id:
+            run.send(site, run.finished_message())
 
 
 def judge(run: Run, commit: int, awaited: Collection[int]) -> None:

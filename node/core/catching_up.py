@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import endings, events, syncs
+from atoll.node.core import endings, events, saving, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import CancelFetch, FetchState
 from atoll.node.core.state import Outer, Snapshot, SnapshotPhase
@@ -47,7 +47,7 @@ def sources(ctx: Context, message: m.Sources) -> None:
     newest = max([c.commit for c in message.commits] + [a.commit for a in message.attested], default=-1)
     if newest <= (outer_commit if site.applying is None else site.applying):
         return
-    if site.applying is not None or site.saving is not None or syncs.publish_is_in_use(site):
+    if site.applying is not None or syncs.publish_is_in_use(site):
         site.retry_fetch_at = ctx.now + FETCH_RETRY_S
         return
     if not message.donors or newest < 0:
@@ -91,7 +91,7 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     )
     ctx.report(logging.INFO, f"outer state complete and verified at commit {event.commit}")
     if event.final:
-        syncs.save(ctx)
+        saving.save(ctx)
 
 
 def fetch_failed(ctx: Context, reason: str) -> None:

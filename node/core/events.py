@@ -259,9 +259,18 @@ class Published:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSaved:
+    """Whole, on the disk, beside its place."""
+
     commit: int
     trouble: str = ""
     """Why it is not where it was asked for, and where it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelKept:
+    """In its place."""
+
+    commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +335,7 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
+    | ApplyFailed | ModelSaved | ModelKept | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
     | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
 )  # fmt: skip
 
@@ -440,9 +449,25 @@ class DropSync:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveModel:
+    """Write the model of this commit, at which the outer state is, beside its place. Commits go on meanwhile."""
+
     commit: int
     run_step: int
     run_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepModel:
+    """Put it in place of the one before."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropModel:
+    """Remove it, in place or beside it: it is not the run's."""
+
+    commit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,7 +552,7 @@ class Exit:
 
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | DistrustState
-    | VerifyState | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers | DialBack | AnswerDraw
-    | Report | Exit
+    | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
+    | DropModel | DistrustState | VerifyState | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers
+    | DialBack | AnswerDraw | Report | Exit
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, events, leases, syncs
+from atoll.node.core import catching_up, events, leases, saving, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import DropSync, RebuildCommit, RollBack
 from atoll.node.core.state import Outer, SnapshotPhase
@@ -47,6 +47,7 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
         syncs.cancel_exchange(ctx)
         ctx.emit(DropSync(sync))
     catching_up.cancel_fetch(ctx)
+    saving.void_after(ctx, commit)
     site.commits.clear()
     site.open = None
     site.lacks = 0
@@ -69,7 +70,7 @@ def begin_if_idle(ctx: Context) -> None:
     site = ctx.site
     if site.rolling_back is None or site.rolling_back_begun:
         return
-    busy = site.applying is not None or site.saving is not None or site.seed_asked
+    busy = site.applying is not None or site.seed_asked
     if not busy and not syncs.publish_is_in_use(site):
         site.rolling_back_begun = True
         site.published = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, catching_up, endings, events, leases, rollback, syncs, workforce
+from atoll.node.core import answers, catching_up, endings, events, leases, rollback, saving, syncs, workforce
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import (
     DialBack,
@@ -72,6 +72,8 @@ class SiteCore:
         site = self.ctx.site
         deadlines = (site.leave_deadline, site.retry_fetch_at, site.workers.restart_at)
         times = [t for t in deadlines if t is not None]
+        if site.saving is not None and site.saving.keep_at is not None and not site.saving.is_being_kept:
+            times.append(site.saving.keep_at)
         if site.away_since is not None and not site.exited:
             away_at = site.away_since + self.ctx.limits.lease_s
             if self.ctx.now < away_at:
@@ -158,8 +160,9 @@ class SiteCore:
                 self.site.published = content
             case events.ModelSaved(commit=commit, trouble=trouble):
                 self.site.saved_elsewhere = trouble
-                if self.site.saving == commit:
-                    self.site.saving = None
+                saving.written(self.ctx, commit)
+            case events.ModelKept(commit=commit):
+                saving.kept(self.ctx, commit)
             case events.PayloadsListed(sync=sync, attempt=attempt, term=term, hashes=hashes):
                 self.ctx.send(m.PayloadList(sync=sync, attempt=attempt, term=term, hashes=hashes))
             case events.PeersProbed(unreachable_site_ids):
@@ -167,6 +170,7 @@ class SiteCore:
                 syncs.ready(self.ctx)  # again, if it was said before
             case events.StateVerified(commit=commit, num_damaged=num_damaged):
                 level = logging.ERROR if num_damaged else logging.INFO
+                self.site.is_verifying = False
                 self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
                 self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
             case events.CommitRebuilt():
@@ -264,6 +268,7 @@ class SiteCore:
                     self.ctx.emit(ListPayloads(sync=sync, attempt=attempt, term=plan_term))
             case m.Verify(commit=commit):
                 if self.site.outer is not None and self.site.outer.commit == commit:
+                    site.is_verifying = site.is_disputed = True
                     self.ctx.emit(VerifyState(commit))
             case m.RebuildCommit():
                 rollback.rebuild_asked(self.ctx, message)
@@ -326,6 +331,7 @@ class SiteCore:
                     f"run's is {message.state_hash.hex()[:12]}"
                 )
                 self.ctx.report(logging.ERROR, f"{site.distrusting}; repairing it from the other sites")
+                saving.void_after(self.ctx, -1)
             site.outer = None
             site.commits.clear()
             syncs.discard_local(self.ctx)
@@ -372,10 +378,13 @@ class SiteCore:
         if site.rolling_back is not None:
             return  # void commits leave the disk first
         if site.outer is not None and site.outer.commit == commit:
+            if message.state_hash not in (b"", site.outer.state_hash):
+                saving.contradicted(self.ctx, message)
+                return
             if not site.final:
                 site.final = True
                 site.outer.run_step, site.outer.run_tokens = message.run_step, message.run_tokens
-                syncs.save(self.ctx)
+                saving.save(self.ctx)
             return
         site.over = f"the run is over at commit {commit}: {message.reason}"
         next_is_here = site.outer is not None and site.outer.commit + 1 in site.commits
@@ -422,7 +431,7 @@ class SiteCore:
             text = f"no coordinator for {away_s:.0f} s; the state is kept, start again"
             endings.exit(self.ctx, PeerError.exit_code, text)
             return
-        if site.distrusting and site.applying is None and site.saving is None and site.publishing is None:
+        if site.distrusting and site.applying is None and site.publishing is None:
             self.ctx.emit(DistrustState(site.distrusting))
             site.distrusting = ""
             site.published = None
@@ -431,6 +440,9 @@ class SiteCore:
         if workers.ask is not None and workers.laid_out:
             workforce.answer(self.ctx)
         syncs.apply_next(self.ctx)
+        saving.advance(self.ctx)
+        if site.exited:
+            return
         leases.advance(self.ctx)
         # Workers that were not admitted are told nothing: the run was over before they joined.
         busy = workers.running and workers.laid_out

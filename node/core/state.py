@@ -130,6 +130,18 @@ class Outer:
 
 
 @dataclass(slots=True, kw_only=True)
+class Saving:
+    """A model that is written beside its place, and put there when it counts."""
+
+    commit: int
+    state_hash: bytes
+    is_written: bool = False
+    is_void: bool = False  # the state was not the run's
+    is_being_kept: bool = False
+    keep_at: float | None = None  # the last one, if nobody contradicts until then
+
+
+@dataclass(slots=True, kw_only=True)
 class Exchange:
     plan: Plan
     contributes: bool
@@ -187,6 +199,9 @@ class SiteState:
     final: bool = False  # the commit in `outer` is the last one
     finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
     over: str = ""  # the run is, and how; the last commit is being applied
-    saving: int | None = None
+    saving: Saving | None = None
+    kept: int | None = None  # the commit whose model was put in place last
+    is_verifying: bool = False  # sites hold different states of the last commit; this one checks its bytes
+    is_disputed: bool = False
     saved_elsewhere: str = ""  # where the last model is, and why it is there
     exited: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, endings, events, leases, own_word
+from atoll.node.core import catching_up, endings, events, leases, own_word, saving
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     ApplyCommit,
@@ -14,7 +14,6 @@ from atoll.node.core.events import (
     Difference,
     DropSync,
     PublishState,
-    SaveModel,
     WeighExchange,
 )
 from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
@@ -351,14 +350,7 @@ def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
         ),
     )
     if commit.final or (ctx.settings.save_every and commit.commit % ctx.settings.save_every == 0):
-        save(ctx)
-
-
-def save(ctx: Context) -> None:
-    outer = ctx.site.outer
-    assert outer is not None
-    ctx.site.saving = outer.commit
-    ctx.emit(SaveModel(commit=outer.commit, run_step=outer.run_step, run_tokens=outer.run_tokens))
+        saving.save(ctx)
 
 
 def abandoned(ctx: Context, message: m.Abandoned) -> None:

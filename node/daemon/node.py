@@ -31,6 +31,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room, machine_of, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
+from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.footprint import footprint
 from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.exchange import Exchange
@@ -43,7 +44,6 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import (
     AtollError,
     AverageError,
-    ConfigError,
     HostError,
     InvalidMessage,
     NonFiniteError,
@@ -142,6 +142,11 @@ class Node:
         self._timer: asyncio.TimerHandle | None = None
         self._sources: asyncio.Future[m.Sources] | None = None  # asked for by a fetch
         self._lost_workers: asyncio.TimerHandle | None = None
+        self._model_folder = config.save_dir or home.folder / "model"
+        self._model_lock = asyncio.Lock()
+        self._has_model_beside = False
+        self._kept_model: int | None = None
+        self._void_model: int | None = None
         self._phase = ""
         self._is_told_to_leave = False
         self.failure: BaseException | None = None
@@ -169,6 +174,7 @@ class Node:
                 task.cancel()
             await self._launcher.stop()  # before the tasks: those in threads end with what they do to the disk
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._drop_model()
             await self.prober.close()
             await self.local_server.close()
 
@@ -303,6 +309,11 @@ class Node:
                     self._task(run_to_its_end(partial(self.plane.log.drop, sync)), _fatal())
             case e.SaveModel():
                 self._task(self._save(output), _fatal("saving the model: "))
+            case e.KeepModel(number):
+                self._task(self._keep_model(number), _fatal("saving the model: "))
+            case e.DropModel(number):
+                self._void_model = number
+                self._task(self._drop_model(), _fatal("removing a wrong model: "))
             case e.DistrustState(reason):
                 log.warning("checking every chunk in %s: %s", self.home.state_folder, reason)
                 self._task(self._distrust(), _fatal())
@@ -690,18 +701,33 @@ class Node:
             "site": self.config.name,
         }
         trouble = ""
-        try:
-            await self.plane.save(folder or at_home, info)
-        except (HostError, ConfigError, OSError) as error:
-            if folder is None:
-                raise
+        async with self._model_lock:
+            self._model_folder, self._has_model_beside = folder or at_home, True
             # Rather in another place than nowhere: the run may be over, and the other sites gone.
-            await self.plane.save(at_home, info)
-            trouble = f"the model of commit {output.commit} is in {at_home}, as --save could not be followed: {error}"
-            log.error("%s", trouble)
-        else:
-            log.info("saved the model of commit %d in %s", output.commit, folder or at_home)
+            why = await self.plane.save(output.commit, self._model_folder, info, at_home if folder else None)
+            if why is not None:
+                self._model_folder = at_home
+                trouble = f"the model of commit {output.commit} is in {at_home}, as --save could not be followed: {why}"
+                log.error("%s", trouble)
         self.handle(e.ModelSaved(commit=output.commit, trouble=trouble))
+
+    async def _keep_model(self, commit: int) -> None:
+        async with self._model_lock:
+            self._has_model_beside = False  # if this fails it is left where it is, and that is said
+            await run_to_its_end(partial(saved_model.put_in_place, self._model_folder))
+            self._kept_model = commit
+        log.info("saved the model of commit %d in %s", commit, self._model_folder)
+        self.handle(e.ModelKept(commit=commit))
+
+    async def _drop_model(self) -> None:
+        """What is written and not in place; and what is, if it turned out to be wrong."""
+        async with self._model_lock:
+            if self._has_model_beside:
+                await run_to_its_end(partial(saved_model.discard, self._model_folder))
+                self._has_model_beside = False
+            if self._void_model is not None and self._void_model == self._kept_model:
+                await run_to_its_end(partial(saved_model.take_back, self._model_folder))
+                self._kept_model = None
 
     def close(self) -> None:
         if self.plane is not None:

@@ -14,6 +14,7 @@ from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
+from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState, TornState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -23,7 +24,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.errors import StateError
+from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Chunk, Layout, Manifest
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
@@ -326,12 +327,34 @@ class DataPlane:
         async with self.lock:
             await run_to_its_end(work)
 
-    async def save(self, folder: Path, info: Mapping[str, Any]) -> None:
-        """Write the model, its slots and its manifest; commits wait meanwhile."""
+    async def save(
+        self, commit: int, folder: Path, info: Mapping[str, Any], instead: Path | None = None
+    ) -> Exception | None:
+        """Write the model of `commit`, at which the outer state is, beside `folder`. Commits go on meanwhile. If it
+        cannot be written there it is beside `instead`; then the reason is returned.
+
+        Raises StateError if the outer state has gone on already.
+        """
         outer = self.outer
         assert outer is not None
         async with self.lock:
-            await run_to_its_end(partial(saved_model.save, folder, outer, self.layout, self.optimizer.slots, info))
+            frozen = await run_to_its_end(outer.freeze)
+        try:
+            if frozen.commit != commit:
+                raise StateError(f"the model of commit {commit} is to be saved, the outer state is at {frozen.commit}")
+            try:
+                await self._write_model(folder, frozen, info)
+            except (HostError, ConfigError, OSError) as error:
+                if instead is None:
+                    raise
+                await self._write_model(instead, frozen, info)
+                return error
+            return None
+        finally:
+            await run_to_its_end(frozen.close)
+
+    async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
+        await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, self.optimizer.slots, info))
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane.disk import allocate, disk_error, sync_folder, write_whole
+from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
 from atoll.node.dataplane.slots import SlotMap
@@ -96,6 +97,7 @@ class OuterState:
         self._pins: Counter[int] = Counter()
         self._retired: set[int] = set()  # replaced slots that a reader still pins
         self._writing: set[int] = set()
+        self._frozen: list[FrozenState] = []
         self._free: list[list[int]] = [list(range(g.first_slot, g.first_slot + g.num_slots)) for g in self._map.groups]
         self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
         self._num_missing = sum(1 for size in self._sizes if size)
@@ -226,13 +228,31 @@ class OuterState:
             view.flags.writeable = False
             yield PinnedChunk(entry.version, entry.hash, self._values(chunk, view), view)
         finally:
-            with self._changed:
-                self._pins[entry.slot] -= 1
-                if not self._pins[entry.slot]:
-                    del self._pins[entry.slot]
-                    if entry.slot in self._retired:
-                        self._retired.remove(entry.slot)
-                        self._release(chunk, entry.slot)
+            self._unpin(chunk, entry.slot)
+
+    def freeze(self) -> FrozenState:
+        """The state as it is now, whatever is applied until the frozen one is closed.
+
+        Raises StateError while `commit` is None.
+        """
+        with self._changed:
+            commit = self._commit()
+            hashes = None if commit is None else self._hash_lists.get(commit)
+            if commit is None or hashes is None:
+                raise StateError(f"{self.folder}: the outer state is not complete at one commit")
+            slots = {chunk: entry.slot for chunk, entry in enumerate(self._entries) if entry is not None}
+            self._pins.update(slots.values())
+            frozen = FrozenState(
+                run_id=self.run_id,
+                commit=commit,
+                state_hash=state_hash(self.layout.manifest, self.slots, hashes),
+                hashes=list(hashes),
+                records={chunk: self._record(chunk, slot) for chunk, slot in slots.items()},
+                folder=self.folder,
+                release=lambda chunk: self._unpin(chunk, slots[chunk]),
+            )
+            self._frozen = [*(f for f in self._frozen if not f.is_over), frozen]
+        return frozen
 
     def read(self, chunk: int) -> ChunkRecord:
         """Version, hash and bytes that belong together. Raises StateError if there is no valid record."""
@@ -344,6 +364,7 @@ class OuterState:
                 return
             self._num_missing += 1
             self._retire(chunk, old)
+        self._move_away(chunk)
 
     def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
         """Computes a record into a spare slot, then puts it in force."""
@@ -370,7 +391,13 @@ class OuterState:
                 else:
                     free.append(slot)
                 self._changed.notify_all()
+        self._move_away(chunk)
         return entry.hash
+
+    def _move_away(self, chunk: int) -> None:
+        """Its former record, where it is kept for a reader of a whole commit. Not under the lock: it takes its time."""
+        for frozen in self._frozen:
+            frozen.move_away(chunk)
 
     def _put_in_force(self, chunk: int, entry: Entry) -> None:
         old = self._entries[chunk]
@@ -404,6 +431,15 @@ class OuterState:
         self._hash_lists[commit] = [e.hash if e else _EMPTY_HASH for e in self._entries]
         while len(self._hash_lists) > KEPT_HASH_LISTS:
             self._hash_lists.popitem(last=False)
+
+    def _unpin(self, chunk: int, slot: int) -> None:
+        with self._changed:
+            self._pins[slot] -= 1
+            if not self._pins[slot]:
+                del self._pins[slot]
+                if slot in self._retired:
+                    self._retired.remove(slot)
+                    self._release(chunk, slot)
 
     def _release(self, chunk: int, slot: int) -> None:
         self._free[self._map.group_of[chunk]].append(slot)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from atoll.node.dataplane.disk import PUBLIC_FILE, disk_error, exchange_names, sync_folder, write_whole
+from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
 from atoll.node.dataplane.saved_manifest import (
@@ -29,10 +30,10 @@ from atoll.node.dataplane.saved_manifest import (
     where_saved,
 )
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
 
-__all__ = ["load_manifest", "restore", "save"]
+__all__ = ["discard", "load_manifest", "put_in_place", "restore", "save", "take_back", "write_aside"]
 
 log = logging.getLogger(__name__)
 
@@ -40,32 +41,42 @@ _HASHES = "chunk_hashes"  # in outer.safetensors: U8 of (num_chunks, 32)
 
 
 def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]) -> None:
-    """Writes the outer state, which must not change meanwhile, in the place of what `folder` held.
+    """Writes the outer state in the place of what `folder` held; see `write_aside`.
+
+    Raises StateError if the state is not at one commit.
+    """
+    frozen = outer.freeze()
+    try:
+        write_aside(folder, frozen, layout, slots, info)
+    finally:
+        frozen.close()
+    put_in_place(folder)
+
+
+def write_aside(
+    folder: Path, frozen: FrozenState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]
+) -> None:
+    """All of a saved model, on the disk beside `folder`, for `put_in_place` or `discard`.
 
     `info` has at least run_step, run_tokens and settings (a table), and goes into the manifest as it is. Raises
-    ConfigError if one of these is missing or `folder` holds other files, StateError if the state is not at one commit,
-    HostError if the disk is full.
+    ConfigError if one of these is missing or `folder` holds other files, HostError if the disk is full.
     """
     for key, kind in (("run_step", int), ("run_tokens", int), ("settings", dict)):
         if not isinstance(info.get(key), kind):
             raise ConfigError(f"{folder}: a saved model's {key} must be a {kind.__name__}, not {info.get(key)!r}")
     folder = place_for(folder)
-    commit = outer.commit
-    hashes = None if commit is None else outer.chunk_hashes(commit)
-    if commit is None or hashes is None:
-        raise StateError(f"{folder}: the outer state is not complete at one commit and cannot be saved")
     saved = SavedManifest(
-        run_id=outer.run_id,
-        commit=commit,
+        run_id=frozen.run_id,
+        commit=frozen.commit,
         run_step=info["run_step"],
         run_tokens=info["run_tokens"],
-        state_hash=outer.state_hash(),
+        state_hash=frozen.state_hash,
         chunk_elements=layout.chunk_elements,
         slots=slots,
         manifest=layout.manifest,
         info=info,
     )
-    aside = folder.with_name(f".{folder.name}.new")
+    aside = _aside(folder)
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -73,18 +84,36 @@ def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...]
         raise disk_error(error, aside) from error
     try:
         tied = {"tied": json.dumps({t.alias: t.name for t in layout.manifest.tied})} if layout.manifest.tied else {}
-        tensors = _Tensors(outer, layout)
+        tensors = _Tensors(frozen, layout)
         entries = in_file_order(Entry(t.name, t.dtype, t.shape, _own_bytes(t)) for t in tensors.carried)
-        write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": outer.run_id, **tied})
+        write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": frozen.run_id, **tied})
         entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
-        write(aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(hashes)), {"run": outer.run_id})
+        write(
+            aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(frozen.hashes)), {"run": frozen.run_id}
+        )
         write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True, mode=PUBLIC_FILE)
-        if outer.commit != commit:
-            raise StateError(f"{folder}: the outer state changed while it was saved; apply no commit meanwhile")
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk would stay full
         raise
-    _put_in_place(aside, folder)
+
+
+def discard(folder: Path) -> None:
+    """What `write_aside` wrote."""
+    shutil.rmtree(_aside(place_for(folder)), ignore_errors=True)
+
+
+def take_back(folder: Path) -> None:
+    """A saved model that turned out to be wrong."""
+    folder = place_for(folder)
+    try:
+        os.replace(folder, _aside(folder))
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    discard(folder)
+
+
+def _aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.new")
 
 
 def restore(folder: Path, outer: OuterState, layout: Layout) -> None:
@@ -146,8 +175,8 @@ def _stored(model: Reader, spec: TensorSpec, chunk: Chunk) -> bytes:
 class _Tensors:
     """The bytes of whole tensors from their chunks, one chunk in memory at a time."""
 
-    def __init__(self, outer: OuterState, layout: Layout) -> None:
-        self._outer = outer
+    def __init__(self, frozen: FrozenState, layout: Layout) -> None:
+        self._frozen = frozen
         self.carried = [t for t in layout.manifest.tensors if t.role is not Role.BUFFER_LOCAL]
         self._spec = {t.name: t for t in self.carried}
         self._chunks: dict[str, list[Chunk]] = {t.name: [] for t in self.carried}
@@ -170,9 +199,7 @@ class _Tensors:
 
     def _parts(self, name: str, row: int) -> Iterator[bytes]:
         for chunk in self._chunks[name]:
-            with self._outer.pinned(chunk.index) as record:
-                part = record.data[row * chunk.num_bytes : (row + 1) * chunk.num_bytes].tobytes()
-            yield part
+            yield self._frozen.read(chunk.index, row * chunk.num_bytes, chunk.num_bytes)
 
 
 def _is_rounded(spec: TensorSpec) -> bool:
@@ -204,8 +231,11 @@ def _rounded(part: bytes, dtype: str) -> bytes:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
 
 
-def _put_in_place(aside: Path, folder: Path) -> None:
-    """At any moment `folder` is the model before or this one. Where a file system cannot do that, see `where_saved`."""
+def put_in_place(folder: Path) -> None:
+    """What `write_aside` wrote, instead of what `folder` held: at any moment it is the one or the other. Where a file
+    system cannot do that, see `where_saved`."""
+    folder = place_for(folder)
+    aside = _aside(folder)
     try:
         sync_folder(aside)
         if not folder.exists():

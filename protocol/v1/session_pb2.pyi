@@ -1279,11 +1279,14 @@ class Finished(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     RUN_STEP_FIELD_NUMBER: _builtins.int
     RUN_TOKENS_FIELD_NUMBER: _builtins.int
+    STATE_HASH_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
     reason: _builtins.str
     run_step: _builtins.int
     """of commit"""
     run_tokens: _builtins.int
+    state_hash: _builtins.bytes
+    """of commit, once everybody who is to report it has; said again then"""
     def __init__(
         self,
         *,
@@ -1291,10 +1294,11 @@ class Finished(_message.Message):
         reason: _builtins.str = ...,
         run_step: _builtins.int = ...,
         run_tokens: _builtins.int = ...,
+        state_hash: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "reason", b"reason", "run_step", b"run_step", "run_tokens", b"run_tokens", "state_hash", b"state_hash"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -113,6 +113,8 @@ class Host:
                 self.due.append(e.Published(content))
             case e.SaveModel(commit=commit):
                 self.due.append(e.ModelSaved(commit=commit))
+            case e.KeepModel(commit):
+                self.due.append(e.ModelKept(commit=commit))
             case e.AnswerWorkers():
                 self._answered(output)
 

@@ -571,7 +571,8 @@ class Story:
             case m.RolledBack():
                 return f"RolledBack to commit {message.commit}, branch {message.branch}"
             case m.Finished():
-                return f"Finished at commit {message.commit}"
+                state = f", its state is {message.state_hash.hex()[:12]}" if message.state_hash else ""
+                return f"Finished at commit {message.commit}{state}"
             case m.Pulse():
                 return "Pulse"
             case m.Peers():

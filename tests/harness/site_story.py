@@ -265,7 +265,11 @@ class SiteStory:
             case e.DropSync(sync):
                 return f"forgets the contributions to sync {sync}"
             case e.SaveModel(commit=commit):
-                return f"saves the model of commit {commit}"
+                return f"writes the model of commit {commit} beside its place"
+            case e.KeepModel(commit):
+                return f"puts the model of commit {commit} in place"
+            case e.DropModel(commit):
+                return f"removes the model of commit {commit}"
             case e.DistrustState(reason):
                 return f"checks every chunk on its disk: {reason}"
             case e.ListPayloads(sync=sync, attempt=attempt):
@@ -395,6 +399,9 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"finished at (\d+)": lambda n: story.hears(
             m.Finished(commit=int(n), reason="the run's length is reached", run_step=10 * int(n), run_tokens=0)
         ),
+        r"finished at (\d+) with state (\w+)": lambda n, state: story.hears(
+            m.Finished(commit=int(n), reason="complete", run_step=10 * int(n), run_tokens=0, state_hash=a_hash(state))
+        ),
         r"workers join": lambda: story.happens(
             e.WorkersJoined(
                 generation=story.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
@@ -429,7 +436,8 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
             e.DiskRolledBack(branch=1, held=(int(n), a_hash(f"s{n}")))
         ),
         r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
-        r"the model of commit (\d+) is saved": lambda n: story.happens(e.ModelSaved(commit=int(n))),
+        r"the model of commit (\d+) is written": lambda n: story.happens(e.ModelSaved(commit=int(n))),
+        r"the model of commit (\d+) is in place": lambda n: story.happens(e.ModelKept(commit=int(n))),
         r"is to dial (.)": lambda name: story.hears(m.DialBack(member=_member(name))),
         r"peers (.+)": lambda names: story.hears(m.Peers(members=tuple(_member(n) for n in names.split()))),
         r"it can dial everybody": lambda: story.happens(e.PeersProbed(())),

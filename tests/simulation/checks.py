@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from atoll.coordinator.core.events import (
     RollbackRecord,
 )
 from atoll.node.core import events as e
+from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
@@ -127,6 +129,7 @@ class Checks:
         self._starts: dict[bytes, dict[int, bytes]] = {}  # state hash -> chunk records of commit 0, attested or not
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
         self._sealed: list[Sealed] = []  # every snapshot
+        self._models: dict[int, tuple[str, bytes]] = {}  # commit -> who saved it last, state hash
         self._problem: Unsound | None = None
         self.first_problem = loop.create_future()
         self._num_rollbacks = 0
@@ -217,6 +220,8 @@ class Checks:
                 self._sealed.append(node.hands.sealed)
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
+            case e.ModelKept(commit=commit):
+                self._model_in_place(node, commit)
             case e.DataPlaneFailed(text, exit_code):
                 self.require(exit_code != StateError.exit_code, f"34: {node.process} cannot go on: {text}")
             case e.Received(message=m.Plan() as plan):
@@ -236,6 +241,17 @@ class Checks:
             first == value,
             f"1: commit {commit} has state {value.hex()[:12]} on {node.process}, {first.hex()[:12]} on {who}",
         )
+
+    def _model_in_place(self, node: SimNode, commit: int) -> None:
+        """It is whole, and of its commit: later ones may have been applied while it was written."""
+        slots = outer_optimizer(self._settings.outer).slots
+        folder, saved = node.folder / "model", saved_model.load_manifest(node.folder / "model")
+        self.require(saved.commit == commit, f"{node.process} saved commit {saved.commit} in place of {commit}")
+        found = OuterState.create(node.folder / "as-saved", self._layout, slots, self._settings.run_id)
+        saved_model.restore(folder, found, self._layout)
+        found.close()
+        shutil.rmtree(node.folder / "as-saved")
+        self._models[commit] = str(node.process), saved.state_hash
 
     def _records(self, node: SimNode) -> dict[int, bytes]:
         assert node.node is not None
@@ -308,6 +324,9 @@ class Checks:
                 hashes[number] == value,
                 f"1: {who} held {value.hex()[:12]} after commit {number}, the reference {hashes[number].hex()[:12]}",
             )
+        for number, (who, value) in sorted(self._models.items()):
+            if number <= last_valid or number == len(commits):
+                self.require(hashes[number] == value, f"{who} saved another model of commit {number} than the run's")
         num_survivors = 0
         for node in ended:
             if node.result is not None and node.result[0] == 0 and OuterState.exists(node.folder / "state"):
@@ -316,6 +335,11 @@ class Checks:
                 if commit and not self._is_void(node, commit):  # a commit 0 that was never attested may still lie there
                     self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
                     num_survivors += commit == len(commits)
+                    if node.result[1] == "the run is complete":
+                        saved = saved_model.load_manifest(node.folder / "model")
+                        self.require(
+                            saved.state_hash == hashes[-1], f"{node.process} saved another model than the last"
+                        )
                 outer.close()
         self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
 

@@ -58,6 +58,7 @@ def large_shape(num_sites: int, seed: int) -> Shape:
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
         publish_s=(0.0,) * num_sites,
+        save_s=(0.0,) * num_sites,
         reduce_buffer_bytes=1 << 20,
         coordinator_busy_s=BUSY_S,
     )

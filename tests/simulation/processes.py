@@ -10,7 +10,7 @@ import random
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +35,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import disk
+from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.spill import Spill
@@ -365,6 +366,10 @@ class SimDataPlane(DataPlane):
     async def publish(self, content: e.Content) -> None:
         with _taking(HANDS.get().publish_s):
             await super().publish(content)
+
+    async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
+        with _taking(HANDS.get().save_s):
+            await super()._write_model(folder, frozen, info)
 
 
 @contextlib.contextmanager

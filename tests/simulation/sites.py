@@ -101,6 +101,8 @@ class Hands:
     start_s: float
     publish_s: float
     """That filling PUBLISH takes; with a large model it is longer than many steps."""
+    save_s: float
+    """That writing the model takes; syncs go on meanwhile."""
     bf16: bool
     data: Data | None
     crash_in_steps: int | None = None

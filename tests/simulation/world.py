@@ -58,6 +58,7 @@ class Shape:
     data: Data | None
     step_s: tuple[float, ...]
     publish_s: tuple[float, ...]
+    save_s: tuple[float, ...]
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
     coordinator_busy_s: float = 0.0
@@ -104,11 +105,14 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
         bf16=tuple(generator.random() < 0.2 for _ in range(num_sites)),
         step_s=tuple(generator.choice([0.02, 0.05, 0.2]) for _ in range(num_sites)),
         publish_s=(0.0,) * num_sites,
+        save_s=(0.0,) * num_sites,
         reduce_buffer_bytes=generator.choice([0, 100, 1 << 30]),
     )
     slow = random.Random(f"slow {seed}")
     publish_s = tuple(slow.choice([0.0, 0.0, 0.1, 0.5, 2.0]) for _ in range(num_sites))
-    shape = replace(shape, publish_s=publish_s)
+    save_s = tuple(slow.choice([0.0, 0.0, 0.2, 1.0, 5.0]) for _ in range(num_sites))
+    settings = replace(settings, save_every=slow.choice([0, 0, 1, 2, 3]))
+    shape = replace(shape, settings=settings, publish_s=publish_s, save_s=save_s)
     return with_a_straggler(shape, slow) if num_sites > 2 and slow.random() < 0.2 else shape
 
 
@@ -237,6 +241,7 @@ class World:
                 step_s=self.shape.step_s[index],
                 start_s=0.3,
                 publish_s=self.shape.publish_s[index],
+                save_s=self.shape.save_s[index],
                 bf16=self.shape.bf16[index],
                 data=self.shape.data,
             )

@@ -227,11 +227,11 @@ def test_a_save_that_fails_gives_its_room_back(
 
 
 def test_a_state_between_commits_is_not_saved(tmp_path: Path, used: Layout, outer: OuterState) -> None:
+    with pytest.raises(ConfigError, match="settings"):
+        save(tmp_path / "model", outer, used, SLOTS, {"run_step": 1, "run_tokens": 1})
     outer.apply(0, payloads(outer, (9,))[0], 3, OPTIMIZER)
     with pytest.raises(StateError, match="not complete"):
         save(tmp_path / "model", outer, used, SLOTS, INFO)
-    with pytest.raises(ConfigError, match="settings"):
-        save(tmp_path / "model", outer, used, SLOTS, {"run_step": 1, "run_tokens": 1})
 
 
 def test_another_model_chunk_size_or_optimizer_is_refused(tmp_path: Path, used: Layout, outer: OuterState) -> None:

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 
 from atoll.node.core import events as e
-from atoll.node.core.state import Outer
+from atoll.node.core.state import Outer, Saving
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -24,9 +24,11 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.node import Node
+from atoll.node.dataplane import saved_model
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.worker.client import LocalClient
+from atoll.protocol import messages as m
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.data_plane import layout
@@ -122,15 +124,15 @@ def test_the_exit_code_says_why_work_on_this_disk_failed(
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "gone"), HostError("no space is left")])
 def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
-    error: Exception, tmp_path: Path
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = tmp_path / "asked"
     saved: list[Path] = []
+    monkeypatch.setattr(saved_model, "put_in_place", saved.append)
 
-    async def save(folder: Path, info: object) -> None:
-        if folder == asked:
-            raise error
-        saved.append(folder)
+    async def save(commit: int, folder: Path, info: object, instead: Path) -> Exception:
+        assert (folder, instead) == (asked, tmp_path / "home" / "model")
+        return error
 
     async def happen(node: Node) -> None:
         node.config = replace(node.config, save_dir=asked)
@@ -138,7 +140,8 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         plane.save = save
         node.plane = plane
         node.core.site.outer = Outer(commit=1, state_hash=b"", run_step=1, run_tokens=1)
-        node.core.site.final, node.core.site.saving = True, 1
+        node.core.site.final, node.core.site.saving = True, Saving(commit=1, state_hash=bytes(32))
+        node.core.site.finished = m.Finished(commit=1, reason="", run_step=1, run_tokens=1, state_hash=bytes(32))
         node._execute(e.SaveModel(commit=1, run_step=1, run_tokens=1))
 
     code, text = ended_by(happen, tmp_path)

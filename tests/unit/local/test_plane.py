@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,9 +15,10 @@ import pytest
 from atoll.node.core.events import Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.dataplane import publish
+from atoll.node.dataplane import publish, safetensors_file, saved_model
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import payload_hash
-from atoll.protocol.errors import StateError
+from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads
 
@@ -141,6 +143,92 @@ def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     assert plane.publish_buffer.view == expected, "values can be written whatever was there"
     with pytest.raises(StateError, match="the outer state is at commit 2"):
         asyncio.run(plane.publish(Values(1)))
+    plane.close()
+
+
+SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}
+
+
+@pytest.mark.parametrize("num_later", [1, 3])
+def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_written(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_later: int
+) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    first = asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    write, applied = safetensors_file.write, []
+
+    async def later() -> None:
+        """Commits, and a chunk that is damaged and put together again."""
+        async with asyncio.timeout(60):
+            for number in range(2, 2 + num_later):
+                applied.append(await plane.apply(logged(plane.log, outer, number, payloads(outer, (number,)))))
+            damaged = outer.read(2)
+            outer.forget(2)
+            outer.put(2, damaged.version, damaged.data)
+
+    async def save() -> None:
+        loop = asyncio.get_running_loop()
+
+        def written_slowly(*args: Any) -> None:
+            if not applied:
+                asyncio.run_coroutine_threadsafe(later(), loop).result()
+            write(*args)
+
+        monkeypatch.setattr(saved_model, "write", written_slowly)
+        await plane.save(1, tmp_path / "model", SAVED)
+
+    asyncio.run(save())
+    assert not (tmp_path / "model").exists(), "it is put in place when it counts"
+    saved_model.put_in_place(tmp_path / "model")
+    assert plane.held() == (1 + num_later, applied[-1])
+    found = OuterState.create(tmp_path / "found", plane.layout, outer.slots, RUN)
+    saved_model.restore(tmp_path / "model", found, plane.layout)
+    assert found.state_hash() == first
+    found.close()
+    assert asyncio.run(plane.apply(logged(plane.log, outer, 2 + num_later, payloads(outer, (9,))))), "no place is held"
+    assert not list(home.state_folder.glob("tmp*"))
+    plane.close()
+
+
+def test_a_model_that_cannot_be_written_where_it_shall_be_is_written_elsewhere(home: Home, tmp_path: Path) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="no place for a saved model"):
+        asyncio.run(plane.save(0, tmp_path / "file" / "model", SAVED))
+    why = asyncio.run(plane.save(0, tmp_path / "file" / "model", SAVED, tmp_path / "elsewhere"))
+    assert isinstance(why, ConfigError)
+    saved_model.put_in_place(tmp_path / "elsewhere")
+    assert saved_model.load_manifest(tmp_path / "elsewhere").state_hash == outer.state_hash()
+    plane.close()
+
+
+def test_no_room_for_what_a_save_still_reads_fails_the_save_and_not_the_commit(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    frozen = outer.freeze()
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(frozen, "_copy", full)
+        asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    with pytest.raises(HostError, match="no space is left"):
+        saved_model.write_aside(tmp_path / "model", frozen, plane.layout, outer.slots, SAVED)
+    frozen.close()
+    assert not list(tmp_path.glob(".model*"))
+    with pytest.raises(StateError, match="commit 0 is to be saved, the outer state is at 1"):
+        asyncio.run(plane.save(0, tmp_path / "model", SAVED))
     plane.close()
 
 

@@ -18,6 +18,7 @@ from tests.unit.node_core.test_site import (
     exchanged,
     opened,
     plan,
+    put_in_place,
     started,
 )
 
@@ -190,7 +191,7 @@ def test_the_end_of_the_run_and_ctrl_c_do_not_wait_for_new_workers() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive(e.ModelSaved(commit=1))
+    put_in_place(drive, 1)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
 
     drive = waiting(started())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,7 @@ from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
+from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
@@ -418,6 +420,15 @@ def test_a_sealed_snapshot_outlives_the_workers_that_wrote_it() -> None:
     assert (answer.version, answer.fresh, answer.next_step) == (1, True, 10)
 
 
+def put_in_place(drive: Driver, commit: int) -> None:
+    """The model of the last commit: written, confirmed by the coordinator, put in place."""
+    drive(e.ModelSaved(commit=commit))
+    assert not drive.out, "it may be wrong"
+    drive.receive(m.Finished(commit=commit, reason="complete", run_step=10 * commit, run_tokens=1, state_hash=HASH))
+    assert drive.wants(e.KeepModel) == e.KeepModel(commit)
+    drive(e.ModelKept(commit=commit))
+
+
 def test_the_last_commit_is_applied_saved_and_left() -> None:
     drive = started()
     at_boundary(drive)
@@ -433,7 +444,7 @@ def test_the_last_commit_is_applied_saved_and_left() -> None:
     assert drive.answer().kind is AnswerKind.STOP
     drive(e.WorkersLeft(generation=1, reason="stopped"))
     assert not drive.out
-    drive(e.ModelSaved(commit=1))
+    put_in_place(drive, 1)
     assert isinstance(drive.sent()[0], m.Leave)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
 
@@ -613,6 +624,112 @@ def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again()
 GOOD_HASH = b"g" * 32
 
 
+def at_the_end() -> Driver:
+    """The last commit is applied, and the model of it is being written."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3), final=True))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.wants(e.SaveModel)
+    drive(e.WorkersLeft(generation=1, reason="stopped"))
+    return drive
+
+
+def finished(state_hash: bytes = b"") -> m.Finished:
+    return m.Finished(commit=1, reason="complete", run_step=10, run_tokens=1, state_hash=state_hash)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_a_wrong_state_of_the_last_commit_leaves_no_model(*, is_written: bool, is_kept: bool) -> None:
+    drive = at_the_end()
+    drive.core.site.workers.running = is_kept  # their script goes on: the site is still here
+    drive.receive(m.Evicted(reason="its state has another hash"))
+    if is_written:
+        drive(e.ModelSaved(commit=1))
+    if is_written and is_kept:
+        drive.receive(finished(HASH))
+        drive(e.ModelKept(commit=1))
+    drive.receive(finished(GOOD_HASH))
+    assert drive.wants(e.DropModel) == e.DropModel(1)
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert exit_output.code == StateError.exit_code
+    assert "the run's is 676767676767" in exit_output.text
+
+
+def test_a_model_that_nobody_contradicts_in_time_is_kept() -> None:
+    drive = at_the_end()
+    drive.receive(finished())
+    drive(e.ModelSaved(commit=1))
+    assert not drive.out
+    drive.now = drive.core.next_deadline() or 0.0
+    assert drive.now == 100.0 + drive.core.limits.lease_s
+    drive(e.Tick())
+    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+    drive(e.ModelKept(commit=1))
+    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+
+
+def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() -> None:
+    drive = at_the_end()
+    drive.receive(m.Verify(commit=1))
+    drive(e.ModelSaved(commit=1))
+    drive.now += 100.0
+    drive(e.Tick())
+    assert not drive.core.site.exited, "its bytes are being checked"
+    drive(e.StateVerified(commit=1, num_damaged=0))
+    drive.now += drive.core.limits.lease_s
+    drive(e.Tick())
+    exit_output = drive.wants(e.Exit)
+    assert isinstance(exit_output, e.Exit)
+    assert exit_output.code == StateError.exit_code
+    assert "nobody knows whose is right" in exit_output.text
+
+
+def saving_every_commit() -> Driver:
+    """The first commit is applied, and its model is being written."""
+    drive = started()
+    drive.core.ctx.settings = replace(drive.core.settings, save_every=1)
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
+    return drive
+
+
+def test_commits_and_catching_up_do_not_wait_for_a_model_that_is_written() -> None:
+    drive = saving_every_commit()
+    drive.receive(commit(2, 2, contributors=(2, 3)))
+    drive.wants(e.ApplyCommit)
+    drive(e.CommitApplied(commit=2, state_hash=HASH))
+    assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "one at a time"
+    assert "commit 2 is not saved: that of commit 1 is still being written" in drive.wants(e.Report).text  # type: ignore[union-attr]
+    drive.receive(commit(4, 4, contributors=(2, 3)))
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=4)
+    drive.receive(m.Sources(attested=(m.Attestation(commit=4, state_hash=HASH),), donors=(donor,)))
+    drive.wants(e.FetchState)
+    drive(e.StateFetched(commit=4, state_hash=HASH, run_step=40, run_tokens=1, final=True))
+    drive(e.ModelSaved(commit=1))
+    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+    drive(e.ModelKept(commit=1))
+    assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1), "the last one is not left out"
+
+
+@pytest.mark.parametrize("why", ["rolled back", "wrong"])
+def test_a_model_of_a_void_commit_is_not_put_in_place(why: str) -> None:
+    drive = saving_every_commit()
+    if why == "rolled back":
+        drive.receive(m.RolledBack(branch=1, commit=0, reason="a disk is lost"))
+        drive.wants(e.RollBack)  # does not wait for it
+    else:
+        drive.receive(m.Evicted(reason="its state has another hash"))
+        drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings)))
+        joiner = m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7, state_hash=GOOD_HASH)
+        drive.receive(joiner)
+        drive.wants(e.DistrustState)
+    drive(e.ModelSaved(commit=1))
+    assert drive.wants(e.DropModel) == e.DropModel(1)
+
+
 def sources_of(commit_number: int, *commits: m.Commit) -> m.Sources:
     return m.Sources(
         attested=(m.Attestation(commit=commit_number, state_hash=GOOD_HASH),),
@@ -744,7 +861,7 @@ def test_a_site_that_is_started_after_the_end_saves_what_it_holds_and_ends() -> 
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.receive(m.Finished(commit=4, reason="complete", run_step=40, run_tokens=1200))
     assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
-    drive(e.ModelSaved(commit=4))
+    put_in_place(drive, 4)
     drive.wants(e.StopWorkers)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
 
@@ -777,7 +894,7 @@ def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloa
         if applied:
             drive(e.CommitApplied(commit=4, state_hash=HASH))
             assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
-            drive(e.ModelSaved(commit=4))
+            put_in_place(drive, 4)
             assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
         else:
             drive(e.ApplyFailed(4, "its payloads are not in the log"))
@@ -852,5 +969,5 @@ def test_a_site_that_fetches_the_last_commit_saves_the_model_before_it_departs()
     assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "once"
     drive(e.WorkersLeft(generation=drive.core.site.workers.generation, reason="told to stop"))
     assert not drive.core.site.exited
-    drive(e.ModelSaved(commit=5))
+    put_in_place(drive, 5)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
