@@ -42,7 +42,8 @@ from atoll.protocol.messages import Commit, DataRange, Open, Plan
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
+"""Of tables and rows. What another version would read otherwise raises it, and is refused by this number."""
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "fuse.sshfs",

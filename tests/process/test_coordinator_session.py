@@ -265,6 +265,23 @@ def test_5_while_the_store_is_stuck_people_see_what_was_known(tmp_path: Path, mo
     asyncio.run(main())
 
 
+def test_a_node_of_a_version_without_checksums_is_refused_by_that_name(tmp_path: Path) -> None:
+    """It would dial for ever if its stream just ended."""
+
+    async def test(server: CoordinatorServer) -> None:
+        old = Client(server.address, "old")
+        header = replace(HEADER, protocol_version=PROTOCOL_VERSION - 1, incarnation=1)
+        hello = m.Hello(name="old", key=a_hash("old"), address="127.0.0.1:1", atoll_version="0.0.1")
+        old.raw(wire.request(hello, header, 1, 0).SerializeToString())
+        refused = await old.hear(m.Refused)
+        assert refused.kind is m.RefusedKind.PROTOCOL
+        assert f"old speaks protocol version {PROTOCOL_VERSION - 1}" in refused.text
+        assert await old.ended()
+        await old.close()
+
+    serving(test, tmp_path)
+
+
 def test_5_people_see_a_decision_when_it_is_kept(tmp_path: Path) -> None:
     async def main() -> None:
         config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")

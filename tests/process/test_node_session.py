@@ -150,6 +150,28 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
     asyncio.run(scenario())
 
 
+def test_the_refusal_of_a_coordinator_without_checksums_is_heard() -> None:
+    refused = m.Refused(kind=m.RefusedKind.PROTOCOL, text="install the same version of atoll on both")
+
+    async def scenario() -> None:
+        async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
+            header = m.Header(protocol_version=PROTOCOL_VERSION - 1, run_id="run", term=1)
+            yield wire.response(refused, header, 1, 0).SerializeToString()
+            async for _ in requests:
+                pass
+
+        server, address = await serving(serve)
+        heard: asyncio.Queue[Any] = asyncio.Queue()
+        session = a_session(address, heard)
+        task = asyncio.create_task(session.run())
+        assert await heard.get() == refused
+        await session.close()
+        await task
+        await server.stop(0)
+
+    asyncio.run(scenario())
+
+
 def test_sources_are_heard_once_they_are_whole_and_parts_of_a_stream_that_ended_are_forgotten() -> None:
     donor = m.Donor(site_id=1, incarnation=1, address="127.0.0.1:1", commit=2)
     begun = m.Sources(donors=(donor,), more=True)

@@ -76,7 +76,7 @@ def test_a_damaged_store(tmp_path: Path) -> None:
         SqliteStore(path).begin(SETTINGS)
 
 
-@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("version", [4, 99])
 def test_a_store_of_another_version(tmp_path: Path, version: int) -> None:
     path = tmp_path / "run.db"
     SqliteStore(path).close()
