@@ -9,6 +9,7 @@ CREATE TABLE run (
     stop_reason   TEXT    NOT NULL DEFAULT '',
     final_commit  INTEGER,                    -- set when the run is over
     final_reason  TEXT,
+    last_site_id  INTEGER NOT NULL DEFAULT 0, -- at least the ids of sites that are forgotten
     checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
@@ -30,6 +31,7 @@ CREATE TABLE sites (
     epoch                 INTEGER NOT NULL,
     max_retained_bytes    INTEGER NOT NULL,
     bandwidth_bytes_per_s INTEGER NOT NULL,
+    contributed           INTEGER NOT NULL,    -- to a commit, ever
     voided_sync           INTEGER NOT NULL,    -- the last sync in which a plan listed it and it discarded its contribution
     may_hold              INTEGER NOT NULL,    -- while it is not live: the newest commit that its disk may have
     checksum              BLOB    NOT NULL DEFAULT x''

@@ -18,6 +18,7 @@ from atoll.coordinator.core.events import (
     DoneRecord,
     ExclusionRecord,
     FinishedRecord,
+    ForgetRecord,
     KeptOutRecord,
     LeaseRecord,
     LetInRecord,
@@ -52,7 +53,7 @@ NETWORK_FILE_SYSTEMS = (
 
 _SITE_COLUMNS = (
     "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
-    "may_hold, voided_sync"
+    "may_hold, voided_sync, contributed"
 )
 _COMMIT_COLUMNS = "body, mean_loss, median_loss, cut"
 _MAX_INTEGER = (1 << 63) - 1
@@ -229,8 +230,8 @@ class SqliteStore:
 
     def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
         db = self._db
-        stop_reason, final_commit, final_reason = db.execute(
-            "SELECT stop_reason, final_commit, final_reason FROM run"
+        stop_reason, final_commit, final_reason, last_site_id = db.execute(
+            "SELECT stop_reason, final_commit, final_reason, last_site_id FROM run"
         ).fetchone()
         manifest = db.execute("SELECT manifest, data_fingerprint FROM manifest").fetchone()
         newest = db.execute("SELECT sync, open, expected, outcome FROM syncs ORDER BY sync DESC LIMIT 1").fetchone()
@@ -269,9 +270,11 @@ class SqliteStore:
                     bandwidth_bytes_per_s=r[9],
                     may_hold=r[10],
                     voided_sync=r[11],
+                    contributed=bool(r[12]),
                 )
                 for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
             ),
+            last_site_id=last_site_id,
             open=OpenRecord(open=wire.decode(Open, newest[1]), expected=tuple(json.loads(newest[2])))
             if is_open
             else None,
@@ -374,9 +377,15 @@ class SqliteStore:
                     min(record.bandwidth_bytes_per_s, _MAX_INTEGER),
                     record.may_hold,
                     record.voided_sync,
+                    record.contributed,
                 )
                 places = ", ".join("?" * len(values))
                 execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)
+            case ForgetRecord():
+                execute("UPDATE run SET last_site_id = ?", (record.last_site_id,))
+                for table, column in (("sites", "site_id"), ("data_leases", "line"), ("data_lines", "line")):
+                    for site_id in record.site_ids:
+                        execute(f"DELETE FROM {table} WHERE {column} = ?", (site_id,))
             case ManifestRecord():
                 execute(
                     "INSERT INTO manifest (id, manifest, data_fingerprint) VALUES (1, ?, ?)",

@@ -19,6 +19,7 @@ from atoll.coordinator.core.events import (
     DoneRecord,
     ExclusionRecord,
     FinishedRecord,
+    ForgetRecord,
     KeptOutRecord,
     LeaseRecord,
     LetInRecord,
@@ -123,6 +124,7 @@ class _Kept:
     term: int = 0
     manifest: ManifestRecord | None = None
     sites: dict[int, SiteRecord] = field(default_factory=dict)
+    last_site_id: int = 0
     opens: dict[int, OpenRecord] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
     plans: list[PlanRecord] = field(default_factory=list)
@@ -171,6 +173,7 @@ class MemoryStore:
             term=kept.term,
             manifest=kept.manifest,
             sites=tuple(kept.sites[i] for i in sorted(kept.sites)),
+            last_site_id=kept.last_site_id,
             open=kept.opens[last_sync] if is_open else None,
             plans=tuple(kept.plans) if is_open else (),
             last_sync=last_sync,
@@ -205,6 +208,13 @@ class MemoryStore:
         match record:
             case SiteRecord():
                 kept.sites[record.site_id] = record
+            case ForgetRecord():
+                kept.last_site_id = record.last_site_id
+                for site_id in record.site_ids:
+                    del kept.sites[site_id]
+                    kept.lines.pop(site_id, None)
+                    kept.done.pop(site_id, None)
+                kept.leases = {key: lease for key, lease in kept.leases.items() if key[0] not in record.site_ids}
             case ManifestRecord():
                 kept.manifest = record
             case OpenRecord():

@@ -133,12 +133,14 @@ class _Collector:
         if "event_loop" in d:
             text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
             yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
-        by_state = Counter(site["state"].split(":")[0] for site in d["sites"])
+        here = [site for site in d["sites"] if not site["state"].startswith("gone")]
+        by_state = Counter(site["state"].split(":")[0] for site in here)
+        by_state["gone"] = d["num_gone"]
         sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
         for state, count in sorted(by_state.items()):
             sites.add_metric([state], count)
         yield sites
-        yield from self._by_site(d["sites"])
+        yield from self._by_site(here)
 
     def _by_site(self, sites: list[Document]) -> Iterable[Metric]:
         for key, name, text in (

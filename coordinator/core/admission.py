@@ -137,6 +137,15 @@ def _refused_by_name(run: Run, stream: int, header: m.Header, message: m.Hello) 
         run.refuse(stream, RefusedKind.INVALID, text)
         return True
     site = run.members.sites.get(message.name)
+    if site is None and header.site_id:
+        run.refuse(
+            stream,
+            RefusedKind.STALE,
+            f"site {header.site_id} ({message.name}) is forgotten: it was gone and had never contributed; start the "
+            "node again",
+            str(header.site_id),
+        )
+        return True
     if site is None:
         return False
     if not run.members.same_key(site, key_digest(message.key)):

@@ -134,6 +134,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     ids = attempt.ids()
     for member in plan.contributors:
         contributor = run.members.by_id(member.site_id)
+        if contributor is not None and not contributor.contributed:
+            contributor.contributed = True
+            run.persist(contributor.record())
         if contributor is not None and contributor.incarnation == member.incarnation:
             contributor.counts_from_step = run_step
             if contributor.live and contributor.site_id in attempt.done:

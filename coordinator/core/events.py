@@ -124,6 +124,17 @@ class SiteRecord:
     """Of a site that is not live: the newest commit that its disk may have."""
     voided_sync: int
     """The last sync in which a plan listed this incarnation and it discarded its contribution; 0 if there is none."""
+    contributed: bool
+    """To a commit, ever: such a site is not forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetRecord:
+    """Sites that have gone and never contributed, with their lines of positions. Their ids are not given again."""
+
+    site_ids: tuple[int, ...]
+    last_site_id: int
+    """The highest ever given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +271,9 @@ class FinishedRecord:
 
 
 Record = (
-    SiteRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord | AttestationRecord
-    | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | KeptOutRecord | LetInRecord
-    | ResetRecord | StopRecord | FinishedRecord
+    SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord
+    | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | KeptOutRecord
+    | LetInRecord | ResetRecord | StopRecord | FinishedRecord
 )  # fmt: skip
 
 
@@ -277,6 +288,8 @@ class Persisted:
     term: int = 1
     manifest: ManifestRecord | None = None
     sites: tuple[SiteRecord, ...] = ()
+    last_site_id: int = 0
+    """As the last ForgetRecord says; sites may have higher ones."""
     open: OpenRecord | None = None
     """The newest sync, if it is neither committed nor abandoned."""
     plans: tuple[PlanRecord, ...] = ()

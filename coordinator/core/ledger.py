@@ -93,6 +93,10 @@ class Ledger:
         self.lines[line] = Line(num_samples=num_samples)
         self._note_line(line)
 
+    def forget(self, site_id: int) -> None:
+        """The line of a site that is forgotten, if each site has its own. After `changes`."""
+        self.lines.pop(site_id, None)
+
     def held(self, line: int, holder: Holder) -> Ranges:
         found = self.lines.get(line)
         return found.leases.get(holder, Ranges()) if found else Ranges()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atoll.coordinator.core import (
     admission,
     driver,
+    forgetting,
     going_back,
     keeping_out,
     leases,
@@ -88,6 +89,7 @@ class Core:
         self._expire()
         admission.advance(run)
         driver.advance(run)
+        forgetting.advance(run)
         self._roster.tell(run)
         state = state_in_words(run)
         if state != self._state:

@@ -52,6 +52,7 @@ class Site:
     num_wrong_states: int = 0  # times that its state was not the run's
     lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
     voided_sync: int = 0  # the last one that this incarnation was planned in and discarded its contribution to
+    contributed: bool = False  # to a commit, ever
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
@@ -82,6 +83,7 @@ class Site:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             may_hold=self.may_hold,
             voided_sync=self.voided_sync,
+            contributed=self.contributed,
         )
 
     def member(self, tokens: int = 0) -> Member:
@@ -129,7 +131,7 @@ def key_digest(key: bytes) -> bytes:
 class Membership:
     """Sites by name; ids are given in the order of first offers and never again."""
 
-    def __init__(self, records: tuple[SiteRecord, ...], now: float, lease_s: float) -> None:
+    def __init__(self, records: tuple[SiteRecord, ...], last_id: int, now: float, lease_s: float) -> None:
         self.sites: dict[str, Site] = {}
         self._by_id: dict[int, Site] = {}  # ascending
         self.streams: dict[int, Stream] = {}
@@ -149,9 +151,11 @@ class Membership:
                 bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
                 may_hold=r.may_hold,
                 voided_sync=r.voided_sync,
+                contributed=r.contributed,
                 away_until=now + lease_s if r.live else None,
             )
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
+        self.last_id = max(last_id, next(reversed(self._by_id), 0))
 
     def detached(self, site: Site, reason: str) -> None:
         """Its stream ended. A site that was never admitted leaves nothing behind."""
@@ -162,8 +166,17 @@ class Membership:
 
     def give_id(self, site: Site) -> None:
         """The next one; ids are never used again."""
-        site.site_id = next(reversed(self._by_id), 0) + 1
+        self.last_id += 1
+        site.site_id = self.last_id
         self._by_id[site.site_id] = site
+
+    def forget(self, site: Site) -> None:
+        del self.sites[site.name]
+        del self._by_id[site.site_id]
+
+    def gone(self) -> list[Site]:
+        """Who was in the run, is not, and has no stream; in the order of ids."""
+        return [s for s in self._by_id.values() if s.standing is Standing.OUT and s.stream is None]
 
     def by_id(self, site_id: int) -> Site | None:
         return self._by_id.get(site_id)

@@ -53,7 +53,7 @@ class Run:
         self.log = CommitLog(
             persisted, settings.sync.log_commits, parent.get("run_step", 0), parent.get("run_tokens", 0)
         )
-        self.members = Membership(persisted.sites, now, self.limits.lease_s)
+        self.members = Membership(persisted.sites, persisted.last_site_id, now, self.limits.lease_s)
         self.now = now
         self.manifest: ManifestRecord | None = None
         self.chunk_sizes = ChunkSizes()

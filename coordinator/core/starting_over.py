@@ -32,7 +32,7 @@ def reset(run: Run, reason: str) -> str:
     for stream in list(run.members.streams):
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"
         run.refuse(stream, RefusedKind.STATE, text)
-    run.members = Membership((), run.now, run.limits.lease_s)
+    run.members = Membership((), 0, run.now, run.limits.lease_s)
     run.manifest, run.chunk_sizes, run.state_bytes = None, ChunkSizes(), 0
     run.offers = Offers()
     run.ledger = Ledger((), (), ())

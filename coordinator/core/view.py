@@ -11,6 +11,8 @@ from atoll.coordinator.core.run import Run
 from atoll.protocol.text import last_line
 
 RECENT_COMMITS = 20
+SHOWN_GONE = 16
+"""Of the sites that have gone, the last ones, with why they went."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +136,9 @@ class RunView:
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     sync: SyncView | None
     sites: tuple[SiteView, ...]
+    """Who is here, then the last of those that have gone."""
+    num_gone: int
+    """Sites that were in the run and are not; those that never contributed are forgotten in time."""
     commits: tuple[CommitView, ...]
     """The newest, ascending."""
     data: tuple[LineView, ...]
@@ -215,14 +220,18 @@ def view_of(run: Run, now: float) -> RunView:
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.exclusions.recent),
         sync=_sync_view(run),
-        sites=tuple(
-            _site_view(s, now, blind.get(s.site_id, ()))
-            for s in sorted(run.members.sites.values(), key=lambda s: (s.site_id or 1 << 32, s.name))
-        ),
+        sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
+        num_gone=len(run.members.gone()),
         commits=_commit_views(run),
         data=data_view(run),
         losses=tuple(run.log.losses),
     )
+
+
+def _shown(run: Run) -> list[Site]:
+    gone = sorted(run.members.gone(), key=lambda s: s.epoch)[-SHOWN_GONE:]
+    here = [s for s in run.members.sites.values() if s.standing is not Standing.OUT or s.stream is not None]
+    return sorted(here + gone, key=lambda s: (s.site_id or 1 << 32, s.name))
 
 
 def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteView:

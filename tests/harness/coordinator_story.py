@@ -615,6 +615,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
             return "finished", commit, 0
         case e.SiteRecord():
             return "site", record.site_id, record.incarnation
+        case e.ForgetRecord():
+            return f"that sites {', '.join(map(str, record.site_ids))} are forgotten", 0, 0
         case e.ManifestRecord():
             return "manifest", 0, 0
         case e.RollbackRecord():

@@ -13,6 +13,7 @@ COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 OFFERS = "tests/unit/coordinator/test_offers.py"
 TEXT = "tests/unit/protocol/test_text.py"
+FORGETTING = "tests/unit/coordinator/test_forgetting.py"
 PAGES = "tests/unit/protocol/test_pages.py"
 DESCRIPTORS = "tests/process/test_descriptors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
@@ -136,6 +137,30 @@ MUTATIONS = (
         old="self.most_bytes = MAX_FIRST_MESSAGE_BYTES",
         new="self.most_bytes = MAX_MESSAGE_BYTES",
         tests=(SESSIONS,),
+    ),
+    Mutation(
+        name="who came and went stays for ever",
+        rule="sites that never contributed are forgotten when they have gone",
+        file="coordinator/core/forgetting.py",
+        old="    if num_forgotten <= 0:",
+        new="    if True:",
+        tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="a site that contributed is forgotten",
+        rule="a site that contributed to a commit stays who it is",
+        file="coordinator/core/forgetting.py",
+        old="if not s.contributed and not _is_in_sync(run, s)]",
+        new="if not _is_in_sync(run, s)]",
+        tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="the id of a forgotten site is given again",
+        rule="ids are never used again",
+        file="coordinator/core/membership.py",
+        old="        self.last_id += 1\n",
+        new="        self.last_id = next(reversed(self._by_id), 0) + 1\n",
+        tests=(FORGETTING,),
     ),
     Mutation(
         name="any number of connections is taken",
@@ -402,14 +427,6 @@ MUTATIONS = (
         old="if run.manifest is None or offer.manifest_digest != run.manifest.manifest.digest:",
         new="if run.manifest is None:",
         tests=(COORDINATOR_STORIES,),
-    ),
-    Mutation(
-        name="site id is used again",
-        rule="a site's id is never given to another",
-        file="coordinator/core/membership.py",
-        old="site.site_id = next(reversed(self._by_id), 0) + 1",
-        new="site.site_id = len(self.live()) + 1",
-        tests=(SCENARIOS,),
     ),
     Mutation(
         name="a hung node is kept",

@@ -72,7 +72,7 @@ def test_5_a_commit_and_what_it_opens_are_one_transaction(steps: int, follow: li
     story.done("a", "s0")
     story.done("b", "s0")
     (found,) = [t for t in transactions if any(isinstance(r, e.CommitRecord) for r in t)]
-    assert [type(r) for r in found] == [e.CommitRecord, *follow]
+    assert [type(r) for r in found] == [e.CommitRecord, e.SiteRecord, e.SiteRecord, *follow], "each site's first"
 
 
 def test_sites_that_come_together_are_kept_in_one_transaction() -> None:

@@ -105,7 +105,11 @@ def test_metrics_are_well_formed() -> None:
     assert {s.labels["site"]: s.value for s in families["atoll_site_loss"].samples} == {"a": 2.25}, "b has not said any"
     undialled = {s.labels["site"]: s.value for s in families["atoll_site_not_dialled_by"].samples}
     assert undialled == {"a": 0, "b": 1}
-    assert {s.labels["state"]: s.value for s in families["atoll_sites"].samples} == {"away": 1.0, "member": 1.0}
+    assert {s.labels["state"]: s.value for s in families["atoll_sites"].samples} == {
+        "away": 1.0,
+        "member": 1.0,
+        "gone": 0.0,
+    }
     state = {s.labels["state"]: s.value for s in families["atoll_run_state"].samples}
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
     for family in families.values():

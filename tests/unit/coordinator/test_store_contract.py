@@ -86,6 +86,7 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
         bandwidth_bytes_per_s=0,
         may_hold=0,
         voided_sync=7,
+        contributed=False,
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 

@@ -1,0 +1,119 @@
+"""Sites that came, never contributed and have gone fill neither the store nor the status; their ids stay theirs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core import forgetting
+from atoll.coordinator.core.view import SHOWN_GONE
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.store import MemoryStore, Store
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from tests.harness.coordinator_story import Story, a_hash, some_settings
+
+NUM = 3 * forgetting.KEPT_GONE
+
+
+def come_and_go(story: Story, number: int, first: int = 0) -> None:
+    for i in range(first, first + number):
+        story.join(f"passer-{i}")
+        story.drop(f"passer-{i}")
+        story.core.run.evict(story.core.run.members.sites[f"passer-{i}"], "its stream closed")
+        story.happens(e.Tick())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_who_came_and_went_is_forgotten_but_for_the_last_and_ids_are_not_given_again(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "run.db")
+    story = Story(some_settings(data="local"), store=store)
+    story.start("a", "b")
+    come_and_go(story, NUM)
+    known = story.core.run.members.sites
+    assert len(known) == 2 + forgetting.KEPT_GONE
+    assert f"passer-{NUM - 1}" in known
+    assert "passer-0" not in known
+    assert story.view.num_gone == forgetting.KEPT_GONE
+    assert len(story.view.sites) == 2 + SHOWN_GONE
+    size = len(json.dumps(asdict(story.view)))
+    come_and_go(story, NUM, first=NUM)
+    assert len(json.dumps(asdict(story.view))) < 1.1 * size
+    last = story.core.run.members.last_id
+    assert last == 2 + 2 * NUM
+    story.restart()
+    assert len(story.core.run.members.sites) == 2 + forgetting.KEPT_GONE
+    story.join("c")
+    assert story.last("c", m.Admitted).site_id == last + 1
+    store.close()
+
+
+def test_ids_are_not_given_again_though_the_highest_is_forgotten() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    run = story.core.run
+    come_and_go(story, 1)
+    for site in run.members.gone():
+        run.members.forget(site)
+    story.join("c")
+    assert story.last("c", m.Admitted).site_id == 4
+
+
+def test_a_site_that_contributed_comes_back_as_the_one_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.says("b", m.Leave(reason="enough"))
+    story.drop("b")
+    story.join("c")
+    story.drop("c")
+    story.wait(10)
+    assert set(story.core.run.members.sites) == {"a", "b"}
+    story.restart()
+    story.connect("b", state=(1, "s1"))
+    assert story.last("b", m.Welcome).site_id == 2
+
+
+def test_a_site_that_the_sync_under_way_names_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    story = Story(some_settings(min_sites=2, quorum=1))
+    story.start("a", "b")
+    story.ready("a")
+    story.ready("b")
+    story.drop("b")
+    story.wait(5)
+    assert story.core.run.members.sites["b"].standing.value == "out"
+    assert story.view.sync is not None
+
+
+def test_a_forgotten_site_that_still_has_its_id_is_told_to_start_again() -> None:
+    story = Story(some_settings())
+    story.start("a", "b")
+    stream = story.open_stream("old")
+    header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=9, incarnation=1)
+    story.happens(e.Received(stream, header, m.Hello(name="old", key=a_hash("key old"), address="old:1")))
+    refused = story.last("old", m.Refused)
+    assert (refused.kind, "start the node again" in refused.text) == (RefusedKind.STALE, True)
+
+
+def test_lines_of_positions_go_with_their_sites(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    store = MemoryStore()
+    story = Story(some_settings(data="local"), store=store)
+    story.start("a", "b")
+    story.join("c")
+    story.applied("c", 0, "s0")
+    story.wants("c", 5, of=10)
+    assert 3 in story.core.run.ledger.lines
+    story.says("c", m.Leave(reason="enough"))
+    story.drop("c")
+    story.happens(e.Tick())
+    assert 3 not in story.core.run.ledger.lines
+    story.restart()
+    assert 3 not in story.core.run.ledger.lines
