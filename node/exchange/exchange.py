@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import math
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
 from atoll.node.exchange.progress import Pace, Progress
 from atoll.node.exchange.spill import Spill, Spilled
+from atoll.node.exchange.turns import Turns
 from atoll.node.exchange.uplink import Uplink
 from atoll.protocol.errors import (
     AverageError,
@@ -40,8 +40,6 @@ from atoll.protocol.v1 import peer_pb2
 T = TypeVar("T")
 FRAME_RATES = 4
 """A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
-PATIENCE = 1.25
-"""With contributions of unequal size, or an uplink that is shared unevenly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +118,7 @@ class Exchange:
             for member in (*plan.contributors[turn:], *plan.contributors[:turn])
             if member.site_id in by_reducer
         ]
+        self.turns = Turns(link.member.site_id for link in self.links if self.contributes)
         self._fit_retained(max_retained_bytes, spill)
 
         # Of each chunk reduced here: the contributors (site ids) whose contribution is not here yet.
@@ -134,11 +133,9 @@ class Exchange:
         self._progress_of = {m.site_id: self.new_progress() for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self._stored: set[int] = set()
-        self._started_at = math.inf
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[None] = self._loop.create_future()
         self._finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
-        self._changed = asyncio.Event()
         self.closed: RefusedError | NotYetError | None = None
         """Why peers are turned away; None while they are served."""
 
@@ -205,7 +202,7 @@ class Exchange:
             await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
-            self._started_at = self._loop.time()
+            self.turns.start(self._loop.time())
             self._restart_clocks()
             for link in self.links:
                 self._spawn(link.run())
@@ -240,7 +237,7 @@ class Exchange:
         """Turn peers away from now on."""
         if self.closed is None or isinstance(reason, RefusedError):
             self.closed = reason
-        self.notify()
+        self.turns.wake_all()
 
     def fail(self, error: BaseException) -> None:
         if not self._finished.done():
@@ -404,7 +401,7 @@ class Exchange:
         encoded = await self.in_pool(work)
         self.payloads.append(encoded)
         self._note_stored([chunk])
-        self.notify()
+        self.turns.new_payload()
 
     def _with_sites(self, error: AverageError) -> AverageError:
         """Which sites' contributions stand out."""
@@ -452,47 +449,15 @@ class Exchange:
                 self._finished.set_result(None)
             # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
             # to noting it; peers wait for that note.
-            for link in self.links:
-                link.all_sent = True
-            self.notify()
+            self.turns.all_sent()
 
     # --- those who wait for payloads
-
-    def notify(self) -> None:
-        """Wake the streams that wait for payloads, for their turn, or for the end."""
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for_change(self, timeout_s: float) -> bool:
-        """False if nothing changed in that time."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def push_delay_s(self, site_id: int) -> float:
-        """How long payloads for that site wait for the contributions of this one; infinite: for a change.
-
-        Contributions go first: reducers starve without them, and the uplink would idle while the last are reduced. But
-        a slow peer must not hold up the others: those that have theirs wait only as long as the rest would take if
-        this site's uplink were the limit. Receivers come last.
-        """
-        unsent = [link for link in self.links if not link.all_sent]
-        if not unsent:
-            return 0.0
-        for link in self.links:
-            if link.member.site_id == site_id and link.all_sent:
-                wait_s = PATIENCE * len(self.links) * (link.sent_at - self._started_at)
-                return max(0.0, self._started_at + wait_s - self._loop.time())
-        return math.inf
 
     def waiting(self) -> peer_pb2.Waiting | None:
         """For those who wait for payloads: that contributions of others are missing here, or this site's own are still
         on their way. None: it is this site's turn."""
         lacking = [site_id for site_id, count in self._num_lacking.items() if count]
-        unsent = [link.member.site_id for link in self.links if not link.all_sent]
+        unsent = list(self.turns.unsent)
         if not lacking and not unsent:
             return None
         return peer_pb2.Waiting(moved_bytes=self._moved_bytes, site_ids=lacking or unsent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -50,8 +49,6 @@ class ReducerLink:
     def __init__(self, exchange: Exchange, member: Member, chunks: list[int]) -> None:
         self.member = member
         self.chunks = chunks
-        self.all_sent = not exchange.contributes
-        self.sent_at = math.inf
         self._exchange = exchange
         self._expected = set(chunks)
         self.phase = "connecting"
@@ -64,6 +61,10 @@ class ReducerLink:
         self._num_corrupt = 0
         self._last_error: AtollError | None = None
         self._done = False
+
+    @property
+    def all_sent(self) -> bool:
+        return self.member.site_id not in self._exchange.turns.unsent
 
     @property
     def is_done(self) -> bool:
@@ -235,10 +236,9 @@ class ReducerLink:
         await call.done_writing()
         if exchange.contributes:
             self.phase = "waiting for payloads"
-            self.all_sent = True
-            self.sent_at = self._peer_moved_at = self._now()
-            self.progress.restart(self.sent_at)
-            exchange.notify()
+            self._peer_moved_at = self._now()
+            self.progress.restart(self._peer_moved_at)
+            exchange.turns.sent(self.member.site_id, self._peer_moved_at)
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the exchange."""

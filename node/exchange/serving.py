@@ -9,6 +9,7 @@ import grpc.aio
 from atoll.node.exchange.ahead import Ahead
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.turns import ServedPeer
 from atoll.node.exchange.writing import write_within
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Member
@@ -112,16 +113,21 @@ class ServedStream:
     # --- payloads
 
     async def _write(self) -> None:
+        with self._exchange.turns.served(self._member.site_id) as peer:
+            await self._write_to(peer)
+
+    async def _write_to(self, peer: ServedPeer) -> None:
         exchange = self._exchange
         loop = asyncio.get_running_loop()
         sign_of_life_s = exchange.plan.stall_limit_s / 4
         said_at = loop.time()
         num_seen = 0
         while True:
+            peer.changed.clear()
             if exchange.closed is not None:
                 raise exchange.closed
-            early = num_seen < EARLY_PAYLOADS
-            delay_s = 0.0 if early else exchange.push_delay_s(self._member.site_id)
+            early = peer.takes_early = num_seen < EARLY_PAYLOADS
+            delay_s = 0.0 if early else exchange.turns.delay_s(self._member.site_id, loop.time())
             if num_seen < len(exchange.payloads) and delay_s == 0:
                 fresh = exchange.payloads[num_seen : EARLY_PAYLOADS if early else None]
                 num_seen += len(fresh)
@@ -136,9 +142,7 @@ class ServedStream:
                 # Changes that bring nothing for this peer may be many: they do not put off the sign of life.
                 silent_s = said_at + sign_of_life_s - loop.time()
                 if silent_s > 0:
-                    await exchange.wait_for_change(
-                        min(delay_s, silent_s) if num_seen < len(exchange.payloads) else silent_s
-                    )
+                    await peer.wait(min(delay_s, silent_s) if num_seen < len(exchange.payloads) else silent_s)
                     continue
                 said_at = loop.time()
                 waiting = exchange.waiting()

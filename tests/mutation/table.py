@@ -66,6 +66,7 @@ PIECES = "tests/unit/local/test_pieces.py"
 STREAMS = "tests/unit/exchange/test_streams.py"
 DIFFERENCES = "tests/unit/protocol/test_differences.py"
 DONORS = "tests/unit/exchange/test_donors.py"
+TURNS = "tests/unit/exchange/test_turns.py"
 DIALER = "tests/unit/exchange/test_dialer.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 NODE_SESSION = "tests/process/test_node_session.py"
@@ -2006,6 +2007,22 @@ MUTATIONS = (
         old="streams = self._streams.get(site)\n        if streams is None:\n            raise",
         new="streams = self._streams.setdefault(site, _Streams())\n        if streams is None:\n            raise",
         tests=(EXPECTED,),
+    ),
+    Mutation(
+        name="each stream that has sent wakes all that are served",
+        rule="waking costs a few turns a stream and sync, not one for each pair of streams",
+        file="node/exchange/turns.py",
+        old="            self._wake(self._served.get(site_id, ()))",
+        new="            self.wake_all()",
+        tests=(TURNS,),
+    ),
+    Mutation(
+        name="whose turn has come is not woken",
+        rule="a peer that has this site's contributions gets its payloads, however slow another is",
+        file="node/exchange/turns.py",
+        old="            self._wake(self._served.get(site_id, ()))",
+        new="            pass",
+        tests=(TURNS,),
     ),
     Mutation(
         name="an address is dialled as often as members name it",

@@ -682,13 +682,15 @@ def test_a_stream_that_waits_for_a_change_ends_when_it_is_cancelled(tmp_path: Pa
             exchange = sites[0].begin(star_plan(run.layout, sites))
 
             async def wait_for_ever() -> None:
-                while True:
-                    await exchange.wait_for_change(60)
+                with exchange.turns.served(2) as peer:
+                    while True:
+                        peer.changed.clear()
+                        await peer.wait(60)
 
             waiting = asyncio.create_task(wait_for_ever())
             for _ in range(5):
                 await asyncio.sleep(0)
-            exchange.notify()
+            exchange.turns.wake_all()
             for _ in range(num_turns):
                 await asyncio.sleep(0)
             waiting.cancel()

@@ -1,0 +1,103 @@
+"""Whose turn it is to get payloads from a reducer, and who is woken when that changes.
+
+Contributions go first: reducers starve without them, and the uplink would idle while the last are reduced. But a slow
+peer must not hold up the others: a peer that has this site's contributions waits only as long as the rest would take if
+this site's uplink were the limit. Receivers come last.
+
+With a thousand sites that all reduce, each has a thousand streams to send and as many to serve: what one of them has
+sent wakes the one peer that it concerns, and a payload wakes those that may have it now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import chain
+
+PATIENCE = 1.25
+"""With contributions of unequal size, or an uplink that is shared unevenly."""
+
+
+@dataclass(slots=True, eq=False)
+class ServedPeer:
+    """A stream that waits for payloads."""
+
+    site_id: int
+    takes_early: bool = True
+    """It may have a payload before its turn."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Until something has changed for it since `changed` was cleared, or for so long."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.changed.wait()
+        except TimeoutError:
+            pass
+
+
+class Turns:
+    """Of one exchange. `reducers`: the sites to which this one sends contributions."""
+
+    def __init__(self, reducers: Iterable[int]) -> None:
+        self.unsent = dict.fromkeys(reducers)
+        """Those that do not have all of this site's contributions yet, in the order of the links."""
+        self.num_wakes = 0
+        self._num_reducers = len(self.unsent)
+        self._started_at = math.inf
+        self._sent_at: dict[int, float] = {}
+        self._served: dict[int, list[ServedPeer]] = {}  # by site: a stream that broke may end after its successor began
+
+    def start(self, now: float) -> None:
+        self._started_at = now
+
+    @contextmanager
+    def served(self, site_id: int) -> Iterator[ServedPeer]:
+        peer = ServedPeer(site_id)
+        self._served.setdefault(site_id, []).append(peer)
+        try:
+            yield peer
+        finally:
+            self._served[site_id].remove(peer)
+
+    def delay_s(self, site_id: int, now: float) -> float:
+        """How long payloads for that site wait for its turn; infinite: for a change."""
+        if not self.unsent:
+            return 0.0
+        sent_at = self._sent_at.get(site_id)
+        if sent_at is None:
+            return math.inf
+        return max(0.0, self._started_at + PATIENCE * self._num_reducers * (sent_at - self._started_at) - now)
+
+    def sent(self, site_id: int, now: float) -> None:
+        """That reducer has all contributions of this site."""
+        if site_id not in self.unsent:
+            return
+        del self.unsent[site_id]
+        self._sent_at[site_id] = now
+        if self.unsent:
+            self._wake(self._served.get(site_id, ()))
+        else:
+            self.wake_all()
+
+    def all_sent(self) -> None:
+        self.unsent.clear()
+        self.wake_all()
+
+    def new_payload(self) -> None:
+        self._wake(p for p in self._all() if p.takes_early or not self.unsent or p.site_id in self._sent_at)
+
+    def wake_all(self) -> None:
+        """It is over, or everybody's turn."""
+        self._wake(self._all())
+
+    def _all(self) -> Iterator[ServedPeer]:
+        return chain.from_iterable(self._served.values())
+
+    def _wake(self, peers: Iterable[ServedPeer]) -> None:
+        for peer in peers:
+            self.num_wakes += 1
+            peer.changed.set()
