@@ -17,6 +17,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.link import ReducerLink, Stream
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.node.exchange.spill import Spill
+from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
     AverageError,
@@ -514,7 +515,7 @@ class Door:
 
     def __init__(self, site: Site, plan, **header) -> None:  # type: ignore[no-untyped-def]
         self.site = site
-        fields = {"protocol_version": 1, "run_id": "sites", "site_id": 2, "incarnation": 1, **header}
+        fields = {"protocol_version": PROTOCOL_VERSION, "run_id": "sites", "site_id": 2, "incarnation": 1, **header}
         self.open = peer_pb2.ExchangeOpen(
             header=common_pb2.Header(**fields),
             sync=plan.sync,
@@ -566,7 +567,7 @@ def test_who_opens_a_stream_is_checked(tmp_path: Path, monkeypatch: pytest.Monke
                     assert text in str(error)
 
             await answer(RefusedError, "run 'other'", "'sites'", run_id="other")
-            await answer(RefusedError, "protocol version 7", "speaks 1", protocol_version=7)
+            await answer(RefusedError, "protocol version 7", f"speaks {PROTOCOL_VERSION}", protocol_version=7)
             await answer(RefusedError, "site 3 is not in", site_id=3)
             await answer(StaleError, "incarnation 1", "not 4", incarnation=4)
             await answer(StaleError, "attempt 1", "attempt 2", attempt=1)
