@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -221,7 +222,8 @@ class Checks:
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
             case e.ModelKept(commit=commit):
-                self._model_in_place(node, commit)
+                with ThreadPoolExecutor(1) as pool:  # a person who looks at it is not in the node's event loop
+                    pool.submit(self._model_in_place, node, commit).result()
             case e.DataPlaneFailed(text, exit_code):
                 self.require(exit_code != StateError.exit_code, f"34: {node.process} cannot go on: {text}")
             case e.Received(message=m.Plan() as plan):
