@@ -220,6 +220,7 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
         return
     world.story.tell("world", f"the core of {name} hangs")
     node.core.handle = lambda event, now: []  # type: ignore[method-assign]
+    node.core.next_deadline = lambda: None  # type: ignore[method-assign]  # it would be told the time for ever
     hung = world.nodes[name]
 
     def look() -> None:
