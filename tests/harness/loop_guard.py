@@ -22,8 +22,8 @@ from atoll.node.dataplane.sync_data import SyncData
 
 TESTS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 SIMULATION = f"{TESTS}simulation{os.sep}"
-SIMULATED_THREADS = ("run", "submit")
-"""Functions of `simulation/loop.py`."""
+LOOKERS_ON = ("watched", "watched_output", "guarded")
+"""Functions of the simulator around those of the program."""
 SMALL = (
     "key",  # of a home, at its start
     "incarnation",
@@ -90,17 +90,12 @@ def _is_the_tests_own() -> bool:
     """Whether a test, or a thread of the simulator, comes before a coroutine of the program among the callers, and
     before the loop itself. The simulator looks on at every event and output, and is no caller then."""
     frame: FrameType | None = sys._getframe(2)
-    is_in_program = False
     while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
         code = frame.f_code
-        if code.co_filename.startswith(SIMULATION):
-            if not is_in_program or code.co_name in SIMULATED_THREADS:
+        if code.co_filename.startswith(TESTS):
+            if not (code.co_filename.startswith(SIMULATION) and code.co_name in LOOKERS_ON):
                 return True
-        elif code.co_filename.startswith(TESTS):
-            return True
-        else:
-            is_in_program = True
-            if code.co_flags & inspect.CO_COROUTINE:
-                return False
+        elif code.co_flags & inspect.CO_COROUTINE:
+            return False
         frame = frame.f_back
     return False
