@@ -174,6 +174,13 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outlier:
+    site_id: int
+    norm: float
+    limit: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     sync: int
     attempt: int
@@ -184,19 +191,13 @@ class Done:
     sent_bytes: int = 0
     received_bytes: int = 0
     tokens: tuple[int, ...] = bounded(MAX_MEMBERS, ())
+    stood_out: Outlier | None = None
 
 
 class Direction(IntEnum):
     UNSPECIFIED = 0
     SENDING = 1
     RECEIVING = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlier:
-    site_id: int
-    norm: float
-    limit: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +235,12 @@ class FindSources:
     after_commit: int
     lacks_commit: int = 0
     undialled_site_ids: tuple[int, ...] = bounded(MAX_DONORS, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    commit: int
+    text: str = bounded(1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,6 +293,7 @@ SiteMessage = (
     | PayloadList
     | ManifestPart
     | CommitRebuilt
+    | Diverged
 )
 
 

@@ -67,3 +67,19 @@ def exclude(run: Run, sync: Sync, attempt: Attempt) -> str:
             run.trouble.receive_only.note([site_id], plan.sync)
             run.evict(site, f"it was left out of two syncs in a row: {words}; it begins anew from the run's state")
     return "; ".join(reasons) or attempt.no_average
+
+
+def leave_out(run: Run, site_id: int, commit: int) -> None:
+    """From the sync that was opened when the run had gone back to `commit`."""
+    site, sync = run.members.by_id(site_id), run.sync
+    if site is None or sync is None:
+        return
+    reason = f"{site.label} is left out of sync {sync.open.sync}: its contribution to commit {commit + 1} stood out"
+    record = ExclusionRecord(
+        sync=sync.open.sync, attempt=0, site_id=site_id, incarnation=site.incarnation, by_site_id=0, reason=reason
+    )
+    run.persist(record)
+    run.exclusions.note(record)
+    sync.failed[site_id] = reason
+    sync.excluded.add(site_id)
+    run.report(logging.WARNING, reason)

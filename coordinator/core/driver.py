@@ -8,6 +8,7 @@ from functools import partial
 from atoll.coordinator.core import (
     accusations,
     decisions,
+    divergence,
     going_back,
     leases,
     payload_lists,
@@ -160,6 +161,8 @@ def _step(run: Run) -> bool:
             decisions.finish(run, f"{run.stop_reason} ({run.disputed})")
             return True
         return False
+    if divergence.advance(run):
+        return True
     attempt = run.sync.attempt
     if attempt is None:
         return _step_collecting(run, run.sync)
@@ -519,6 +522,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
             decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
             return True
         return _another_attempt(run, sync, attempt, "payloads differ between sites")
+    divergence.note_commit(run, attempt, base + 1)
     decisions.commit(run, sync, attempt, dones[0].payload_digest)
     return True
 

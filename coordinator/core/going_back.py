@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core import rollback
+from atoll.coordinator.core import accusations, rollback
 from atoll.coordinator.core.events import Answer
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.rebuilding import GoingBack
@@ -19,7 +19,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 
 
-def begin(run: Run, commit: int, reason: str, request: int = 0) -> str:
+def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0) -> str:
     """The run goes back to `commit` once a site has put it together; if none can, it goes on where it is.
 
     Returns why that is not even tried, and nothing changes then; empty if it is under way.
@@ -29,7 +29,7 @@ def begin(run: Run, commit: int, reason: str, request: int = 0) -> str:
         run.report(logging.WARNING, f"asked to go back to commit {commit} ({reason}): {problem}")
         return problem
     until = run.now + run.limits.give_up_s
-    run.going_back = GoingBack(commit=commit, reason=reason, until=until, request=request)
+    run.going_back = GoingBack(commit=commit, reason=reason, until=until, request=request, without=without)
     run.report(
         logging.WARNING,
         f"going back from commit {run.log.last} to commit {commit}: {reason}; sites are asked to put its state "
@@ -106,6 +106,8 @@ def _go_back(run: Run, going: GoingBack, able: list[Site], state_hash: bytes) ->
     holders = [s for s in run.members.live() if s.applied == going.commit and s.state_hash == state_hash]
     returning = [s for s in run.members.live() if (a := going.answer_of(s)) is None or a.state_hash]
     rollback.go_back(run, going.commit, state_hash, going.reason, holders=holders, returning=returning)
+    if going.without:
+        accusations.leave_out(run, going.without, going.commit)
     _answer(run, going, "")
 
 

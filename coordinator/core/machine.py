@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from atoll.coordinator.core import (
     admission,
+    divergence,
     driver,
     forgetting,
     going_back,
@@ -288,6 +289,8 @@ class Core:
                 driver.payloads_listed(run, site, message)
             case m.CommitRebuilt():
                 going_back.rebuilt(run, site, message)
+            case m.Diverged():
+                divergence.diverged(run, site, message)
             case m.Verified():
                 states.verified(run, site, message)
             case m.LeaseRequest():

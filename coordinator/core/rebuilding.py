@@ -14,6 +14,8 @@ class GoingBack:
     reason: str
     until: float
     """Given up then, if no site has the commit."""
+    without: int = 0
+    """A site that is left out of the next sync; 0: none."""
     request: int
     """Of a person, who is told how it ends; 0: the core's own."""
     asked: set[int] = field(default_factory=set)

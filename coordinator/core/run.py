@@ -88,6 +88,8 @@ class Run:
         self.exclusions = Exclusions(persisted.exclusions, persisted.commits)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
+        self.stood_out: m.Outlier | None = None  # the contribution to commit `stood_out_in` that did most
+        self.stood_out_in = 0
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it

@@ -100,6 +100,8 @@ class Sync:
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
         self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
         self.demoted: set[int] = set()  # receive only, because exchanges failed
+        self.diverged: dict[int, str] = {}  # sites whose loss is not finite since the base, and was before
+        self.has_gone_back = False  # because of these, or that was tried
         self.num_accused: Counter[int] = Counter()  # attempts in which a contribution was said to be absurd
         self.excluded: set[int] = set()  # contribute nothing, because of what they contributed
         self.no_average_at: set[int] = set()  # sites that found a tensor without an average: others look at it again

@@ -219,6 +219,8 @@ class ExchangeFinished:
     """The weight of each contributor, as it was averaged."""
     sent_bytes: int
     received_bytes: int
+    stood_out: Outlier | None = None
+    """Of the contributions that were averaged here, the one that was nearest to its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import catching_up, events, leases, saving, syncs
+from atoll.node.core import catching_up, divergence, events, leases, saving, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import DropSync, RebuildCommit, RollBack
 from atoll.node.core.state import Outer, SnapshotPhase
@@ -84,6 +84,7 @@ def done(ctx: Context, event: events.DiskRolledBack) -> bool:
     if site.rolling_back is None or event.branch != site.rolling_back.branch:
         return False  # it went back once more meanwhile
     site.rolling_back = None
+    divergence.went_back(ctx)
     before = (site.outer.commit, site.outer.state_hash) if site.outer is not None else None
     if event.held == before:
         if before is None or (site.commits and before[0] + 1 not in site.commits):

@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, catching_up, endings, events, leases, rollback, saving, syncs, workforce
+from atoll.node.core import (
+    answers,
+    catching_up,
+    divergence,
+    endings,
+    events,
+    leases,
+    rollback,
+    saving,
+    syncs,
+    workforce,
+)
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.events import (
     DialBack,
@@ -355,6 +366,7 @@ class SiteCore:
         if site.outer is not None:
             self.ctx.send(m.Applied(commit=site.outer.commit, state_hash=site.outer.state_hash))
             syncs.ready(self.ctx)
+            divergence.say(self.ctx)
         exchange = site.exchange
         if exchange is not None and exchange.payload_digest is not None:
             syncs.done(self.ctx, exchange)

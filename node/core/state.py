@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import Content, DrawAsked, MergeMode, RollBack
-from atoll.protocol.messages import Commit, DataRange, ExchangeFailed, Finished, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, Diverged, ExchangeFailed, Finished, Open, Outlier, Plan
 from atoll.protocol.ranges import Ranges
 
 
@@ -147,6 +147,7 @@ class Exchange:
     contributes: bool
     payload_digest: bytes | None = None  # set when it is done
     tokens: tuple[int, ...] = ()  # weights as they were averaged
+    stood_out: Outlier | None = None
     broken: bool = False
     failure: ExchangeFailed | None = None  # as it was said, of a contributor
     sent_bytes: int = 0
@@ -182,6 +183,8 @@ class SiteState:
     snapshot: Snapshot = field(default_factory=Snapshot)
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
+    finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began
+    diverged: Diverged | None = None  # said of the commit after that
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     data: DataQueue = field(default_factory=DataQueue)
     exchange: Exchange | None = None

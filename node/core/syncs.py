@@ -173,6 +173,7 @@ def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
         return
     exchange.payload_digest = event.payload_digest
     exchange.tokens = event.tokens
+    exchange.stood_out = event.stood_out
     exchange.sent_bytes = event.sent_bytes
     exchange.received_bytes = event.received_bytes
     done(ctx, exchange)
@@ -196,6 +197,7 @@ def done(ctx: Context, exchange: Exchange) -> None:
             sent_bytes=exchange.sent_bytes,
             received_bytes=exchange.received_bytes,
             tokens=exchange.tokens,
+            stood_out=exchange.stood_out,
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, endings, events, leases, syncs
+from atoll.node.core import answers, divergence, endings, events, leases, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
     Answer,
@@ -97,6 +97,7 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     snapshot.train_s = event.train_s
     if event.tokens:
         site.num_empty_in_a_row = 0
+    divergence.sealed(ctx, event)
     if not leases.sealed(ctx, event):
         return
     site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
@@ -135,7 +136,8 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     site, workers = ctx.site, ctx.site.workers
     if not workers.is_current(event.generation):
         return
-    if event.kind is FailureKind.FATAL:
+    due_to_commit = divergence.is_due_to_commit(ctx, event)
+    if event.kind is FailureKind.FATAL and not due_to_commit:
         endings.give_up(ctx, event.text, event.exit_code)
         return
     site.num_crashes += 1
@@ -159,9 +161,13 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if site.seeding and site.outer is None:
         site.snapshot = Snapshot()
     wait_s = _wait_s(ctx, in_a_row)
+    if due_to_commit:
+        divergence.note(ctx, event)
+        wait_s = max(wait_s, ctx.limits.lease_s)  # for the run to go back
     when = f" in {wait_s:g} s, after {in_a_row} crashes in a row" if wait_s else ""
     state = " from the outer state" if site.outer is not None else ""
-    ctx.report(logging.ERROR, f"workers crashed, restarting them{state}{when}: {event.text}")
+    how = "end after a commit that may be bad" if due_to_commit else "crashed"
+    ctx.report(logging.ERROR, f"workers {how}, restarting them{state}{when}: {event.text}")
     ctx.emit(StopWorkers(workers.generation))
     site.workers = Workers(
         generation=workers.generation,

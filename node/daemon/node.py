@@ -636,6 +636,7 @@ class Node:
                 tokens=result.tokens,
                 sent_bytes=result.sent_bytes,
                 received_bytes=result.received_bytes,
+                stood_out=_outlier(result.stood_out) if result.stood_out is not None else None,
             )
         )
 
@@ -743,6 +744,11 @@ def _fatal(doing: str = "") -> Callable[[Exception], e.Event]:
     return lambda error: e.DataPlaneFailed(f"{doing}{error}", exit_code_on_own_disk(error))
 
 
+def _outlier(found: tuple[int, float, float]) -> m.Outlier:
+    site_id, norm, limit = found
+    return m.Outlier(site_id=site_id, norm=min(norm, _MOST), limit=min(limit, _MOST))
+
+
 def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:
     peer = error if isinstance(error, PeerError) else None
     average = error if isinstance(error, AverageError) else None
@@ -755,8 +761,5 @@ def _broken(plan: m.Plan, error: Exception) -> e.ExchangeBroken:
         phase=peer.phase if peer else "averaging" if average else "local",
         text=str(error),
         tensor=average.tensor if average else "",
-        outliers=tuple(
-            m.Outlier(site_id=site_id, norm=min(norm, _MOST), limit=min(limit, _MOST))
-            for site_id, norm, limit in (average.outliers if average else ())
-        ),
+        outliers=tuple(_outlier(found) for found in (average.outliers if average else ())),
     )

@@ -31,30 +31,53 @@ def outliers(
     """Of the `norms` of contributions to one chunk, those above their limit, in order.
 
     The limit is `FACTOR` times the median of the others' that are not zero. Where fewer than `num_others` are, it is
-    `FACTOR` times `last_norm()`, of the chunk's last average, or else `base_norm`, of its values; if all contributors
-    are above that, the chunk has changed and nobody stands out. A chunk that moves by less than it is does no harm: no
-    limit is below `base_norm`. None is above `largest`, and what is not finite is always above.
+    `FACTOR` times `last_norm()`, of the chunk's last average, or else `base_norm`, of its values; if all that are not
+    zero, and not one alone, are above that, the chunk has changed and nobody stands out. A chunk that moves by less
+    than it is does no harm: no limit is below `base_norm`. None is above `largest`, and what is not finite is always
+    above.
     """
+    held_against = limits(norms, base_norm, last_norm, num_others=num_others, largest=largest)
+    return above(norms, held_against, largest)
+
+
+def limits(
+    norms: Sequence[float], base_norm: float, last_norm: Callable[[], float], *, num_others: int, largest: float
+) -> list[float]:
+    """Of each contribution; see `outliers`."""
     base_norm = base_norm if base_norm < math.inf else 0.0
-    norms = [n if n < math.inf else math.inf for n in norms]  # NaN too
-    others = _Others(norms)
+    others = _Others([_or_infinite(n) for n in norms])
     reference: float | None = None
-    found: list[Outlier] = []
-    for place, norm in enumerate(norms):
+    found = []
+    for norm in norms:
         if not norm:
-            continue
-        if others.num >= num_others:
-            limit = FACTOR * others.median(norm)
+            limit = largest
+        elif others.num >= num_others:
+            limit = FACTOR * others.median(_or_infinite(norm))
         else:
             if reference is None:
                 reference = last_norm() or base_norm
             limit = FACTOR * reference if reference > 0 else largest
-        limit = min(max(limit, base_norm), largest)
-        if norm > limit or norm == math.inf:
-            found.append((place, norm, limit))
-    if len(found) == len(norms):
-        found = [outlier for outlier in found if outlier[1] > largest]
+        found.append(min(max(limit, base_norm), largest))
+    return found
+
+
+def above(norms: Sequence[float], held_against: Sequence[float], largest: float) -> tuple[Outlier, ...]:
+    """Those above their limits, unless all that are not zero are, and none is above `largest`; one beside others that
+    are zero is."""
+    found = [
+        (place, norm, limit)
+        for place, (norm, limit) in enumerate(zip(map(_or_infinite, norms), held_against, strict=True))
+        if norm > limit or norm == math.inf
+    ]
+    num_moved = sum(norm != 0 for norm in norms)
+    if len(found) == num_moved and (num_moved > 1 or num_moved == len(norms)):
+        no_number = math.inf if num_moved < len(norms) else None  # of a base that is none: those that kept it stay
+        found = [outlier for outlier in found if outlier[1] > largest or outlier[1] == no_number]
     return tuple(found)
+
+
+def _or_infinite(norm: float) -> float:
+    return norm if norm < math.inf else math.inf  # NaN too
 
 
 class _Others:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
-from atoll.node.dataplane.outliers import LARGEST_AVERAGE, Outlier, outliers
+from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
 from atoll.node.dataplane.payload_file import payload_hash
 from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
@@ -48,6 +48,7 @@ class SyncData:
         self._snapshot = snapshot.cast("B")
         self._dtypes = dict(dtypes)
         self._last_payload = last_payload
+        self._nearest: list[tuple[float, Outlier]] = []  # of each chunk that was averaged, by share of the limit
         self.chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
         for spec in layout.manifest.tensors:
             if spec.role is Role.TRAINABLE:
@@ -174,7 +175,16 @@ class SyncData:
             base_norm = kernels.norm(record.values)
         if spec.role is Role.BUFFER_MEAN:
             return outliers(norms, base_norm, lambda: 0.0, num_others=1, largest=math.inf)
-        return outliers(norms, base_norm, lambda: self._last_norm(spec))
+        largest = LARGEST_CONTRIBUTION
+        held_against = limits(norms, base_norm, lambda: self._last_norm(spec), num_others=2, largest=largest)
+        shares = [norm / limit for norm, limit in zip(norms, held_against, strict=True)]
+        place = shares.index(max(shares))
+        self._nearest.append((shares[place], (place, norms[place], held_against[place])))
+        return above(norms, held_against, largest)
+
+    def stood_out(self) -> Outlier | None:
+        """Of all contributions to trainable chunks that were averaged, the one that was nearest to its limit."""
+        return max(self._nearest)[1] if self._nearest else None
 
     def _last_norm(self, spec: Chunk) -> float:
         """Of the last average; 0 if it is not known."""

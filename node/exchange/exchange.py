@@ -49,6 +49,8 @@ class ExchangeResult:
     """The weight of each contributor, as it was averaged."""
     sent_bytes: int
     received_bytes: int
+    stood_out: tuple[int, float, float] | None = None
+    """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
 
 
 class Exchange:
@@ -224,6 +226,7 @@ class Exchange:
             tokens=tokens,
             sent_bytes=self.traffic.sent_bytes,
             received_bytes=self.traffic.received_bytes,
+            stood_out=self._stood_out(),
         )
 
     def cancel(self) -> None:
@@ -402,6 +405,10 @@ class Exchange:
         self.payloads.append(encoded)
         self._note_stored([chunk])
         self.turns.new_payload()
+
+    def _stood_out(self) -> tuple[int, float, float] | None:
+        found = self.data.stood_out()
+        return None if found is None else (self.plan.contributors[found[0]].site_id, *found[1:])
 
     def _with_sites(self, error: AverageError) -> AverageError:
         """Which sites' contributions stand out."""

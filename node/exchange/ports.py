@@ -34,6 +34,9 @@ class SyncData(Protocol):
     def reduce(self, chunk: int, contributions: Sequence[tuple[int, bytes | Callable[[], bytes]]]) -> bytes:
         """The payload of (tokens, contribution, or what reads it) in the order of site ids."""
 
+    def stood_out(self) -> tuple[int, float, float] | None:
+        """Of all that was averaged, the contribution (its place) that was nearest to its limit; norm and limit."""
+
     def payload_hash(self, data: bytes) -> bytes:
         """The hash that travels with an encoded chunk, contribution or payload."""
 

@@ -164,6 +164,7 @@ class SessionRequest(_message.Message):
     PAYLOAD_LIST_FIELD_NUMBER: _builtins.int
     MANIFEST_PART_FIELD_NUMBER: _builtins.int
     COMMIT_REBUILT_FIELD_NUMBER: _builtins.int
+    DIVERGED_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """1, 2, 3 ... on this stream"""
     ack: _builtins.int
@@ -202,6 +203,8 @@ class SessionRequest(_message.Message):
     def manifest_part(self) -> Global___ManifestPart: ...
     @_builtins.property
     def commit_rebuilt(self) -> Global___CommitRebuilt: ...
+    @_builtins.property
+    def diverged(self) -> Global___Diverged: ...
     def __init__(
         self,
         *,
@@ -223,12 +226,13 @@ class SessionRequest(_message.Message):
         payload_list: Global___PayloadList | None = ...,
         manifest_part: Global___ManifestPart | None = ...,
         commit_rebuilt: Global___CommitRebuilt | None = ...,
+        diverged: Global___Diverged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part", "commit_rebuilt"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part", "commit_rebuilt", "diverged"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -676,6 +680,7 @@ class Done(_message.Message):
     SENT_BYTES_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    STOOD_OUT_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -690,6 +695,10 @@ class Done(_message.Message):
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the weight of each contributor, in the plan's order, as it was averaged"""
 
+    @_builtins.property
+    def stood_out(self) -> Global___Outlier:
+        """of the contributions that were averaged here, the one that was nearest to its limit"""
+
     def __init__(
         self,
         *,
@@ -702,10 +711,11 @@ class Done(_message.Message):
         sent_bytes: _builtins.int = ...,
         received_bytes: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
+        stood_out: Global___Outlier | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stood_out", b"stood_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "payload_digest", b"payload_digest", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "state_hash", b"state_hash", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "payload_digest", b"payload_digest", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -842,6 +852,30 @@ class Heartbeat(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class Diverged(_message.Message):
+    """The loss was finite in the window before this commit and is not after it. The site is a member, and restarts its workers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Diverged: _TypeAlias = Diverged  # noqa: Y015
 
 @_typing.final
 class FindSources(_message.Message):

@@ -49,6 +49,8 @@ REBUILD = "tests/unit/dataplane/test_rebuild.py"
 PAYLOADS = "tests/unit/dataplane/test_payload_log.py"
 SYNC_DATA = "tests/unit/dataplane/test_sync_data.py"
 UNCHANGED = "tests/unit/dataplane/test_unchanged_buffers.py"
+DIVERGENCE = "tests/unit/coordinator/test_divergence.py"
+SITE_DIVERGENCE = "tests/unit/node_core/test_divergence.py"
 ACCUSATIONS = "tests/unit/coordinator/test_accusations.py"
 OUTLIERS = "tests/unit/dataplane/test_outliers.py"
 NO_AVERAGE = "tests/unit/coordinator/test_no_average.py"
@@ -1786,8 +1788,8 @@ MUTATIONS = (
         name="absurd contribution is averaged",
         rule="a contribution a thousand times as large as the others' is in no average",
         file="node/dataplane/outliers.py",
-        old="        if norm > limit or norm == math.inf:\n",
-        new="        if norm == math.inf:\n",
+        old="        if norm > limit or norm == math.inf\n",
+        new="        if norm == math.inf\n",
         tests=(OUTLIERS,),
     ),
     Mutation(
@@ -1802,7 +1804,7 @@ MUTATIONS = (
         name="everybody stands out",
         rule="where all contributions are above the last average the chunk has changed, and nobody is left out",
         file="node/dataplane/outliers.py",
-        old="    if len(found) == len(norms):\n",
+        old="    if len(found) == num_moved and (num_moved > 1 or num_moved == len(norms)):\n",
         new="    if False:\n",
         tests=(OUTLIERS,),
     ),
@@ -1869,6 +1871,46 @@ MUTATIONS = (
         old="                del self._standing[member.site_id]\n",
         new="                pass\n",
         tests=(ACCUSATIONS,),
+    ),
+    Mutation(
+        name="a commit ends its sites",
+        rule="a site whose loss was finite before a commit does not leave because of it",
+        file="node/core/divergence.py",
+        old="site.finite_on != site.workers.version",
+        new="False",
+        tests=(SITE_DIVERGENCE,),
+    ),
+    Mutation(
+        name="begins anew for ever",
+        rule="a second window without a finite loss is the site's own",
+        file="node/core/divergence.py",
+        old="    site.finite_on = None\n",
+        new="",
+        tests=(SITE_DIVERGENCE,),
+    ),
+    Mutation(
+        name="some sites take a commit back",
+        rule="the run goes back by itself only if most sites diverge",
+        file="coordinator/core/divergence.py",
+        old="2 * len(names) <= len(members)",
+        new="not names",
+        tests=(DIVERGENCE,),
+    ),
+    Mutation(
+        name="goes back again and again",
+        rule="the run goes back by itself once",
+        file="coordinator/core/divergence.py",
+        old="    if run.rollbacks and base <= run.rollbacks[-1].commit + 1:\n",
+        new="    if False:\n",
+        tests=(DIVERGENCE,),
+    ),
+    Mutation(
+        name="goes back with whom it was for",
+        rule="the run goes back without the site whose contribution stood out",
+        file="coordinator/core/going_back.py",
+        old="    if going.without:\n",
+        new="    if False:\n",
+        tests=(DIVERGENCE,),
     ),
     Mutation(
         name="accuser reduces on",

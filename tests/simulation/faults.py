@@ -324,6 +324,15 @@ def absurd_value(world: World, fault: Fault, generator: random.Random) -> None:
         world.hands[name].absurd_in_steps = generator.randrange(4)
 
 
+def diverge(world: World, fault: Fault, generator: random.Random) -> None:
+    """The loss of some sites or all is no number in their next window, or two."""
+    names = sorted(world.nodes)
+    chosen = names if generator.random() < 0.7 else generator.sample(names, generator.randint(0, len(names)))
+    for name in chosen:
+        world.hands[name].num_nan_losses = generator.choice([1, 1, 2])
+        world.later(fault.lasts_s, lambda name=name: world.start_site(name))  # type: ignore[misc]
+
+
 def leave(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     process, node = (world.nodes[name].process, world.nodes[name].node) if name is not None else (None, None)
@@ -463,6 +472,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "absurd_weight": (absurd_weight, 2),
     "wrong_value": (wrong_value, 1),
     "absurd_value": (absurd_value, 2),
+    "diverge": (diverge, 2),
     "leave": (leave, 2),
     "tear_apply": (tear_apply, 3),
     "full_disk": (full_disk, 1),

@@ -113,6 +113,8 @@ class Hands:
     """So many snapshots are said to hold none."""
     wrong_in_steps: int | None = None
     """A NaN appears."""
+    num_nan_losses: int = 0
+    """Of the next windows: the loss, not the values."""
     absurd_in_steps: int | None = None
     """A huge value appears."""
     tokens_a_step: int = TOKENS_A_STEP
@@ -446,12 +448,18 @@ class Worker:
             seq=seq,
             fragment=fragment,
             tokens=local_pb2.TokenCount(data_rank=0, tokens=tokens),
-            loss_sum=float(len(self._pending)),
+            loss_sum=float(len(self._pending)) if not self._loses() else float("nan"),
             num_steps=len(self._pending),
             train_s=self._trained_s,
             num_samples_used=self._num_used * self._hands.data.batch_size if self._hands.data else 0,
         )
         self._connection.say(self._request(sealed=sealed))
+
+    def _loses(self) -> bool:
+        """Whether the loss of this window is no number."""
+        left = self._hands.num_nan_losses
+        self._hands.num_nan_losses = max(0, left - 1)
+        return left > 0
 
     def _merge(self, answer: Any) -> None:
         assert self._server.buffers is not None

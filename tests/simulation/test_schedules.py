@@ -190,6 +190,16 @@ def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on() -> None:
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
+def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_loss() -> None:
+    num_back = 0
+    for seed in range(40):
+        fault = Fault(kind="diverge", after_events=60 + 10 * seed, delay_s=0.01, lasts_s=8.0, draw=seed)
+        outcome = one(seed, [fault])
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        num_back += "rolled back from commit" in outcome.story
+    assert num_back > 5
+
+
 def test_a_hundred_sites() -> None:
     """As `make sim` plays with a thousand."""
     outcome = large(100)

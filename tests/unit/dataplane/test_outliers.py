@@ -52,6 +52,7 @@ def test_of_two_the_last_average_decides_or_else_the_values() -> None:
 def test_where_all_have_changed_nobody_stands_out() -> None:
     assert places([1e6, 1e6], last=1) == []
     assert places([1e6], last=1) == []
+    assert places([0, 1e6, 1e6], last=1) == []
     assert places([0, 0, 0], last=1) == []
 
 

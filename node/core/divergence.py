@@ -1,0 +1,47 @@
+"""A loss that is not finite right after a commit, at a site where it was finite before: the commit's doing, not the
+site's. The site stays, says so, and begins anew from the run's state; if most sites say so, the run goes back."""
+
+from __future__ import annotations
+
+from atoll.node.core.context import Context
+from atoll.node.core.events import FailureKind, SnapshotSealed, WorkersFailed
+from atoll.protocol import messages as m
+from atoll.protocol.errors import NonFiniteError
+
+
+def sealed(ctx: Context, event: SnapshotSealed) -> None:
+    """The loss of a window is known, and finite: the workers end at one that is not."""
+    if event.num_steps:
+        ctx.site.finite_on = ctx.site.workers.version
+
+
+def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
+    """Whether the last window with a finite loss began from an older commit than the one that failed."""
+    site = ctx.site
+    if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.outer is None:
+        return False
+    return None not in (site.finite_on, site.workers.version) and site.finite_on != site.workers.version
+
+
+def note(ctx: Context, event: WorkersFailed) -> None:
+    """Says so. Another window without a finite one before it is the site's own."""
+    site = ctx.site
+    assert site.workers.version is not None
+    site.finite_on = None
+    site.diverged = m.Diverged(commit=site.workers.version, text=event.text[:1024])
+    say(ctx)
+
+
+def say(ctx: Context) -> None:
+    """Also on a new stream; while the site has applied no other commit."""
+    site = ctx.site
+    if site.diverged is not None and site.outer is not None and site.outer.commit == site.diverged.commit:
+        ctx.send(site.diverged)
+
+
+def went_back(ctx: Context) -> None:
+    """The workers need not wait any longer: they begin from another state."""
+    workers = ctx.site.workers
+    if ctx.site.diverged is not None and workers.restart_at is not None:
+        workers.restart_at = min(workers.restart_at, ctx.now)
+    ctx.site.diverged = None

@@ -1,0 +1,90 @@
+"""A loss that is not finite right after a commit does not end a site whose loss was finite before it."""
+
+from __future__ import annotations
+
+from atoll.node.core import events as e
+from atoll.node.core.events import AnswerKind
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError, NonFiniteError
+from tests.unit.node_core.test_crashes import LIMITS, reconnected, starts, wait
+from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, exchanged, plan, started
+
+
+def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code) -> None:
+    generation = drive.core.site.workers.generation
+    drive(
+        e.WorkersFailed(
+            generation=generation,
+            kind=e.FailureKind.FATAL,
+            text="the loss became nan",
+            exit_code=exit_code,
+            num_steps=3,
+        )
+    )
+
+
+def after_commit(drive: Driver) -> Driver:
+    """Its workers train from commit 1; in the window before it their loss was finite."""
+    at_boundary(drive)
+    drive.receive(plan(1))
+    exchanged(drive, 1)
+    drive.receive(commit(1, 1))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.Published(e.Values(1)))
+    answer = drive.answer()
+    assert (answer.kind, answer.version) == (AnswerKind.APPLY, 1)
+    drive.merged(1)
+    return drive
+
+
+def test_the_site_stays_says_so_and_its_workers_wait_for_the_run_to_go_back() -> None:
+    drive = after_commit(started())
+    diverge(drive)
+    assert [s for s in drive.sent() if isinstance(s, m.Leave)] == []
+    assert [s for s in drive.sent() if isinstance(s, m.Diverged)] == [m.Diverged(commit=1, text="the loss became nan")]
+    drive.wants(e.StopWorkers)
+    assert not starts(drive)
+    reconnected(drive)
+    drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
+    assert any(isinstance(s, m.Diverged) for s in drive.sent()), "on a new stream it is said again"
+
+
+def test_the_workers_begin_anew_when_the_run_has_gone_back() -> None:
+    drive = after_commit(started())
+    diverge(drive)
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="most of them"))
+    drive.wants(e.RollBack)
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    deadline = drive.core.next_deadline()
+    assert deadline is not None
+    assert deadline <= drive.now
+    drive(e.Tick())
+    assert starts(drive)
+
+
+def test_without_that_they_begin_anew_from_the_runs_state_after_a_lease() -> None:
+    drive = after_commit(started())
+    diverge(drive)
+    assert wait(drive) == LIMITS.lease_s
+    assert starts(drive)
+
+
+def test_once_more_without_a_finite_window_is_its_own() -> None:
+    drive = after_commit(started())
+    diverge(drive)
+    wait(drive)
+    diverge(drive)
+    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+
+
+def test_a_loss_that_was_not_finite_before_or_another_failure_ends_the_site() -> None:
+    drive = started()
+    diverge(drive)
+    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+    drive = started()
+    at_boundary(drive)  # finite, from the same commit
+    diverge(drive)
+    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+    drive = after_commit(started())
+    diverge(drive, ConfigError.exit_code)
+    assert drive.wants(e.Exit) == e.Exit(ConfigError.exit_code, "the loss became nan")
