@@ -207,3 +207,23 @@ def test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_rea
     play.story.sent.clear()
     play.story.connect("x0", state=(0, "s0"))
     assert play.story.num("x0", m.Refused) == 0
+
+
+def test_7_nobody_waits_for_a_site_that_was_found_out_until_it_contributes() -> None:
+    story = Story(some_settings(min_sites=3))
+    story.start(*HONEST)
+    story.commit_one(*HONEST, state="s0", following="s1")
+    story.join("x", state=(1, "s1"))
+    story.sites["x"].trains = False
+    story.wait(30.0)
+    assert story.view.num_evicted == 1, "it says nothing new"
+    story.join("x", state=(1, "s1"))
+    story.connect("x", state=(1, "s1"), again=True)
+    story.offer("x")
+    assert story.core.run.members.sites["x"].standing is Standing.MEMBER
+    story.commit_one(*HONEST, state="s1", following="s2")
+    story.applied("x", 2, "s2")
+    for name in HONEST:
+        story.ready(name)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert all(c.tokens for c in story.plan().contributors), "at once"
