@@ -73,6 +73,11 @@ def test_once_more_without_a_finite_window_is_its_own() -> None:
     drive = after_commit(started())
     diverge(drive)
     wait(drive)
+    drive.joined()
+    drive.ask(0)
+    answer = drive.answer()
+    assert (answer.kind, answer.version) == (AnswerKind.APPLY, 1)
+    drive.merged(1)
     diverge(drive)
     assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
 
