@@ -214,6 +214,10 @@ class Checks:
         match event:
             case e.StateSeeded(state_hash=value):
                 self._holds(node, 0, value)
+            case e.SessionOpened() if (plane := node.node.plane if node.node else None) is not None:
+                held = plane.held()
+                if held is not None and held[0] == 0:  # of a start that was killed before it could say so
+                    self._holds(node, 0, held[1])
             case e.StateFetched(commit=commit, state_hash=value) | e.CommitApplied(commit=commit, state_hash=value):
                 self._holds(node, commit, value)
             case e.SnapshotSealed():
