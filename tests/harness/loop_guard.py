@@ -11,6 +11,7 @@ import inspect
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -64,7 +65,13 @@ def install() -> None:
 
 def _guarded(real: Callable[..., Any], kind: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
-        if asyncio._get_running_loop() is not None and not _is_small(args[0]) and not _is_the_tests_own():
+        is_part = kwargs.get("dir_fd") is not None  # of a whole folder that is removed, which was looked at
+        if (
+            asyncio._get_running_loop() is not None
+            and not is_part
+            and not _is_small(args[0])
+            and not _is_the_tests_own()
+        ):
             raise BlockingInLoop(f"{kind} of {_name(args[0])!r} in the event loop; give it to a thread")
         return real(*args, **kwargs)
 
@@ -83,7 +90,7 @@ def _is_small(what: object) -> bool:
     name = path.name.removeprefix(".").removesuffix(".new")
     if isinstance(what, int) and path.is_dir():
         return not name.startswith(("state", "payloads", "snapshots"))  # a home, for the names above
-    return name in SMALL or any(part.startswith(SMALL_FOLDERS) for part in path.parts[1:])
+    return name in SMALL or path.name.startswith(SMALL_FOLDERS) or path.parent.name.startswith(SMALL_FOLDERS)
 
 
 def _is_the_tests_own() -> bool:
@@ -92,6 +99,8 @@ def _is_the_tests_own() -> bool:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and frame.f_code is not asyncio.events.Handle._run.__code__:
         code = frame.f_code
+        if code.co_filename == tempfile.__file__:
+            return True  # it tries where files can be made, once in a process
         if code.co_filename.startswith(TESTS):
             if not (code.co_filename.startswith(SIMULATION) and code.co_name in LOOKERS_ON):
                 return True
