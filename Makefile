@@ -36,9 +36,9 @@ test: lint type proto-check ## what CI runs, and then `make mutate`
 test-all: lint type proto-check ## everything, slow tests included
 	$(BIN)/pytest -m 'not gpu' $(ARGS)
 
-sim: install ## 5,000 seeded schedules of faults on simulated time, and one of 1,000 sites (ARGS="--help")
+sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)
-	$(if $(ARGS),,$(BIN)/python -m tests.simulation --sites 1000)
+	$(if $(ARGS),,$(BIN)/python -m tests.simulation --sites 100 && $(BIN)/python -m tests.simulation --sites 1000)
 
 mutate: install ## break the code in named ways and show that the tests notice (ARGS="--help")
 	$(BIN)/python -m tests.mutation $(ARGS)

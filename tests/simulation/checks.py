@@ -26,14 +26,14 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, StateError
-from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
+from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
 from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay
-from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Sealed, learned_in, to_bf16
+from tests.simulation.sites import TOKENS_A_STEP, Sealed, learned_in, to_bf16
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
@@ -118,6 +118,7 @@ class Checks:
         self,
         loop: asyncio.AbstractEventLoop,
         settings: RunSettings,
+        manifest: Manifest,
         store: SimStore,
         tell: Callable[[str, str], None],
     ) -> None:
@@ -125,7 +126,7 @@ class Checks:
         self._store = store
         self._kept = _Kept(store)
         self._tell = tell
-        self._layout = Layout(MANIFEST, settings.sync.chunk_elements)
+        self._layout = Layout(manifest, settings.sync.chunk_elements)
         self._states: dict[int, tuple[str, bytes]] = {}  # commit -> who said it first, state hash
         self._starts: dict[bytes, dict[int, bytes]] = {}  # state hash -> chunk records of commit 0, attested or not
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
@@ -321,7 +322,8 @@ class Checks:
             self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
         slots = outer_optimizer(self._settings.outer).slots
         hashes = [
-            state_hash(MANIFEST, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks]) for state in states
+            state_hash(self._layout.manifest, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks])
+            for state in states
         ]
         for number, value in sorted(attested.items()):
             self.require(hashes[number] == value, f"22: the hash attested for commit {number} is not the reference's")
@@ -352,7 +354,10 @@ class Checks:
     def _base_and_steps_only(self, sealed: Sealed, base: Records) -> None:
         """A snapshot is the base that the site was given, plus what its steps changed. The hashes of all sites agree on
         garbage, too."""
-        learned = [learned_in(sealed.site_id, sealed.incarnation, s.generation, s.number) for s in sealed.steps]
+        learned = [
+            learned_in(self._layout.manifest, sealed.site_id, sealed.incarnation, s.generation, s.number)
+            for s in sealed.steps
+        ]
         for chunk in self._layout.chunks:
             if chunk.role is not Role.TRAINABLE:
                 continue

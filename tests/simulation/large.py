@@ -9,10 +9,11 @@ from collections.abc import Callable
 
 from atoll.coordinator.core.events import CommitRecord, PlanRecord
 from atoll.protocol import messages as m
+from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.plans import is_weighed, top_of
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation.loop import START_S
-from tests.simulation.sites import Data
+from tests.simulation.sites import MANIFEST, Data
 from tests.simulation.world import Outcome, Shape, World, play
 
 NUM_SYNCS = 3
@@ -26,6 +27,9 @@ MOST = 0.9
 BUSY_S = 0.005
 """Of the coordinator, each time that it decides: a look at a thousand sites takes some milliseconds."""
 LOOK_S = 0.02
+CHUNK_ELEMENTS = 4
+ALL_REDUCE = 100
+"""With more sites a few reduce: the streams of a sync are the square of those that do."""
 FAULT_LIMIT_S = 60.0
 SAY_EVERY_S = 10.0
 
@@ -38,7 +42,7 @@ def large(num_sites: int, seed: int = 0, say: Say = lambda text: None) -> Outcom
 
 
 def large_shape(num_sites: int, seed: int) -> Shape:
-    """Each contributor has a stream to each reducer, and there is one reducer a chunk at most: five here."""
+    """Up to ALL_REDUCE sites every one reduces, and each has a stream to each other one."""
     generator = random.Random(f"large {seed}")
     settings = RunSettings(
         run_id="sim",
@@ -48,9 +52,11 @@ def large_shape(num_sites: int, seed: int) -> Shape:
         quorum=num_sites // 2,
         time_limits="local",
         save_every=0,
-        sync=SyncSettings(every=1, codec="int8", chunk_elements=16, log_commits=32),
+        sync=SyncSettings(every=1, codec="int8", chunk_elements=CHUNK_ELEMENTS, log_commits=32),
         outer=OuterSettings(learning_rate=0.7, momentum=0.5),
     )
+    num_wide = CHUNK_ELEMENTS * (num_sites if num_sites <= ALL_REDUCE else 1)
+    wide = TensorSpec(name="wide", shape=(num_wide,), dtype="F32", role=Role.TRAINABLE)
     return Shape(
         num_sites=num_sites,
         settings=settings,
@@ -61,6 +67,7 @@ def large_shape(num_sites: int, seed: int) -> Shape:
         save_s=(0.0,) * num_sites,
         reduce_buffer_bytes=1 << 20,
         coordinator_busy_s=BUSY_S,
+        manifest=Manifest.canonical([*MANIFEST.tensors, wide]),
     )
 
 

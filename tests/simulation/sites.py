@@ -117,6 +117,7 @@ class Hands:
     """Of the next windows: the loss, not the values."""
     absurd_in_steps: int | None = None
     """A huge value appears."""
+    manifest: Manifest = MANIFEST
     tokens_a_step: int = TOKENS_A_STEP
     """As it says; more than the true ones are a lie."""
     sealed: Sealed | None = None
@@ -267,11 +268,12 @@ class Worker:
         self._incarnation = 0
         self._announced = False
         self._site_id = 0
-        self.layout = Layout(MANIFEST, 4)
+        self._manifest = hands.manifest
+        self.layout = Layout(hands.manifest, 4)
         first = np.random.default_rng(5)  # the same model everywhere
         self.values: dict[str, Array] = {
             t.name: first.standard_normal(t.shape).astype("<f4") if t.dtype == "F32" else np.zeros(t.shape, "<i8")
-            for t in MANIFEST.tensors
+            for t in self._manifest.tensors
         }
         self.values["mask"][...] = MASK
         self._round()
@@ -298,12 +300,12 @@ class Worker:
                 sizes=t.shape,
                 dtype=dtype if t.role is Role.TRAINABLE else t.dtype,
             )
-            for t in MANIFEST.tensors
+            for t in self._manifest.tensors
         ]
         connection.say(
             self._request(
                 join=local_pb2.LocalJoin(
-                    manifest=wire.to_proto(MANIFEST),
+                    manifest=wire.to_proto(self._manifest),
                     pieces=[local_protocol.piece_to_proto(p) for p in pieces],
                     data_fingerprint=hands.data.fingerprint if hands.data else b"",
                 )
@@ -397,8 +399,8 @@ class Worker:
                     if name == "hang_in_steps":
                         await asyncio.get_running_loop().create_future()
                     self.values["w"][0, 0] = np.nan if name == "wrong_in_steps" else ABSURD
-        learned = learned_in(self._site_id, self._incarnation, self._generation, self._step)
-        for spec in MANIFEST.tensors:
+        learned = learned_in(self._manifest, self._site_id, self._incarnation, self._generation, self._step)
+        for spec in self._manifest.tensors:
             if spec.name in learned:
                 self.values[spec.name] += learned[spec.name]
         self._round()
@@ -410,7 +412,7 @@ class Worker:
 
     def _round(self) -> None:
         if self._hands.bf16:
-            for spec in MANIFEST.tensors:
+            for spec in self._manifest.tensors:
                 if spec.role is Role.TRAINABLE:
                     self.values[spec.name][...] = to_bf16(self.values[spec.name])
 
@@ -466,7 +468,7 @@ class Worker:
         assert self._connection is not None
         snapshot, publish = (self._places(b) for b in self._server.buffers)
         mode = MergeMode(answer.mode)
-        for spec in MANIFEST.tensors:
+        for spec in self._manifest.tensors:
             local = self.values[spec.name]
             if spec.role is Role.FROZEN and not answer.fresh:
                 continue
@@ -497,12 +499,12 @@ class Worker:
         return response if response is not None and response.WhichOneof("body") == kind else None
 
 
-def learned_in(site_id: int, incarnation: int, generation: int, step: int) -> dict[str, Array]:
+def learned_in(manifest: Manifest, site_id: int, incarnation: int, generation: int, step: int) -> dict[str, Array]:
     """What a step changes, by tensor; the same whenever it is asked for. Half of the steps leave the buffers alone."""
     noise = np.random.default_rng([site_id, incarnation, generation, step])
     leaves_buffers = noise.random() < 0.5
     found: dict[str, Array] = {}
-    for spec in MANIFEST.tensors:
+    for spec in manifest.tensors:
         if spec.name == "mask" or (spec.role is not Role.TRAINABLE and leaves_buffers):
             continue
         if spec.role in (Role.TRAINABLE, Role.BUFFER_MEAN):

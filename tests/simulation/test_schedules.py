@@ -202,7 +202,7 @@ def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_
 
 def test_a_hundred_sites() -> None:
     """As `make sim` plays with a thousand."""
-    outcome = large(100)
+    outcome = large(50)
     assert not outcome.problem, f"{outcome.problem}\n{outcome.story}"
     assert set(outcome.num_faults) == {"kill_several", "coordinator_dies_before_it_sends", "partition"}
     assert outcome.num_commits == NUM_SYNCS

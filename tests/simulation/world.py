@@ -23,6 +23,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
+from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
@@ -36,7 +37,7 @@ from tests.simulation.processes import (
     copy_of,
     simulated,
 )
-from tests.simulation.sites import Data, Hands
+from tests.simulation.sites import MANIFEST, Data, Hands
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -61,6 +62,7 @@ class Shape:
     save_s: tuple[float, ...]
     reduce_buffer_bytes: int
     """Of each site; a contribution is some tens of bytes."""
+    manifest: Manifest = MANIFEST
     coordinator_busy_s: float = 0.0
     """With events that have come together, each time: others come together meanwhile."""
 
@@ -161,7 +163,7 @@ class World:
         self.story = Story(loop)
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
-        self.checks = Checks(loop, shape.settings, self.store, self.story.tell)
+        self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
         self.network.on_message = self.checks.on_message
         self.coordinator: SimCoordinator | None = None
         self._stand_in: SimCoordinator | MuteCoordinator | None = None
@@ -238,6 +240,7 @@ class World:
         if name not in self.hands:
             index = len(self.hands) % self.shape.num_sites
             self.hands[name] = Hands(
+                manifest=self.shape.manifest,
                 step_s=self.shape.step_s[index],
                 start_s=0.3,
                 publish_s=self.shape.publish_s[index],
