@@ -171,7 +171,7 @@ MUTATIONS = (
         file="protocol/transport.py",
         old='("grpc.max_allowed_incoming_connections", max_connections)',
         new='("grpc.max_allowed_incoming_connections", 1 << 20)',
-        tests=(DESCRIPTORS + "::test_idle_connections_end_no_node_and_close_no_page",),
+        tests=("tests/unit/protocol/test_transport.py",),
     ),
     Mutation(
         name="the limit of descriptors stays as it was",

@@ -204,3 +204,21 @@ def test_bytes_in_place_of_text_are_logged_by_grpc_in_one_line(caplog: pytest.Lo
         logging.getLogger("grpc._cython.cygrpc").exception("Invalid encoding on %s", b"\x82")
     assert caplog.messages == ["Invalid encoding on b'\\x82'"]
     assert "Traceback" not in caplog.text
+
+
+def test_connections_beyond_the_bound_of_a_server_are_closed_as_they_come() -> None:
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1000, max_connections=3)
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        async with asyncio.timeout(10):
+            heard = await asyncio.gather(*(reader.read(1) for reader, _ in opened), return_exceptions=True)
+        # A server speaks first, once it has taken a connection.
+        num_taken = sum(1 for data in heard if isinstance(data, bytes) and data)
+        for _, writer in opened:
+            writer.close()
+        await server.stop(0)
+        assert num_taken == 3
+
+    asyncio.run(main())
