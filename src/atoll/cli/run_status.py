@@ -114,6 +114,7 @@ class RunStatus:
     errors: tuple[str, ...]
     store_stuck_s: float
     kept_out: tuple[str, ...]
+    excluded: tuple[str, ...]
     sync: SyncStatus | None
     sites: tuple[SiteStatus, ...]
     commits: tuple[CommitStatus, ...]

@@ -118,6 +118,7 @@ def notes(status: RunStatus) -> list[str]:
             if site.not_dialled_by
         ),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
+        *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"kept out: {text}" for text in status.kept_out),
     ]
 

@@ -39,7 +39,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "run_id": "r", "state": "training", "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
-        "store_stuck_s": 0.0, "kept_out": [],
+        "store_stuck_s": 0.0, "kept_out": [], "excluded": [],
         "sync": None, "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 
@@ -197,8 +197,11 @@ def test_a_long_reason_does_not_widen_the_table() -> None:
 
 
 def test_who_is_kept_out_is_named_below_the_table() -> None:
-    status = parse_status(document(kept_out=["c: sends garbage"]))
-    assert text_lines(status).splitlines()[-1] == "kept out: c: sends garbage"
+    status = parse_status(document(kept_out=["c: sends garbage"], excluded=["b: 1e30 in sync 7"]))
+    assert text_lines(status).splitlines()[-2:] == [
+        "left out of a sync: b: 1e30 in sync 7",
+        "kept out: c: sends garbage",
+    ]
 
 
 def test_who_cannot_be_dialled_is_named_below_the_table() -> None:
