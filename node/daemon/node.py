@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -58,6 +59,7 @@ log = logging.getLogger(__name__)
 
 PHASES_OF_A_SYNC = frozenset({"training", "ready", "exchanging", "waiting for commit", "applying"})
 """They come round with every sync, and are shown with --debug only; each commit has a line."""
+OF_AN_EXCHANGE = (e.BeginExchange, e.WeighExchange, e.CancelExchange, e.DropSync)
 EXIT_GRACE_S = 1.0
 """From a rank's lost connection to the exit of the workers, which says why."""
 FLUSH_S = 2.0
@@ -136,6 +138,8 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: asyncio.Task[None] | None = None
         self._layout: asyncio.Task[None] | None = None
+        self._has_buffers = False
+        self._after_layout: deque[e.Output] = deque()
         self._exchange: Exchange | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
@@ -269,6 +273,12 @@ class Node:
     # --- outputs
 
     def _execute(self, output: e.Output) -> None:
+        if isinstance(output, OF_AN_EXCHANGE) and (not self._has_buffers or self._after_layout):
+            self._after_layout.append(output)  # an exchange needs the buffers; the order is kept
+        else:
+            self._carry_out(output)
+
+    def _carry_out(self, output: e.Output) -> None:
         match output:
             case e.Send(message):
                 if isinstance(message, m.Leave):
@@ -355,7 +365,11 @@ class Node:
 
         async def guarded() -> None:
             if self._layout is not None:
-                await asyncio.wait({self._layout})  # there may be no data plane before
+                try:
+                    await asyncio.wait({self._layout})  # there may be no data plane before
+                except asyncio.CancelledError:
+                    work.close()
+                    raise
                 if self.core.site.exited:
                     work.close()  # it could not be made
                     return
@@ -511,6 +525,9 @@ class Node:
             assert plane.snapshot is not None
             assert plane.publish_buffer is not None
             self.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+            self._has_buffers = True
+            while self._after_layout:
+                self._carry_out(self._after_layout.popleft())
             self.local_server.send_layout(
                 generation=output.generation,
                 site_id=output.site_id,

@@ -2051,6 +2051,14 @@ MUTATIONS = (
         tests=(EXPECTED,),
     ),
     Mutation(
+        name="an exchange begins before there are buffers",
+        rule="a site that starts with a state on its disk receives while its buffers are made",
+        file="node/daemon/node.py",
+        old="(not self._has_buffers or self._after_layout)",
+        new="self._after_layout",
+        tests=("tests/unit/local/test_node_failures.py",),
+    ),
+    Mutation(
         name="each stream that has sent wakes all that are served",
         rule="waking costs a few turns a stream and sync, not one for each pair of streams",
         file="node/exchange/turns.py",

@@ -22,7 +22,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.local_server import Greeting
+from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.node import Node
 from atoll.node.dataplane import saved_model
 from atoll.node.exchange.dialer import Dialer
@@ -283,3 +283,44 @@ def test_a_journal_with_one_line_beyond_its_bound_keeps_it(tmp_path: Path) -> No
     journal.close()
     assert "second" in (tmp_path / "journal.jsonl").read_text()
     assert "first" in (tmp_path / "journal.jsonl.1").read_text()
+
+
+def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_path: Path) -> None:
+    """A site that starts with a state on its disk receives at once; its buffers are made in a thread meanwhile."""
+    me = m.Member(site_id=2, incarnation=1, address="127.0.0.1:2", tokens=0)
+    plan = m.Plan(
+        sync=4,
+        attempt=1,
+        term=1,
+        base_commit=3,
+        contributors=(),
+        receivers=(me,),
+        trees=(),
+        stall_limit_s=6.0,
+        num_steps=10,
+        deadline_s=60.0,
+        slowest_bytes_per_s=0,
+    )
+    outputs: list[e.Output] = [e.BeginExchange(plan, contributes=False), e.CancelExchange(4, 1), e.DropSync(4)]
+    carried_out: list[e.Output] = []
+
+    async def happen(node: Node) -> None:
+        for output in outputs:
+            node._execute(output)
+        assert list(node._after_layout) == outputs
+        pieces = SimpleNamespace(manifest=None)
+        plane: Any = SimpleNamespace(snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None)
+        with (
+            patch.object(LocalServer, "pieces", pieces),
+            patch.object(node, "_carry_out", carried_out.append),
+            patch.object(node, "_attached", lambda *_: plane),
+            patch.object(node.hub, "serve"),
+            patch.object(node.local_server, "send_layout"),
+        ):
+            await node._send_layout(e.SendLayout(generation=0, site_id=2, run_seed=1), None)
+            assert carried_out == outputs
+            node._execute(e.DropSync(5))
+        assert carried_out == [*outputs, e.DropSync(5)], "from then on they are carried out at once"
+        node._result.set_result((0, ""))
+
+    assert ended_by(happen, tmp_path) == (0, "")
