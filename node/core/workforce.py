@@ -128,6 +128,8 @@ def merged(ctx: Context, event: events.Merged) -> None:
         workers.discard_local = False
     workers.offered_is_discarded = False
     workers.wait_s = event.wait_s
+    if workers.discard_local:
+        return  # they take values next, and the outer state may be on its way to others
     if workers.offered_mode is MergeMode.SHIFT and site.outer is not None and site.outer.commit == event.version:
         syncs.publish(ctx, Values(event.version))  # the next shift and evaluation need the values again
 

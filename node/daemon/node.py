@@ -743,7 +743,8 @@ class Node:
             if self._has_model_beside:
                 await run_to_its_end(partial(saved_model.discard, self._model_folder))
                 self._has_model_beside = False
-            if self._void_model is not None and self._void_model == self._kept_model:
+            void, self._void_model = self._void_model, None  # once: another commit has that number later
+            if void is not None and void == self._kept_model:
                 await run_to_its_end(partial(saved_model.take_back, self._model_folder))
                 self._kept_model = None
 

@@ -115,11 +115,12 @@ class DataPlane:
 
         def work() -> tuple[int, bytes] | None:
             self.log.roll_back(commit)
+            if self._published is not None and self._published.version > commit:
+                self._published = None  # another commit has that number soon
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if self.outer is not None and is_void:
                 self.outer.close()
                 self.outer = None
-                self._published, self._published_frozen = None, False
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
             if is_void:

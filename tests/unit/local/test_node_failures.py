@@ -151,6 +151,35 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
     assert str(error) in text
 
 
+def test_a_model_of_the_number_of_a_void_commit_stays_when_the_node_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for name in ("put_in_place", "discard", "take_back"):
+        monkeypatch.setattr(saved_model, name, lambda _, name=name: calls.append(name))
+
+    async def save(*_: object) -> None:
+        calls.append("save")
+
+    async def happen(node: Node) -> None:
+        async def done(output: e.Output) -> None:
+            before = set(node._tasks)
+            node._execute(output)
+            await asyncio.gather(*set(node._tasks) - before)
+
+        plane = on_a_disk_that_fails(StateError("not asked for"))
+        plane.save = save
+        node.plane = plane
+        await done(e.SaveModel(commit=4, run_step=40, run_tokens=1))
+        await done(e.DropModel(4))  # the run went back to commit 3
+        await done(e.SaveModel(commit=4, run_step=40, run_tokens=1))
+        await done(e.KeepModel(4))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    assert calls == ["save", "discard", "save", "put_in_place"]
+
+
 def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_path: Path) -> None:
     """`tests/harness/loop_guard.py` raises where it is not."""
     used = layout()

@@ -146,6 +146,32 @@ def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     plane.close()
 
 
+def test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force(home: Home) -> None:
+    """The workers of a site that was applying a void commit go on from the one before."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.write_snapshot())
+    held = plane.held()
+    asyncio.run(plane.publish(Values(0)))
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    assert asyncio.run(plane.roll_back(0)) == held
+    again = plane.outer
+    assert again is not None
+    asyncio.run(plane.apply(logged(plane.log, again, 1, payloads(again, (3,)))))
+    asyncio.run(plane.publish(Difference(0, 1)))
+    asyncio.run(plane.publish(Values(1)))
+    asyncio.run(plane.roll_back(0))
+    again = plane.outer
+    assert again is not None
+    asyncio.run(plane.apply(logged(plane.log, again, 1, payloads(again, (4,)))))
+    asyncio.run(plane.apply(logged(plane.log, again, 2, payloads(again, (5,)))))
+    with pytest.raises(StateError, match="the shared buffer holds, None"):
+        asyncio.run(plane.publish(Difference(1, 2)))  # they are of the void commit of that number
+    plane.close()
+
+
 SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}
 
 

@@ -191,6 +191,27 @@ def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> No
     assert drive.core.site.outer.commit == 0
 
 
+def test_nothing_is_written_for_the_workers_from_a_state_that_is_about_to_be_rolled_back() -> None:
+    """The disk is at the void commit although the site holds the one before; new workers ask meanwhile."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive.wants(e.ApplyCommit)
+    drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed", num_steps=1))
+    drive.joined()
+    drive.ask(0)
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
+    drive.receive(opened(3, 0))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "the disk holds commit 1"
+    drive(e.Tick())
+    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "or nothing"
+    drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
+    drive(e.Published(e.Values(0)))
+    assert drive.answer().kind is e.AnswerKind.APPLY
+
+
 # --- back to a commit that sites have passed
 
 

@@ -603,6 +603,26 @@ def test_a_fetch_waits_while_a_shift_is_under_way() -> None:
     assert not any(isinstance(o, e.FetchState) for o in drive.out), "PUBLISH has to get the workers' version back"
 
 
+def test_what_an_evicted_site_takes_last_is_not_written_again_while_its_state_moves_on() -> None:
+    """It takes a whole state next: the values under the shift are not needed, and are gone."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    drive(e.Published(e.Difference(0, 1)))
+    assert drive.answer().mode is MergeMode.SHIFT
+    drive.receive(commit(2, 2, contributors=(2, 3)))
+    drive.receive(m.Evicted(reason="silent for 3 s"))
+    drive.wants(e.ApplyCommit)
+    drive.merged(1)
+    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "commit 2 is on its way"
+    drive(e.CommitApplied(commit=2, state_hash=HASH))
+    drive.ask(10, 1)
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(2))
+    drive(e.Published(e.Values(2)))
+    assert drive.answer().mode is MergeMode.REPLACE
+
+
 def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again() -> None:
     drive = started()
     drive.ask(10)
