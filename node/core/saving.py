@@ -85,6 +85,7 @@ def _counts(ctx: Context, saving: Saving) -> bool:
     if is_attested(ctx, saving):
         return True
     if site.is_verifying:
+        saving.keep_at = None  # counts anew from what is found: the answer to that needs its time
         return False
     if saving.keep_at is None:
         saving.keep_at = ctx.now + ctx.limits.lease_s

@@ -706,6 +706,24 @@ def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() ->
     assert "nobody knows whose is right" in exit_output.text
 
 
+def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning() -> None:
+    """It began after the model was written, when nobody had contradicted yet; the answer to what is found needs time
+    as well."""
+    drive = at_the_end()
+    drive(e.ModelSaved(commit=1))
+    drive.receive(m.Verify(commit=1))
+    for _ in range(3):
+        drive.now += drive.core.limits.lease_s
+        drive(e.Tick())
+        assert not drive.out
+        deadline = drive.core.next_deadline()
+        assert deadline is None or deadline > drive.now, "a deadline that has passed is waited for"
+    drive(e.StateVerified(commit=1, num_damaged=0))
+    assert not drive.core.site.exited, "whose state is right is said next"
+    drive.receive(finished(HASH))
+    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+
+
 def saving_every_commit() -> Driver:
     """The first commit is applied, and its model is being written."""
     drive = started()
