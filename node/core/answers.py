@@ -97,7 +97,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
     if site.applying is not None or site.fetching:
         return Hold("commits are being applied")
     if site.published != content:
-        if site.rolling_back is not None:
+        if site.rolling_back_begun:  # it waits until nothing works on the disk, so it is next
             return Hold("the disk may hold a void commit, and goes back first")
         return Publish(content)
     if mode is MergeMode.REPLACE:

@@ -212,6 +212,21 @@ def test_nothing_is_written_for_the_workers_from_a_state_that_is_about_to_be_rol
     assert drive.answer().kind is e.AnswerKind.APPLY
 
 
+def test_going_back_does_not_wait_for_ever_for_a_difference_that_nobody_takes_any_more() -> None:
+    """The workers were to shift; they take whole values, as the run is over, and the disk goes back after that."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.ask(10)
+    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    drive.receive(m.Finished(commit=1, reason="complete", run_step=10, run_tokens=300))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="asked by a person"))
+    drive(e.Published(e.Difference(0, 1)))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    drive(e.Published(e.Values(1)))
+    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+
+
 # --- back to a commit that sites have passed
 
 
