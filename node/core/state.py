@@ -205,6 +205,6 @@ class SiteState:
     saving: Saving | None = None
     kept: int | None = None  # the commit whose model was put in place last
     is_verifying: bool = False  # sites hold different states of the last commit; this one checks its bytes
-    is_disputed: bool = False
+    is_disputed: bool = False  # whether they do, or did, of the commit that it holds
     saved_elsewhere: str = ""  # where the last model is, and why it is there
     exited: bool = False

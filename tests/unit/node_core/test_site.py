@@ -724,6 +724,18 @@ def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning()
     assert drive.wants(e.KeepModel) == e.KeepModel(1)
 
 
+def test_a_dispute_over_an_earlier_commit_is_none_over_the_last() -> None:
+    drive = started()
+    drive.receive(m.Verify(commit=0))
+    drive(e.StateVerified(commit=0, num_damaged=0))
+    drive.receive(commit(1, 1, contributors=(2, 3), final=True))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive(e.ModelSaved(commit=1))
+    drive.now += drive.core.limits.lease_s
+    drive(e.Tick())
+    assert drive.wants(e.KeepModel) == e.KeepModel(1), "nobody contradicts"
+
+
 def saving_every_commit() -> Driver:
     """The first commit is applied, and its model is being written."""
     drive = started()
