@@ -50,12 +50,18 @@ def hang(run: Run, site: Site) -> Hang | None:
         return Hang(site.progress_at + limit_s + 2 * run.limits.stall_s, why)
     if not _owes_progress(run, site):
         return None
-    since, what = site.progress_at, "fetched nor made a state"
+    since, what = max(site.progress_at, site.held_up_at), "fetched nor made a state"
     if site.standing is Standing.MEMBER:
         assert run.sync is not None
         since, what = max(since, run.sync.opened_at), f"trained nor been ready for sync {run.sync.open.sync}"
     why = f"it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
     return Hang(since + idle_limit_s(run), why)
+
+
+def note_held_up(run: Run, site: Site) -> None:
+    """Its time counts from when it can go on, not from when it had to stop."""
+    if not _owes_progress(run, site):
+        site.held_up_at = run.now
 
 
 def idle_limit_s(run: Run) -> float:

@@ -349,6 +349,7 @@ class Core:
                 self._lose(number, site, f"sends, but has heard nothing for {limits.lease_s:g} s")
                 run.close(number, "the site does not hear")
         for site in run.members.live():
+            liveness.note_held_up(run, site)
             hang = liveness.hang(run, site)
             if site.stream is None and site.away_until is not None and run.now >= site.away_until:
                 run.lose(site, "its stream closed and it did not come back")

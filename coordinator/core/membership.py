@@ -45,6 +45,7 @@ class Site:
     heard_at: float = 0.0
     away_until: float | None = None  # without a stream: evicted then
     progress_at: float = 0.0  # when it last did anything but repeat itself
+    held_up_at: float = 0.0  # when the coordinator or another site last owed it something
     counts_from_step: int = 0  # of the run: what the site trained since is in no commit yet
     applied: int | None = None
     state_hash: bytes = b""
@@ -162,7 +163,7 @@ class Membership:
         if not site.site_id and self.sites.get(site.name) is site:
             del self.sites[site.name]
         elif site.standing is Standing.NEW:
-            site.standing, site.gone = Standing.OUT, reason
+            site.standing, site.gone, site.waits_with = Standing.OUT, reason, None
 
     def give_id(self, site: Site) -> None:
         """The next one; ids are never used again."""

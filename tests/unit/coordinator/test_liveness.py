@@ -144,3 +144,37 @@ def test_7_a_node_that_writes_a_large_model_has_the_time_for_it() -> None:
     story.sites["a"].manifest = large
     story.says("a", m.Offer(manifest_digest=large.digest, data_fingerprint=bytes(32), max_retained_bytes=1 << 40))
     assert liveness.idle_limit_s(story.core.run) - small_s == pytest.approx(2 * (4 << 30) / (32 << 20), abs=1)
+
+
+def test_7_who_waited_for_a_donor_has_its_whole_time_from_when_there_is_one() -> None:
+    story = a_run("a", "b", quorum=1)
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.leave("a")
+    story.leave("b")
+    story.join("b", incarnation=2)
+    story.sources("b")
+    stands_still(story, "b", "fetching state")
+    story.wait(20 * IDLE_S)
+    story.join("a", incarnation=2, state=(1, "s1"))
+    assert story.last("b", m.Sources).donors
+    story.wait(IDLE_S - 2 * BEAT_S)
+    assert story.view.num_evicted == 0
+    story.wait(3 * BEAT_S)
+    assert story.core.run.members.sites["b"].evicted
+
+
+def test_7_who_waited_while_others_put_an_older_commit_together_has_its_time_to_go_back() -> None:
+    story = a_run("a", "b", quorum=1, steps=1000)
+    for number in range(2):
+        story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
+    del story.core.run.log.attested[1], story.core.run.log._reports[1]  # so that all have to agree
+    for name in "ab":
+        story.ready(name)
+        stands_still(story, name, "ready")
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    story.wait(3 * IDLE_S)
+    story.rebuilt("b", "s1")
+    assert story.view.branch == 1
+    story.wait(IDLE_S - 2 * BEAT_S)
+    assert story.view.num_evicted == 0
