@@ -86,6 +86,7 @@ class Run:
         self.trouble = Trouble()
         self.rollbacks = list(persisted.rollbacks)
         self.exclusions = Exclusions(persisted.exclusions, persisted.commits)
+        self._leave_out_again(persisted)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
         self.stood_out: m.Outlier | None = None  # the contribution to commit `stood_out_in` that did most
@@ -103,6 +104,16 @@ class Run:
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
         self.out = Outbox()
+
+    def _leave_out_again(self, persisted: Persisted) -> None:
+        """Of the sync that is open, whoever was left out of it before this start of the coordinator."""
+        for record in persisted.exclusions:
+            site = self.members.by_id(record.site_id)
+            if self.sync is None or record.sync != self.sync.open.sync or site is None or not site.live:
+                continue
+            if site.incarnation == record.incarnation:
+                self.sync.failed[site.site_id] = record.reason
+                self.sync.excluded.add(site.site_id)
 
     @property
     def started(self) -> bool:

@@ -112,3 +112,15 @@ def test_if_nobody_has_the_commit_before_the_run_goes_on() -> None:
     assert story.view.branch == 0
     story.commit_one("a", "b", state="s1", following="s2")
     assert story.view.last_commit == 2
+
+
+def test_who_is_left_out_stays_so_when_the_coordinator_is_started_again() -> None:
+    story = run_of("abc", 2, {"a": m.Outlier(site_id=3, norm=500.0, limit=1000.0)})
+    diverge(story, "ab", 2)
+    rebuild(story, "abc", 1)
+    story.restart()
+    for name in "abc":
+        story.join(name, state=(1, "s1"), branch=1)
+    for name in "abc":
+        story.ready(name)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
