@@ -143,10 +143,10 @@ def advance(run: Run) -> None:
 
 def _step(run: Run) -> bool:
     """One decision; False if there is none to make now."""
-    if run.finished is not None:
-        return False
     if going_back.advance(run):
         return True
+    if run.finished is not None:
+        return False
     if run.stop_reason and (run.sync is None or not run.members.live()):
         decisions.finish(run, run.stop_reason)
         return True

@@ -66,6 +66,12 @@ def advance(run: Run) -> bool:
     going = run.going_back
     if going is None:
         return False
+    if run.finished is not None:
+        _give_up(run, f"the run is over ({run.finished.reason})")
+        return True
+    if going.commit >= run.log.last:
+        _give_up(run, "it was rolled back otherwise meanwhile")
+        return True
     if run.now >= going.until:
         _give_up(run, f"no site has put it together within {run.limits.give_up_s:g} s")
         return True

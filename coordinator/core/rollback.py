@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.coordinator.core import decisions, states
 from atoll.coordinator.core.events import (
@@ -190,5 +190,7 @@ def go_back(
     for site in run.members.sites.values():
         if site.standing is not Standing.OUT and site not in holders:
             run.send(site, message(run, commit))
+            if site.hello is not None and site.hello.has_state and site.hello.last_commit > commit:
+                site.hello = replace(site.hello, has_state=False, last_commit=0, state_hash=b"")  # its offer may wait
             if site.applied is not None:
                 states.send_pending(run, site)

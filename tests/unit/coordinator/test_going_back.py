@@ -248,3 +248,36 @@ def test_the_core_itself_may_go_back() -> None:
     assert (story.view.last_commit, story.view.branch) == (2, 1)
     assert story.last("b", m.RolledBack).reason == "the loss of most sites is not finite"
     assert not story.answers
+
+
+def test_a_site_that_has_said_hello_and_waits_to_be_admitted_does_not_bring_a_void_commit() -> None:
+    story = committed("a", "b")
+    story.connect("c", state=(3, "s3"))
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    story.offer("c")
+    assert story.core.run.members.sites["c"].applied is None
+
+
+def test_it_is_given_up_when_the_run_goes_back_farther_meanwhile() -> None:
+    story = committed("a", "b")
+    for name in "ab":
+        story.drop(name)
+    story.wait(story.core.run.limits.lease_s)
+    story.join("a", incarnation=2, state=(1, "s1"))
+    story.sources("a", after=1, lacks=2)
+    request = story.ask_to_go_back(2)
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert (story.view.last_commit, story.core.run.going_back) == (1, None)
+    assert "rolled back otherwise" in story.answers[request]
+
+
+def test_it_is_given_up_when_the_run_ends_before_the_store_was_read() -> None:
+    story = committed("a", "b", count=6, log_commits=2)
+    with story.together():
+        request = story.ask_to_go_back(1)
+        story.happens(e.StopAsked("atoll stop"))
+        story.leave("a")
+        story.leave("b")
+    assert "the run is over" in story.answers[request]
+    assert story.core.next_deadline() is None

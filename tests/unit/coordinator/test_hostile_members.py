@@ -227,3 +227,19 @@ def test_7_nobody_waits_for_a_site_that_was_found_out_until_it_contributes() -> 
         story.ready(name)
     assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
     assert all(c.tokens for c in story.plan().contributors), "at once"
+
+
+def test_7_a_site_that_waits_for_its_time_and_goes_is_not_waited_for() -> None:
+    """Its time comes without it: a core that went on looking at that would look at nothing else."""
+    story = Story(some_settings())
+    story.start("a", "b")
+    site = story.core.run.members.sites["b"]
+    for _ in range(3):
+        story.core.run.evict(site, "its payload is not the reducer's")
+        story.join("b", again=True)
+    assert site.waits_with is not None
+    story.drop("b")
+    story.wait(site.conduct.admitted_again_at - story.now + 1)
+    story.join("b")
+    story.join("b", again=True)
+    assert site.live
