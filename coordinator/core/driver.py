@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
+from heapq import nlargest
 
 from atoll.coordinator.core import (
     accusations,
@@ -402,7 +404,7 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
     reported = {reporter for reporter, _ in attempt.failing}  # they wait for the coordinator
     late = [i for i in survivors if i not in attempt.done and i not in reported]
-    stuck = [i for i in late if run.now >= stuck_at(run, attempt, i)]
+    stuck = [i for i, at in zip(late, stuck_at(run, attempt, late), strict=True) if run.now >= at]
     for i in stuck:
         hanging = run.members.by_id(i)
         assert hanging is not None, "who contributes is in the run, or lost"
@@ -464,18 +466,22 @@ def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
         attempt.traffic_at[site.site_id] = run.now
 
 
-def stuck_at(run: Run, attempt: Attempt, site_id: int) -> float:
-    """Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs. So
-    does one that says that it gets on while no other site sends or receives anything. Once most are done, the others
-    can only get on with these."""
-    site = run.members.by_id(site_id)
-    progress_at = site.progress_at if site else 0.0
-    if len(attempt.ids()) > 1:
-        most_are_done = 2 * len(attempt.done) > len(attempt.ids())
-        witnesses = [i for i in (attempt.done if most_are_done else attempt.ids()) if i != site_id]
-        progress_at = min(progress_at, max((attempt.traffic_at.get(i, 0.0) for i in witnesses), default=0.0))
-    patience_s = 2 * run.limits.stall_s
-    return min(max(progress_at, attempt.planned_at), attempt.planned_at + attempt.plan.deadline_s) + patience_s
+def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]:
+    """Of each site. Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for
+    longer hangs. So does one that says that it gets on while no other site sends or receives anything. Once most are
+    done, the others can only get on with these."""
+    ids = attempt.ids()
+    witnesses = attempt.done if 2 * len(attempt.done) > len(ids) else ids
+    newest = nlargest(2, ((attempt.traffic_at.get(i, 0.0), i) for i in witnesses))  # one of them may be the site itself
+    latest, patience_s = attempt.planned_at + attempt.plan.deadline_s, 2 * run.limits.stall_s
+    found: list[float] = []
+    for site_id in site_ids:
+        site = run.members.by_id(site_id)
+        progress_at = site.progress_at if site else 0.0
+        if len(ids) > 1:
+            progress_at = min(progress_at, next((at for at, i in newest if i != site_id), 0.0))
+        found.append(min(max(progress_at, attempt.planned_at), latest) + patience_s)
+    return found
 
 
 def _peer_away(run: Run, attempt: Attempt) -> bool:

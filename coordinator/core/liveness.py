@@ -60,8 +60,7 @@ def hang(run: Run, site: Site) -> Hang | None:
 
 def note_held_up(run: Run, site: Site) -> None:
     """Its time counts from when it can go on, not from when it had to stop."""
-    if not _owes_progress(run, site):
-        site.held_up_at = run.now
+    site.held_up_at = site.held_up_at if _owes_progress(run, site) else run.now
 
 
 def idle_limit_s(run: Run) -> float:

@@ -138,7 +138,7 @@ class Core:
                 later.extend(at for at in limits_of_it if at is not None)
                 if attempt.is_weighed:
                     awaited = [i for i in attempt.survivors(sync.failed) if i not in attempt.done]
-                    later.extend(driver.stuck_at(run, attempt, i) for i in awaited)
+                    later.extend(driver.stuck_at(run, attempt, awaited))
             times.extend(t for t in later if t > run.now)
         return min(times, default=None)
 

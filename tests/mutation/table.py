@@ -440,6 +440,14 @@ MUTATIONS = (
         tests=(LIVENESS,),
     ),
     Mutation(
+        name="a wait for others counts as idling",
+        rule="the time of a site that others held up counts from when it can go on",
+        file="coordinator/core/liveness.py",
+        old="    site.held_up_at = site.held_up_at if _owes_progress(run, site) else run.now",
+        new="    pass",
+        tests=(LIVENESS,),
+    ),
+    Mutation(
         name="a limit without a bound",
         rule="a site may announce no longer limit than the run allows",
         file="coordinator/core/liveness.py",

@@ -7,6 +7,7 @@ simulated; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -243,3 +244,24 @@ def test_7_a_site_that_waits_for_its_time_and_goes_is_not_waited_for() -> None:
     story.join("b")
     story.join("b", again=True)
     assert site.live
+
+
+class Counting(dict[int, float]):
+    num_read = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.num_read += 1
+        return super().get(key, default)
+
+
+def test_each_word_of_many_sites_in_an_attempt_costs_one_look_at_each_of_them() -> None:
+    names = [f"n{i}" for i in range(60)]
+    story = Silent(some_settings(min_sites=len(names)))
+    story.start(*names)
+    for name in names:
+        story.ready(name)
+    assert story.core.run.sync is not None
+    assert story.core.run.sync.attempt is not None
+    story.core.run.sync.attempt.traffic_at = counting = Counting()
+    story.done(names[0], "s0")
+    assert 0 < counting.num_read <= 4 * len(names)
