@@ -130,6 +130,10 @@ class CommitLog:
         )
         return next(steps, self.run_step)
 
+    def starts_listed(self) -> set[tuple[int, int]]:
+        """(site id, incarnation) of all who contributed to a commit that is kept here."""
+        return {(c.site_id, c.incarnation) for r in self.records for c in r.commit.contributors}
+
     def newest(self) -> Commit | None:
         return self.records[-1].commit if self.records else None
 

@@ -48,6 +48,10 @@ class Conduct:
     def left(self) -> None:
         self.has_contributed = False
 
+    def restored(self, *, has_ever_contributed: bool, has_contributed: bool) -> None:
+        """What the store knows of it when the coordinator is started again: strikes are forgiven then."""
+        self._has_ever_contributed, self.has_contributed = has_ever_contributed, has_contributed
+
     def contributed(self, now: float, lease_s: float) -> None:
         """To a commit."""
         self._has_ever_contributed = True

@@ -62,8 +62,12 @@ class Run:
             self.set_manifest(persisted.manifest, ChunkSizes.of(persisted.manifest.manifest, settings.sync))
         self.offers = Offers()
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
-        for site in self.members.live():
-            site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
+        listed = self.log.starts_listed()
+        for site in self.members.sites.values():
+            is_listed = site.live and (site.site_id, site.incarnation) in listed
+            site.conduct.restored(has_ever_contributed=site.contributed, has_contributed=is_listed)
+            if site.live:
+                site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
         kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync

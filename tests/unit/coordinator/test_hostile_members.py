@@ -265,3 +265,34 @@ def test_each_word_of_many_sites_in_an_attempt_costs_one_look_at_each_of_them() 
     story.core.run.sync.attempt.traffic_at = counting = Counting()
     story.done(names[0], "s0")
     assert 0 < counting.num_read <= 4 * len(names)
+
+
+def committed_and_restarted() -> Story:
+    """`a` and `b` contributed, `c` has joined since; then the coordinator is started again."""
+    story = Story(some_settings(steps=1000))
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.join("c")
+    story.applied("c", 1, "s1")
+    story.restart()
+    return story
+
+
+def test_7_after_a_restart_a_newcomer_still_reduces_nothing() -> None:
+    story = committed_and_restarted()
+    for name in "abc":
+        story.join(name, state=(1, "s1"))
+    for name in "cab":
+        story.ready(name)
+    plan = story.plan()
+    assert len(plan.contributors) == 3
+    assert {plan.contributors[top_of(tree)].site_id for tree in plan.trees} == {1, 2}
+
+
+def test_7_who_contributed_and_is_late_after_a_restart_was_not_found_out() -> None:
+    story = committed_and_restarted()
+    story.join("a", state=(1, "s1"))
+    story.wait(2 * story.core.run.limits.lease_s)
+    sites = story.core.run.members.sites
+    assert not sites["b"].live
+    assert (sites["b"].conduct.strikes, sites["c"].conduct.strikes) == (0, 1)
