@@ -16,9 +16,23 @@ KEPT_EXCLUSIONS = 32
 class Exclusions:
     def __init__(self, records: Sequence[ExclusionRecord], commits: Sequence[CommitRecord]) -> None:
         self.recent = deque(records, KEPT_EXCLUSIONS)
-        self._standing = {record.site_id: record for record in records}
-        for commit in commits:
-            self.committed(commit.commit.contributors, commit.commit.sync)
+        self._standing: dict[int, ExclusionRecord] = {}
+        committed = {record.commit.sync: record.commit.contributors for record in commits}
+        by_sync: dict[int, list[ExclusionRecord]] = {}
+        for record in records:
+            by_sync.setdefault(record.sync, []).append(record)
+        for sync in sorted({*by_sync, *committed}):
+            for record in by_sync.get(sync, ()):
+                self._found_before(record)
+            self.committed(committed.get(sync, ()), sync)
+
+    def _found_before(self, record: ExclusionRecord) -> None:
+        """Before this start of the coordinator: whom a reducer found for the second time was evicted for it."""
+        known = self._standing.get(record.site_id)
+        if record.attempt and known is not None and known.incarnation == record.incarnation:
+            self.forget(record.site_id)
+        else:
+            self._standing[record.site_id] = record
 
     def note(self, record: ExclusionRecord) -> None:
         self.recent.append(record)

@@ -740,8 +740,8 @@ MUTATIONS = (
         name="progress is what a site says of itself",
         rule="a contributor gets on only while another site sends or receives something",
         file="coordinator/core/driver.py",
-        old="        progress_at = min(progress_at, max((",
-        new="        progress_at = max(progress_at, max((",
+        old="            progress_at = min(progress_at, next(",
+        new="            progress_at = max(progress_at, next(",
         tests=(HOSTILE,),
     ),
     Mutation(

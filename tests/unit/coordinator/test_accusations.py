@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol import messages as m
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import reducers, top_of
 from tests.harness.coordinator_story import Story, some_settings
 
 
@@ -173,3 +173,35 @@ def test_an_accusation_of_a_site_that_is_not_in_the_plan_is_not_one() -> None:
     assert story.plan().attempt == 2
     assert contributors(story) == [1, 2, 3]
     assert reducing(story) == {1, 3}
+
+
+def test_who_was_evicted_for_it_begins_anew_though_the_coordinator_is_started_again() -> None:
+    story = Story(some_settings(min_sites=3, quorum=2, steps=1000))
+    story.start("a", "b", "c")
+
+    def leave_out(base: int) -> None:
+        for name in "cab":
+            story.ready(name)
+        plan = story.plan()
+        assert len(plan.contributors) == 3
+        reducer = plan.contributors[top_of(plan.trees[0])].site_id
+        story.failed("abc"[reducer - 1], tensor="weight", outliers="c")
+        for name in "ab":
+            story.done(name, f"s{base}")
+        for name in "ab":
+            story.applied(name, base + 1, f"s{base + 1}")
+
+    leave_out(0)
+    story.applied("c", 1, "s1")
+    leave_out(1)
+    site = story.core.run.members.sites["c"]
+    assert "two syncs in a row" in site.evicted
+    story.restart()
+    for name in "ab":
+        story.join(name, state=(2, "s2"))
+    story.connect("c")
+    story.connect("c", again=True)
+    story.offer("c")
+    story.applied("c", 2, "s2")
+    leave_out(2)
+    assert story.core.run.members.sites["c"].live, "it was found for the first time since"
