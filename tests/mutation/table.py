@@ -39,6 +39,7 @@ SOURCES_PARTS = "tests/unit/protocol/test_sources_parts.py"
 AWAY = "tests/unit/node_core/test_away.py"
 SITE_AHEAD = "tests/unit/node_core/test_plan_ahead.py"
 SITE_STORIES = "tests/golden/test_site_stories.py"
+SITE_ROLLBACK = "tests/unit/node_core/test_rollback.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
 TENSORS = "tests/unit/worker/test_worker_tensors.py"
 WORKER_SITE = "tests/unit/worker/test_worker_site.py"
@@ -881,6 +882,62 @@ MUTATIONS = (
         old="        syncs.discard_local(self.ctx)\n        self.site.open = None",
         new="        self.site.open = None",
         tests=(SITE, SITE_STORIES),
+    ),
+    Mutation(
+        name="values after a shift that an evicted site took",
+        rule="values are written again only for workers that go on from them: the outer state may have moved on",
+        file="node/core/workforce.py",
+        old="    if workers.discard_local:\n        return  # they",
+        new="    if False:\n        return  # they",
+        tests=(SITE,),
+    ),
+    Mutation(
+        name="values of a state that goes back",
+        rule="nothing is written for the workers while void commits are taken off the disk",
+        file="node/core/answers.py",
+        old="if site.rolling_back_begun:",
+        new="if False:",
+        tests=(SITE_ROLLBACK,),
+    ),
+    Mutation(
+        name="values that a rollback leaves in force are forgotten",
+        rule="a difference may start from the values of a commit that stays",
+        file="node/daemon/plane.py",
+        old="if self._published is not None and self._published.version > commit:",
+        new="if self._published is not None:",
+        tests=("tests/unit/local/test_plane.py",),
+    ),
+    Mutation(
+        name="values of a void commit are kept",
+        rule="a difference does not start from the values of a void commit, whose number another one has",
+        file="node/daemon/plane.py",
+        old="if self._published is not None and self._published.version > commit:",
+        new="if False:",
+        tests=("tests/unit/local/test_plane.py",),
+    ),
+    Mutation(
+        name="a void model's number is void for ever",
+        rule="a model with the number of a void one stays when the node ends",
+        file="node/daemon/node.py",
+        old="void, self._void_model = self._void_model, None  #",
+        new="void = self._void_model  #",
+        tests=(NODE_FAILURES,),
+    ),
+    Mutation(
+        name="a dispute outlives its commit",
+        rule="sites that held different states of an earlier commit do not keep the last model from its place",
+        file="node/core/catching_up.py",
+        old="    ctx.site.is_disputed = False",
+        new="    pass",
+        tests=(SITE,),
+    ),
+    Mutation(
+        name="the time to contradict runs while a dispute is looked into",
+        rule="what is found has its time to be answered",
+        file="node/core/saving.py",
+        old="        saving.keep_at = None  #",
+        new="        pass  #",
+        tests=(SITE,),
     ),
     Mutation(
         name="straggler keeps its old base",
