@@ -263,6 +263,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         AdmittedAs.MEMBER: Standing.MEMBER,
     }[admitted_as]
     site.gone = ""
+    site.progress_at = run.now  # it may have had to wait for this
     run.change_epoch(site)
     answer = states.admitted(run, site, admitted_as)
     level = logging.INFO

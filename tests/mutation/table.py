@@ -465,6 +465,14 @@ MUTATIONS = (
         tests=(LIVENESS,),
     ),
     Mutation(
+        name="a wait for admission is held against the site",
+        rule="a site that had to wait for its admission is not judged for that time",
+        file="coordinator/core/admission.py",
+        old="    site.progress_at = run.now  # it may have had to wait for this\n",
+        new="",
+        tests=(LIVENESS,),
+    ),
+    Mutation(
         name="a void contribution owes progress",
         rule="a site whose contribution is void waits for the next sync",
         file="coordinator/core/liveness.py",

@@ -69,6 +69,23 @@ def test_7_a_joiner_whose_node_hangs_is_evicted() -> None:
     )
 
 
+def test_7_a_site_that_had_to_wait_for_its_admission_is_not_judged_for_that_time() -> None:
+    story = a_run("a", "b")
+    site = story.core.run.members.sites["b"]
+    site.conduct.strikes = 2
+    stands_still(story, "b")
+    story.wait(IDLE_S + BEAT_S)
+    assert not site.live
+    wait_s = site.conduct.admitted_again_at - story.now
+    assert wait_s > IDLE_S - BEAT_S
+    story.connect("b", state=(0, "s0"), again=True)
+    story.offer("b")
+    story.wait(wait_s + BEAT_S)
+    assert site.live, "it could do nothing until it was admitted"
+    story.wait(IDLE_S)
+    assert not site.live
+
+
 def test_7_an_announced_limit_counts_up_to_the_runs() -> None:
     story = a_run("a", "b", max_busy_s=100)
     stands_still(story, "b", doing="busy: evaluation", limit_s=1e9)
