@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.parts import Encoded
 from atoll.protocol import messages as m
-from tests.simulation.processes import COORDINATOR, MuteCoordinator
+from atoll.protocol.v1 import peer_pb2
+from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
 from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
 
@@ -237,24 +241,27 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misconduct:
-    """What a hostile member does: what its core hears in place of an event, and which of its outputs count."""
+    """What a hostile member does: what its core hears in place of an event, which of its outputs count, and what it
+    says in their place."""
 
     what: str
     hears: Callable[[e.Event], e.Event] = lambda event: event
     does: Callable[[e.Output], bool] = lambda output: True
+    says: Callable[[e.Output], e.Output] = lambda output: output
 
 
-def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct: Misconduct) -> None:
-    """Later it is killed and behaves again."""
+def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct: Misconduct) -> SimNode | None:
+    """Later it is killed and behaves again. Who it is; None if there is nobody."""
     name = _site(world, generator)
     node = world.nodes[name].node if name is not None else None
     if name is None or node is None or len(world.nodes) < 2:
-        return
+        return None
     world.story.tell("world", f"{name} {misconduct.what}")
     handle, hostile = node.core.handle, world.nodes[name]
 
     def handle_so(event: e.Event, now: float) -> list[e.Output]:
-        return [output for output in handle(misconduct.hears(event), now) if misconduct.does(output)]
+        outputs = handle(misconduct.hears(event), now)
+        return [misconduct.says(output) for output in outputs if misconduct.does(output)]
 
     node.core.handle = handle_so  # type: ignore[method-assign]
 
@@ -264,6 +271,7 @@ def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct:
         world.start_site(name)
 
     world.later(fault.lasts_s, mend)
+    return hostile
 
 
 def mute_member(world: World, fault: Fault, generator: random.Random) -> None:
@@ -282,6 +290,90 @@ def ready_only(world: World, fault: Fault, generator: random.Random) -> None:
         return not isinstance(output, e.BeginExchange | e.WeighExchange)
 
     _misbehave(world, fault, generator, Misconduct(what="exchanges nothing", does=does))
+
+
+class _KeptBack(list[Encoded]):
+    """Payloads of which nobody hears."""
+
+    def append(self, payload: Encoded) -> None:
+        pass
+
+    def __iadd__(self, payloads: Any) -> _KeptBack:  # type: ignore[override,misc]
+        return self
+
+
+def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
+    """As a reducer it takes contributions and says for ever that it waits for others, who have sent everything; of
+    what it says that it moves meanwhile, some is true, or none."""
+    hostile = _misbehave(world, fault, generator, Misconduct(what="says as a reducer only that it waits"))
+    if hostile is None:
+        return
+    assert hostile.node is not None
+    hub = hostile.node.hub
+    begin, claims_to_move = hub.begin, generator.random() < 0.5
+
+    def begin_so(*args: Any, **options: Any) -> Exchange:
+        exchange = begin(*args, **options)
+        exchange.payloads = _KeptBack()
+        num_said = 0
+
+        def waiting() -> peer_pb2.Waiting:
+            nonlocal num_said
+            num_said += claims_to_move
+            return peer_pb2.Waiting(moved_bytes=num_said, site_ids=[member.site_id for member in exchange.others])
+
+        exchange.waiting = waiting  # type: ignore[method-assign]
+        return exchange
+
+    hub.begin = begin_so  # type: ignore[method-assign]
+
+
+def _lie(world: World, fault: Fault, generator: random.Random, what: str, is_lied_about: Callable[[int], bool]) -> None:
+    """A member's bytes are right and the hash that it says is not. Where as many sites hold one state as the other, an
+    operator who knows it keeps it out. It tells the truth about commit 0, of which a lie is undone by `atoll reset`,
+    and about commits of which its word is the only one."""
+    spoils, lies_in_hello = generator.randbytes(32), generator.random() < 0.5
+
+    def lies_about(commit: int) -> bool:
+        return world.num_who_attest(commit) > 1 and is_lied_about(commit)
+
+    def spoilt(state_hash: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(state_hash, spoils, strict=True))
+
+    def says(output: e.Output) -> e.Output:
+        match output:
+            case e.Send(m.Applied(commit=commit) as said) if lies_about(commit):
+                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
+            case e.Send(m.Done(last_commit=commit) as said) if lies_about(commit):
+                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
+            case e.Send(m.Hello(last_commit=commit) as said) if lies_in_hello and lies_about(commit):
+                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
+        return output
+
+    hostile = _misbehave(world, fault, generator, Misconduct(what=what, says=says))
+    if hostile is not None:
+        world.checks.has_liars = True
+        world.keep_out_in_dispute(hostile, fault.lasts_s, generator.choice([LOOKED_AT_EVERY_S / 2, MOST_WAIT_S]))
+
+
+def wrong_hash(world: World, fault: Fault, generator: random.Random) -> None:
+    """Of one commit, or of every one."""
+    num_commits = generator.choice([1, 1 << 30])
+    lied_about: set[int] = set()
+
+    def is_lied_about(commit: int) -> bool:
+        if len(lied_about) < num_commits:
+            lied_about.add(commit)
+        return commit in lied_about
+
+    _lie(world, fault, generator, "says wrong hashes of its state", is_lied_about)
+
+
+def wrong_hash_at_the_end(world: World, fault: Fault, generator: random.Random) -> None:
+    def is_lied_about(commit: int) -> bool:
+        return any(c.commit == commit and c.final for c in world.checks.commits)
+
+    _lie(world, fault, generator, "says a wrong hash of its last state", is_lied_about)
 
 
 def dials_nobody(world: World, fault: Fault, generator: random.Random) -> None:
@@ -485,22 +577,34 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "spoil_messages": (spoil_messages, 1),
     "repeat_messages": (repeat_messages, 2),
     "slow_network": (slow_network, 1),
+    "waiting_only": (waiting_only, 0),
+    "wrong_hash": (wrong_hash, 0),
+    "wrong_hash_at_the_end": (wrong_hash_at_the_end, 0),
 }
-"""With how often each is drawn."""
+"""With how often each is drawn; those of 0 come on top, see `draw_faults`."""
+ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight)
+ON_TOP_OF = 0.08
+"""Of the schedules."""
 
 
 def draw_faults(seed: int) -> tuple[Fault, ...]:
     generator = random.Random(f"faults {seed}")
+    drawn = [_draw_fault(generator) for _ in range(generator.choice([1, 1, 2, 2, 3, 4, 6]))]
+    hostile = random.Random(f"hostile {seed}")
+    if hostile.random() < ON_TOP_OF:
+        on_top = replace(_draw_fault(hostile), kind=hostile.choice(ON_TOP))
+        drawn.insert(hostile.randrange(len(drawn) + 1), on_top)
+    return tuple(drawn)
+
+
+def _draw_fault(generator: random.Random) -> Fault:
     kinds, weights = list(FAULTS), [weight for _, weight in FAULTS.values()]
-    return tuple(
-        Fault(
-            kind=generator.choices(kinds, weights)[0],
-            after_events=min(int(generator.expovariate(1 / 40)), 300),
-            delay_s=generator.choice([0.0, generator.uniform(0, 0.003), generator.uniform(0, 0.05)]),
-            lasts_s=generator.choice([generator.uniform(0, 0.5), generator.uniform(0.5, 5), generator.uniform(5, 40)]),
-            draw=generator.randrange(1 << 30),
-        )
-        for _ in range(generator.choice([1, 1, 2, 2, 3, 4, 6]))
+    return Fault(
+        kind=generator.choices(kinds, weights)[0],
+        after_events=min(int(generator.expovariate(1 / 40)), 300),
+        delay_s=generator.choice([0.0, generator.uniform(0, 0.003), generator.uniform(0, 0.05)]),
+        lasts_s=generator.choice([generator.uniform(0, 0.5), generator.uniform(0.5, 5), generator.uniform(5, 40)]),
+        draw=generator.randrange(1 << 30),
     )
 
 

@@ -190,6 +190,37 @@ def test_an_absurd_contribution_is_in_no_commit_and_its_site_goes_on() -> None:
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
+def beside_a_hostile_member(kind: str, seed: int) -> Outcome:
+    """From some moment on one of two, three or four sites misbehaves, for most of the run."""
+    hostile = Fault(kind=kind, after_events=10 + 5 * seed, delay_s=0.01, lasts_s=20.0, draw=seed)
+    return one(seed, [hostile], draw_shape_of(seed, num_sites=2 + seed % 3))
+
+
+@pytest.mark.parametrize("kind", ["wrong_hash", "wrong_hash_at_the_end"])
+def test_a_member_that_says_wrong_hashes_is_found_out_or_the_run_pauses_until_it_is_kept_out(kind: str) -> None:
+    """The states and models of the others are the reference's. Where two sites stand against each other at the end,
+    both may end without a model: nobody knows whose state is right."""
+    num_found_out = num_disputes = 0
+    for seed in range(24):
+        outcome = beside_a_hostile_member(kind, seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+        num_found_out += "its state of commit" in outcome.story
+        num_disputes += "does not trust" in outcome.story
+    assert num_found_out > 5
+    assert num_disputes > 1
+
+
+def test_a_reducer_that_only_says_that_it_waits_does_not_hold_up_the_run() -> None:
+    num_attempts = 0
+    for seed in range(24):
+        outcome = beside_a_hostile_member("waiting_only", seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+        num_attempts += "attempt 2" in outcome.story
+    assert num_attempts > 5
+
+
 def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_loss() -> None:
     num_back = 0
     for seed in range(40):

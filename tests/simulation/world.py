@@ -164,6 +164,7 @@ class World:
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
         self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
+        self.checks.was_said = lambda text: any(text in line for _, _, line in self.story.lines)
         self.network.on_message = self.checks.on_message
         self.coordinator: SimCoordinator | None = None
         self._stand_in: SimCoordinator | MuteCoordinator | None = None
@@ -365,6 +366,14 @@ class World:
         site = server._core.run.members.sites.get(name) if server is not None else None
         return server is None or (site is not None and site.live)
 
+    def num_who_attest(self, commit: int) -> int:
+        """Contributors of that commit that the coordinator hears; none of commit 0."""
+        server = self._server_that_answers()
+        if server is None:
+            return 0
+        run = server._core.run
+        return sum(site.site_id in run.log.contributors(commit) for site in run.members.connected())
+
     def lose_site(self, name: str) -> None:
         self.kill_site(name, "lost for good, with its disk")
         self.ended.pop(name, None)
@@ -421,6 +430,25 @@ class World:
 
         self._ask(send_away())
         self.later(lasts_s, back)
+
+    def keep_out_in_dispute(self, liar: SimNode, lasts_s: float, looks_every_s: float) -> None:
+        """An operator looks at the status now and then, and knows whom not to trust where the run cannot know it."""
+        name = liar.process.machine
+
+        def look() -> None:
+            if self.nodes.get(name) is not liar:
+                return
+            server = self._server_that_answers()
+            disputed = server._core.run.disputed if server is not None else ""
+            if f"{name} (" not in disputed or "are being checked" in disputed:
+                self.later(looks_every_s, look)
+                return
+            others = [other for other in self.hands if other != name and f"{other} (" in disputed]
+            self.checks.require(bool(others), f"22: a dispute names one side alone: {disputed}")
+            self.story.tell("operator", f"does not trust {name}: {disputed}")
+            self.keep_out(name, max(lasts_s, 0.5))
+
+        look()
 
     async def _roll_back_when_asked(self) -> None:
         """An operator who knows that the lost disk does not come back looks at the status now and then."""
