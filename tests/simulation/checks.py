@@ -247,6 +247,10 @@ class Checks:
             last = min(r.commit for r in rollbacks[self._num_rollbacks :])
             self._num_rollbacks = len(rollbacks)
             self._states = {n: state for n, state in self._states.items() if n <= last}
+        assert node.node is not None
+        known = node.node.core.site.branch
+        if any(r.branch > known and r.commit < commit for r in rollbacks):
+            return  # the node has not heard yet that this commit is void
         who, first = self._states.setdefault(commit, (str(node.process), value))
         self.require(
             first == value,
