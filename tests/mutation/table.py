@@ -15,7 +15,7 @@ OFFERS = "tests/unit/coordinator/test_offers.py"
 TEXT = "tests/unit/protocol/test_text.py"
 FORGETTING = "tests/unit/coordinator/test_forgetting.py"
 PAGES = "tests/unit/protocol/test_pages.py"
-DESCRIPTORS = "tests/process/test_descriptors.py"
+DESCRIPTORS = "tests/unit/protocol/test_descriptors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
@@ -180,7 +180,7 @@ MUTATIONS = (
         file="protocol/descriptors.py",
         old="if soft != resource.RLIM_INFINITY and soft < wanted:",
         new="if False:",
-        tests=(DESCRIPTORS + "::test_2000_sites_on_a_soft_limit_of_1024",),
+        tests=(DESCRIPTORS,),
     ),
     Mutation(
         name="silent connections keep their places at a page",
@@ -2177,7 +2177,7 @@ MUTATIONS = (
         file="node/exchange/donor.py",
         old="        first.task.cancel()\n        return True",
         new="        return False",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor",),
     ),
     Mutation(
         name="a stream that ends is an answer",
