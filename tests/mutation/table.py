@@ -803,6 +803,14 @@ MUTATIONS = (
         tests=(BLAME,),
     ),
     Mutation(
+        name="a site that was started again counts from the beginning",
+        rule="a pace counts from a site's last contribution or its admission",
+        file="coordinator/core/admission.py",
+        old="        site.counts_from_step = run.log.run_step  # what",
+        new="        site.counts_from_step = 0  # what",
+        tests=("tests/unit/coordinator/test_weights.py",),
+    ),
+    Mutation(
         name="weights without bound",
         rule="a weight beyond the ratio of the median pace is cut",
         file="coordinator/core/weighing.py",

@@ -90,6 +90,20 @@ def test_12_a_site_that_is_back_after_several_windows_contributes_all_of_them() 
     assert [c.tokens for c in made.contributors] == [100, 100, 4000], "40 times the others', in five windows"
 
 
+def test_12_a_site_that_was_started_again_with_its_state_counts_from_there() -> None:
+    """Its pace since the beginning of the run would be next to nothing, and the others are measured by it."""
+    story = a_run("a", "b", steps=1000)
+    for number in range(20):
+        commit(story, {"a": 100, "b": 100}, f"s{number}", f"s{number + 1}")
+    story.connect("b", incarnation=2, state=(20, "s20"))
+    story.offer("b")
+    commit(story, {"a": 100}, "s20", "s21")  # planned with the commit, and without what b has lost
+    story.applied("b", 21, "s21")
+    made = commit(story, {"a": 100, "b": 100}, "s21", "s22")
+    assert [c.tokens for c in made.contributors] == [100, 100]
+    assert story.view.commits[-1].cut == ()
+
+
 def test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_weight() -> None:
     """By that plan each site has said its whole weight to the others already."""
     story = a_run("a", "b", "c")
