@@ -264,6 +264,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     }[admitted_as]
     site.gone = ""
     site.progress_at = run.now  # it may have had to wait for this
+    site.counts_from_step = run.log.run_step  # what it trained before is gone
     run.change_epoch(site)
     answer = states.admitted(run, site, admitted_as)
     level = logging.INFO
@@ -274,7 +275,6 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     run.report(level, f"admitted {site.label} at {site.address} as {admitted_as.name.lower()}: {why}")
     run.send(site, answer)
     if admitted_as is AdmittedAs.MEMBER:
-        site.counts_from_step = run.log.run_step  # what its start before has trained is gone
         states.take(run, site, hello.last_commit, hello.state_hash)
         if not site.catching_up:  # else it asks for sources
             states.send_pending(run, site)

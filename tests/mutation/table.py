@@ -806,8 +806,8 @@ MUTATIONS = (
         name="a site that was started again counts from the beginning",
         rule="a pace counts from a site's last contribution or its admission",
         file="coordinator/core/admission.py",
-        old="        site.counts_from_step = run.log.run_step  # what",
-        new="        site.counts_from_step = 0  # what",
+        old="    site.counts_from_step = run.log.run_step  # what",
+        new="    site.counts_from_step = 0  # what",
         tests=("tests/unit/coordinator/test_weights.py",),
     ),
     Mutation(
