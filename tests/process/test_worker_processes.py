@@ -534,9 +534,9 @@ def test_how_ranks_of_a_group_end_is_told(killed: bool, tmp_path: Path) -> None:
     async def main() -> None:
         async with running(str(script), *(() if killed else ("fails",)), num_ranks=2, launcher="python") as site:
             seen: list[str] = []
-            while sum(" pid " in line for line in seen) < (2 if killed else 1):
+            met = {"[rank 0] ranks [0, 1]", "[rank 1] ranks [0, 1]"}
+            while not met <= set(seen) or sum(" pid " in line for line in seen) < (2 if killed else 1):
                 seen.append(await site.lines.queue.get())
-            assert {"[rank 0] ranks [0, 1]", "[rank 1] ranks [0, 1]"} <= set(seen)
             if killed:
                 (store,) = (p.pid for p in descendants(os.getpid()) if _serves_store(_command(p.pid)))
                 os.kill(store, signal.SIGKILL)
