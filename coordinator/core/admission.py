@@ -264,7 +264,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     }[admitted_as]
     site.gone = ""
     site.progress_at = run.now  # it may have had to wait for this
-    site.counts_from_step = run.log.run_step  # what it trained before is gone
+    site.counts_from_step = None  # what it trained before is gone; it trains again once it holds a state
     run.change_epoch(site)
     answer = states.admitted(run, site, admitted_as)
     level = logging.INFO

@@ -121,14 +121,14 @@ class CommitLog:
         """Ids; none of a commit that is older than the log."""
         return self._contributors.get(commit, frozenset())
 
-    def contributed_at_step(self, site_id: int, incarnation: int) -> int:
-        """The step of the newest commit that this start of the site is in; that of the newest one if it is in none."""
+    def contributed_at_step(self, site_id: int, incarnation: int) -> int | None:
+        """The step of the newest commit that this start of the site is in; None if it is in none."""
         steps = (
             r.commit.run_step
             for r in reversed(self.records)
             if any((c.site_id, c.incarnation) == (site_id, incarnation) for c in r.commit.contributors)
         )
-        return next(steps, self.run_step)
+        return next(steps, None)
 
     def starts_listed(self) -> set[tuple[int, int]]:
         """(site id, incarnation) of all who contributed to a commit that is kept here."""

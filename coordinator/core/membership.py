@@ -46,7 +46,7 @@ class Site:
     away_until: float | None = None  # without a stream: evicted then
     progress_at: float = 0.0  # when it last did anything but repeat itself
     held_up_at: float = 0.0  # when the coordinator or another site last owed it something
-    counts_from_step: int = 0  # of the run: what the site trained since is in no commit yet
+    counts_from_step: int | None = None  # of the run: what it trained since is in no commit; None: holds no state
     applied: int | None = None
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people

@@ -214,7 +214,7 @@ class Run:
         if was_live:
             at_its_end = site.applied is not None and site.lacks == site.applied + 1
             site.may_hold = site.applied if at_its_end and site.applied is not None else self.log.last
-        site.lacks = site.counts_from_step = 0
+        site.lacks, site.counts_from_step = 0, None
         if site.applied is not None:
             site.left_with = (site.applied, site.state_hash)
         site.applied, site.state_hash = None, b""

@@ -34,7 +34,7 @@ def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> 
 
 def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
-    if site.standing is not Standing.MEMBER and not site.counts_from_step:
+    if site.counts_from_step is None:
         site.counts_from_step = run.log.run_step
     if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
         site.waits_for_sources = None
@@ -56,6 +56,7 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
     elif site.standing is Standing.MEMBER:
         run.report(logging.WARNING, f"{site.label} came back without the state it had")
         site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+        site.counts_from_step = None
     if site.applied is None and run.sync is not None:
         run.sync.expected.discard(site.site_id)
 

@@ -65,9 +65,11 @@ def beyond_leases(ready: Ready, settings: SyncSettings) -> str:
 
 
 def _steps_covered(sync: Sync, site: Site) -> int:
-    """Steps of the run since the site's last contribution, or since it joined: as the coordinator saw it. A site that
-    missed some syncs contributes what it trained in all of them."""
-    begun = min(site.counts_from_step, sync.open.run_step)
+    """Steps of the run since the site's last contribution, or since it held its first state: as the coordinator saw it.
+    A site that missed some syncs contributes what it trained in all of them."""
+    begun = sync.open.run_step
+    if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
+        begun = min(site.counts_from_step, begun)
     return sync.open.run_step + sync.open.num_steps - begun
 
 

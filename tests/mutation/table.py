@@ -804,9 +804,9 @@ MUTATIONS = (
     ),
     Mutation(
         name="a site that was started again counts from the beginning",
-        rule="a pace counts from a site's last contribution or its admission",
+        rule="a pace counts from a site's last contribution, or from the first state that it held since its admission",
         file="coordinator/core/admission.py",
-        old="    site.counts_from_step = run.log.run_step  # what",
+        old="    site.counts_from_step = None  # what",
         new="    site.counts_from_step = 0  # what",
         tests=("tests/unit/coordinator/test_weights.py",),
     ),
@@ -822,8 +822,8 @@ MUTATIONS = (
         name="windows that were missed do not count",
         rule="the weight of a site that missed syncs covers all that it trained since its last contribution",
         file="coordinator/core/weighing.py",
-        old="    begun = min(site.counts_from_step, sync.open.run_step)",
-        new="    begun = sync.open.run_step",
+        old="        begun = min(site.counts_from_step, begun)",
+        new="        pass",
         tests=(WEIGHTS,),
     ),
     Mutation(

@@ -19,7 +19,7 @@ HUGE = 1 << 44
 
 
 def a_run(*names: str, sync: dict[str, Any] | None = None, **settings: Any) -> Story:
-    base = some_settings(min_sites=len(names), **settings)
+    base = some_settings(**{"min_sites": len(names)} | settings)
     story = Story(replace(base, sync=replace(base.sync, **sync or {})))
     story.start(*names)
     return story
@@ -102,6 +102,49 @@ def test_12_a_site_that_was_started_again_with_its_state_counts_from_there() -> 
     made = commit(story, {"a": 100, "b": 100}, "s21", "s22")
     assert [c.tokens for c in made.contributors] == [100, 100]
     assert story.view.commits[-1].cut == ()
+
+
+def test_12_a_hello_long_before_the_admission_does_not_slow_a_pace() -> None:
+    """The workers of b start for many windows, in which it trains nothing."""
+    story = a_run("a", "b", steps=10_000)
+    story.connect("b", incarnation=2, state=(0, "s0"))
+    for number in range(100):
+        commit(story, {"a": 100}, f"s{number}", f"s{number + 1}")
+    story.connect("b", state=(0, "s0"), again=True)
+    story.offer("b")
+    story.applied("b", 100, "s100")
+    commit(story, {"a": 100}, "s100", "s101")  # b was not expected when it was opened
+    story.applied("b", 101, "s101")
+    made = commit(story, {"a": 100, "b": 100}, "s101", "s102")
+    assert [c.tokens for c in made.contributors] == [100, 100]
+    assert story.view.commits[-1].cut == ()
+
+
+def test_12_a_joiner_that_fetches_its_state_for_long_counts_from_when_it_holds_one() -> None:
+    story = a_run("a", min_sites=1, steps=10_000)
+    commit(story, {"a": 100}, "s0", "s1")
+    story.join("b")
+    for number in range(1, 100):
+        commit(story, {"a": 100}, f"s{number}", f"s{number + 1}")
+    story.applied("b", 100, "s100")
+    commit(story, {"a": 100}, "s100", "s101")  # b was not expected when it was opened
+    story.applied("b", 101, "s101")
+    made = commit(story, {"a": 100, "b": 100}, "s101", "s102")
+    assert [c.tokens for c in made.contributors] == [100, 100]
+    assert story.view.commits[-1].cut == ()
+
+
+def test_12_a_site_that_was_evicted_counts_from_its_next_admission() -> None:
+    story = a_run("a", "b", steps=1000)
+    commit(story, {"a": 100, "b": 100}, "s0", "s1")
+    story.evict("b", keep_out=False)
+    for number in range(1, 20):
+        commit(story, {"a": 100}, f"s{number}", f"s{number + 1}")
+    story.join("b", incarnation=2, state=(20, "s20"))
+    commit(story, {"a": 100}, "s20", "s21")
+    story.applied("b", 21, "s21")
+    made = commit(story, {"a": 100, "b": 100}, "s21", "s22")
+    assert [c.tokens for c in made.contributors] == [100, 100]
 
 
 def test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_weight() -> None:
