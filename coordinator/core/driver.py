@@ -202,6 +202,15 @@ def _barred(run: Run, sync: Sync) -> list[str]:
     ]
 
 
+def _able(run: Run, sync: Sync) -> list[Site]:
+    """Sites that are ready and here, and have not failed in this sync; those without tokens too."""
+    return [
+        s
+        for s in run.members.live()
+        if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
+    ]
+
+
 def _step_collecting(run: Run, sync: Sync) -> bool:
     quorum = run.settings.quorum
     if not run.members.live():
@@ -219,11 +228,7 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
     if run.now < sync.not_before or (len(waiting) > len(patience.late) and run.now < patience.until):
         run.paused = ""
         return False
-    able = [
-        s
-        for s in run.members.live()
-        if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
-    ]
+    able = _able(run, sync)
     contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
     spared = run.trouble.receive_only.of(sync.open.sync)
     others = [s for s in contributors if s.site_id not in spared]
@@ -238,9 +243,7 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         decisions.abandon(run, sync, "; ".join(barred))
         return True
     if len(contributors) < quorum and not waiting and (empty := [s for s in able if not sync.ready[s.site_id].tokens]):
-        names = ", ".join(s.label for s in empty)
-        few = f"{names} trained no tokens, so there are {len(contributors)} of the {quorum} contributors of the quorum"
-        decisions.abandon(run, sync, few, without_tokens=True)
+        _train_on(run, sync, empty, f"there are {len(contributors)} of the {quorum} contributors of the quorum")
         return True
     if not contributors and not waiting:
         decisions.abandon(run, sync, "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "nobody is ready")
@@ -294,14 +297,14 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
     choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run))
     if choice.problem:
-        return _nobody_reduces(run, sync, choice.problem)
+        return _nobody_reduces(run, sync, contributors, choice.problem)
     contributors, why = choice.contributors, why + choice.left_out
     ids = {s.site_id for s in contributors}
     receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:
         record = plans.make(run, sync, contributors, receivers, choice.not_reducing)
     except ConfigError as error:
-        return _nobody_reduces(run, sync, str(error))
+        return _nobody_reduces(run, sync, contributors, str(error))
     if record is None:
         decisions.abandon(run, sync, "; ".join(["every assignment of reducers was tried", *sync.no_room.values()]))
         return True
@@ -323,11 +326,23 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     return True
 
 
-def _nobody_reduces(run: Run, sync: Sync, problem: str) -> bool:
+def _train_on(run: Run, sync: Sync, empty: list[Site], lack: str) -> None:
+    """The sync ends; in the next one the sites that had no tokens can contribute."""
+    names = ", ".join(s.label for s in empty)
+    decisions.abandon(run, sync, f"{names} trained no tokens, so {lack}", without_tokens=True)
+
+
+def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str) -> bool:
     """Nobody can be dialled, or has the memory. Until that changes; nothing of this sync is lost."""
     if sync.attempt is not None:
         _collect_again(run, sync, problem)
         return True
+    empty = [s for s in _able(run, sync) if not sync.ready[s.site_id].tokens]
+    if empty and not waiting_for(run, sync):
+        with_them = reach.choose([*contributors, *empty], run.settings.quorum, partial(plans.fit, run))
+        if not with_them.problem:
+            _train_on(run, sync, empty, problem)
+            return True
     if barred := _barred(run, sync):
         decisions.abandon(run, sync, "; ".join([problem, *barred]))  # one of them may reduce in the next one
         return True

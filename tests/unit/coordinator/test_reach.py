@@ -209,3 +209,32 @@ def test_an_address_that_is_none_is_refused_at_the_door(address: str) -> None:
     story.connect("a")
     story.says("a", m.Hello(name="a", key=a_hash("key a"), address=address))
     assert "--advertise" in story.last("a", m.Refused).text
+
+
+def test_the_only_site_that_can_be_dialled_trains_on_where_it_had_no_tokens() -> None:
+    """It was a receiver for ever, and the others had nobody to exchange with."""
+    story = Story(some_settings())
+    story.start("a", "b", "c")
+    story.ready("a", unreachable="b")
+    story.ready("b", unreachable="a")
+    assert story.num("a", m.Abandoned) == 0, "another site may come that can be dialled"
+    story.ready("c", tokens=0)
+    abandoned = story.last("c", m.Abandoned)
+    assert abandoned.without_tokens
+    assert "c (site 3) trained no tokens, so no site can be dialled by the others" in abandoned.reason
+    story.ready("a", unreachable="b")
+    story.ready("b", unreachable="a")
+    story.ready("c")
+    story.wait(story.core.run.limits.heartbeat_s)
+    plan = story.plan()
+    assert {plan.contributors[tree.top].site_id for tree in plan.trees} == {3}
+
+
+def test_without_tokens_and_undialled_as_well_a_site_is_no_way_out() -> None:
+    story = Story(some_settings())
+    story.start("a", "b", "c")
+    story.ready("a", unreachable="b,c")
+    story.ready("b", unreachable="a,c")
+    story.ready("c", tokens=0, unreachable="a,b")
+    assert story.num("c", m.Abandoned) == 0
+    assert "no site can be dialled" in story.core.run.paused
