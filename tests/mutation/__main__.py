@@ -124,6 +124,8 @@ def main() -> int:
             return 1
         verdicts = run_all(trees, chosen)
     survived = [v for v in verdicts if v.problem]
+    for verdict in survived:  # again: they are lost among the others
+        print(f"{verdict.mutation.name}: {verdict.problem}")
     print(f"{len(verdicts) - len(survived)} of {len(verdicts)} mutations are caught")
     return 1 if survived else 0
 
