@@ -51,6 +51,7 @@ CREATE TABLE plans (                           -- of the open sync; those of end
     attempt  INTEGER NOT NULL,
     plan     BLOB    NOT NULL,                 -- protobuf atoll.protocol.v1.Plan
     ranges   TEXT    NOT NULL,                 -- JSON list, of each contributor what it was trained on
+    said     TEXT    NOT NULL,                 -- JSON list, of each contributor the tokens of its Ready
     checksum BLOB    NOT NULL DEFAULT x'',
     PRIMARY KEY (sync, attempt)
 ) STRICT;

@@ -279,8 +279,10 @@ class SqliteStore:
             if is_open
             else None,
             plans=tuple(
-                PlanRecord(wire.decode(Plan, r[0]), tuple(map(_from_json, json.loads(r[1]))))
-                for r in db.execute("SELECT plan, ranges FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],))
+                PlanRecord(wire.decode(Plan, r[0]), tuple(map(_from_json, json.loads(r[1]))), tuple(json.loads(r[2])))
+                for r in db.execute(
+                    "SELECT plan, ranges, said FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],)
+                )
             )
             if is_open
             else (),
@@ -397,10 +399,11 @@ class SqliteStore:
                     (record.open.sync, wire.encode(record.open), json.dumps(record.expected)),
                 )
                 execute("DELETE FROM plans WHERE sync < ?", (record.open.sync,))
-            case PlanRecord(plan, ranges):
+            case PlanRecord(plan):
+                ranges = json.dumps([_to_json(r) for r in record.ranges])
                 execute(
-                    "INSERT OR REPLACE INTO plans (sync, attempt, plan, ranges) VALUES (?, ?, ?, ?)",
-                    (plan.sync, plan.attempt, wire.encode(plan), json.dumps([_to_json(r) for r in ranges])),
+                    "INSERT OR REPLACE INTO plans (sync, attempt, plan, ranges, said) VALUES (?, ?, ?, ?, ?)",
+                    (plan.sync, plan.attempt, wire.encode(plan), ranges, json.dumps(record.said)),
                 )
             case CommitRecord():
                 commit = record.commit

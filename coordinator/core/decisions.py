@@ -7,7 +7,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from atoll.coordinator.core import leases, plans, states
+from atoll.coordinator.core import leases, plans, states, weighing
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
@@ -123,7 +123,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         commit=message,
         mean_loss=sum(t * x for t, x in losses) / weight if weight else None,
         median_loss=statistics.median(x for _, x in losses) if losses else None,
-        cut=attempt.cut,
+        cut=weighing.cut_of(run, attempt),
     )
     run.persist(record)
     run.persist_ledger()

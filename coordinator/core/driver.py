@@ -313,8 +313,7 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     run.num_attempts += 1
     run.persist(record)
     attempt = sync.begin(record, run.now)
-    attempt.cut = weighing.cut_in_words(sync, contributors, weights(plan))
-    for words in attempt.cut:
+    for words in weighing.cut_of(run, attempt):
         run.report(logging.WARNING, f"sync {plan.sync}: {words}")
     run.report(
         logging.INFO,

@@ -157,6 +157,8 @@ class PlanRecord:
     plan: Plan
     ranges: tuple[tuple[DataRange, ...], ...]
     """What each contributor was trained on, in the order of contributors: the commit of this attempt lists it."""
+    said: tuple[int, ...]
+    """Tokens that the Ready of each contributor says; 0 where it is not known. Its weight may be less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,11 @@ def make(
         deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
         slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
     )
-    return PlanRecord(plan, tuple(r.ranges if r is not None else () for r in ready))
+    return PlanRecord(
+        plan,
+        ranges=tuple(r.ranges if r is not None else () for r in ready),
+        said=tuple(r.tokens if r is not None else 0 for r in ready),
+    )
 
 
 def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
@@ -65,7 +69,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     was in that one, and nothing is known that speaks against all of them being in this one too."""
     sites = run.members.live()
     ids = tuple(s.site_id for s in sites)
-    if before.cut:
+    if before.is_cut:
         return None  # by the headers of contributions each site would say its whole weight again
     if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
         return None
@@ -109,7 +113,7 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         elif site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
             return f"{site.label} has joined"
     are_ready = all(i in sync.ready for i in ids)
-    if are_ready and (cut := weighing.cut_in_words(sync, sites, weighing.weights(run, sync, sites))):
+    if are_ready and (cut := weighing.cut_now(run, sync, sites)):
         return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
     if any(site.unreachable_site_ids for site in sites):
         reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
@@ -131,4 +135,5 @@ def no_room(sync: Sync, attempt: Attempt) -> str:
 def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:
     """The plan that came with the commit before, now that all its contributors are ready: with their weights."""
     ready = [sync.ready[i] for i in attempt.ids()]
-    return PlanRecord(with_weights(attempt.plan, [r.tokens for r in ready]), tuple(r.ranges for r in ready))
+    said = tuple(r.tokens for r in ready)
+    return PlanRecord(with_weights(attempt.plan, said), tuple(r.ranges for r in ready), said)

@@ -29,6 +29,7 @@ class Attempt:
 
     plan: Plan
     ranges: tuple[tuple[DataRange, ...], ...]  # of each contributor
+    said: tuple[int, ...]  # tokens of each contributor's Ready, of which its weight may be less
     planned_at: float
     done: dict[int, Done] = field(default_factory=dict)
     lost: dict[int, str] = field(
@@ -45,7 +46,6 @@ class Attempt:
     lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
     list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
     lists_due: float | None = None
-    cut: tuple[str, ...] = ()  # whose weights are less than what they say, in words
     spoiled: str = ""  # why it may not commit whatever Dones come
     weighed_late: bool = False  # it was begun without weights: each site said its own to the others
 
@@ -54,6 +54,11 @@ class Attempt:
         """Whether the contributors' weights are known. Those of a plan that came with the commit before are not, until
         all are ready."""
         return is_weighed(self.plan)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a weight is less than what its site said."""
+        return any(c.tokens < tokens for c, tokens in zip(self.plan.contributors, self.said, strict=True))
 
     def ids(self) -> tuple[int, ...]:
         return tuple(c.site_id for c in self.plan.contributors)
@@ -118,13 +123,13 @@ class Sync:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         plan = attempt.plan
         self.voided = self._planned - ({(c.site_id, c.incarnation) for c in plan.contributors} & set(live))
-        for member in plan.contributors:
+        for member, tokens in zip(plan.contributors, attempt.said, strict=True):
             if (member.site_id, member.incarnation) in self.voided:
                 attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
             elif attempt.is_weighed:
                 self.ready[member.site_id] = Ready(
                     sync=plan.sync,
-                    tokens=member.tokens,
+                    tokens=tokens,
                     num_steps=plan.num_steps,
                     ranges=attempt.ranges_of(member.site_id),
                 )
@@ -133,7 +138,7 @@ class Sync:
     def begin(self, record: PlanRecord, now: float) -> Attempt:
         plan = record.plan
         self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
-        self.attempt = Attempt(plan=plan, ranges=record.ranges, planned_at=now)
+        self.attempt = Attempt(plan=plan, ranges=record.ranges, said=record.said, planned_at=now)
         self.last_attempt = plan.attempt
         if self.attempt.is_weighed:
             self._note_tried(self.attempt)
@@ -143,7 +148,8 @@ class Sync:
         """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""
         attempt = self.attempt
         assert attempt is not None
-        attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now
+        attempt.plan, attempt.ranges, attempt.said = record.plan, record.ranges, record.said
+        attempt.planned_at = now
         attempt.weighed_late = True
         self._note_tried(attempt)  # one that gave way before has not been tried
 

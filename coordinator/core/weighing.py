@@ -14,8 +14,9 @@ from fractions import Fraction
 
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.syncs import Sync
+from atoll.coordinator.core.syncs import Attempt, Sync
 from atoll.protocol.messages import DataRange, Ready
+from atoll.protocol.plans import weights as planned_weights
 from atoll.protocol.settings import SyncSettings
 
 
@@ -43,12 +44,25 @@ def weights(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[int, ..
     return within_ratio(said, run.settings.sync.max_weight_ratio)
 
 
-def cut_in_words(sync: Sync, contributors: Sequence[Site], weights: Sequence[int]) -> tuple[str, ...]:
-    """Which weights are less than what their sites say."""
+def cut_now(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[str, ...]:
+    """Which weights would be less than what the Ready of their sites says, in words."""
+    said = [sync.ready[s.site_id].tokens for s in contributors]
+    return _in_words(contributors, said, weights(run, sync, contributors))
+
+
+def cut_of(run: Run, attempt: Attempt) -> tuple[str, ...]:
+    """Which weights of this attempt are less than what the Ready of their sites said, in words."""
+    found = [run.members.by_id(site_id) for site_id in attempt.ids()]
+    sites = [site for site in found if site is not None]
+    assert len(sites) == len(found), "who is planned is not forgotten"
+    return _in_words(sites, attempt.said, planned_weights(attempt.plan))
+
+
+def _in_words(sites: Sequence[Site], said: Sequence[int], weights: Sequence[int]) -> tuple[str, ...]:
     return tuple(
-        f"{site.label} says {sync.ready[site.site_id].tokens} tokens, which count as {weight} (sync.max_weight_ratio)"
-        for site, weight in zip(contributors, weights, strict=True)
-        if weight < sync.ready[site.site_id].tokens
+        f"{site.label} says {tokens} tokens, which count as {weight} (sync.max_weight_ratio)"
+        for site, tokens, weight in zip(sites, said, weights, strict=True)
+        if weight < tokens
     )
 
 

@@ -835,6 +835,14 @@ MUTATIONS = (
         tests=(WEIGHTS,),
     ),
     Mutation(
+        name="the cut weight in place of what was said",
+        rule="what contributors said is in the store with the plan: a restart changes no weight and no record",
+        file="coordinator/core/syncs.py",
+        old="                    tokens=tokens,",
+        new="                    tokens=member.tokens,",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
         name="tokens beyond the leases",
         rule="tokens of a sync are bounded by the samples that it lists",
         file="coordinator/core/weighing.py",
@@ -1619,8 +1627,8 @@ MUTATIONS = (
         name="the time for the exchange includes training",
         rule="before all are ready no deadline runs, as others may still train",
         file="coordinator/core/syncs.py",
-        old="attempt.plan, attempt.ranges, attempt.planned_at = record.plan, record.ranges, now",
-        new="attempt.plan, attempt.ranges = record.plan, record.ranges",
+        old="        attempt.planned_at = now",
+        new="        pass",
         tests=(PLAN_AHEAD,),
     ),
     Mutation(

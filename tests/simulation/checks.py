@@ -321,6 +321,7 @@ class Checks:
             for commit in commits
         }
         self._each_step_once(commits, handed_in)
+        self._cut_weights_are_recorded()
         attested = {r.commit: r.state_hash for r in self._store.kept if isinstance(r, AttestationRecord)}
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
@@ -391,6 +392,23 @@ class Checks:
                 bool(np.all(np.abs(found - expected) <= rounding)),
                 f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {sealed.base}; its base and its "
                 f"{len(learned)} steps make {expected}",
+            )
+
+    def _cut_weights_are_recorded(self) -> None:
+        """Whatever the coordinator went through between the plan and the commit."""
+        for record in self._store.kept:
+            if not isinstance(record, CommitRecord):
+                continue
+            commit = record.commit
+            said = {c: self._contributions[commit.sync, c.site_id, c.incarnation].tokens for c in commit.contributors}
+            cut = [(c.site_id, tokens, c.tokens) for c, tokens in said.items() if c.tokens < tokens]
+            are_named = all(
+                f"(site {site_id}) says {tokens} tokens, which count as {weight} (" in words
+                for (site_id, tokens, weight), words in zip(cut, record.cut, strict=False)
+            )
+            self.require(
+                are_named and len(cut) == len(record.cut),
+                f"12: of commit {commit.commit} {record.cut} is recorded, what sites said is {cut}",
             )
 
     def _is_void(self, node: SimNode, commit: int) -> bool:

@@ -402,6 +402,13 @@ def absurd_weight(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, mend)
 
 
+def absurd_weight_and_a_restart(world: World, fault: Fault, generator: random.Random) -> None:
+    """The coordinator dies when it has kept the plan that says the cut weight."""
+    absurd_weight(world, fault, generator)
+    world.store.crash_after_cut = True
+    world.later(fault.lasts_s, world.start_coordinator)
+
+
 def wrong_value(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None and len(world.nodes) > 1:
@@ -578,6 +585,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "repeat_messages": (repeat_messages, 2),
     "slow_network": (slow_network, 1),
     "waiting_only": (waiting_only, 0),
+    "absurd_weight_and_a_restart": (absurd_weight_and_a_restart, 0),
     "wrong_hash": (wrong_hash, 0),
     "wrong_hash_at_the_end": (wrong_hash_at_the_end, 0),
 }

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import decisions
-from atoll.coordinator.core.events import CommitRecord, Output, Record
+from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
@@ -42,6 +42,7 @@ from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError
+from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
@@ -164,6 +165,7 @@ class SimStore(MemoryStore):
         super().__init__()
         self.crash_before = self.crash_after = False
         self.crash_after_commit = 0
+        self.crash_after_cut = False
         self.full = False
         self.on_crash: Callable[[], None] = lambda: None
         self.kept: list[Record] = []
@@ -178,7 +180,11 @@ class SimStore(MemoryStore):
         super().persist(term, records, wall_time_s)
         self.kept += records
         commits = [r.commit.commit for r in records if isinstance(r, CommitRecord)]
-        if self.crash_after or (self.crash_after_commit and self.crash_after_commit in commits):
+        is_cut = any(isinstance(r, PlanRecord) and sum(r.said) > sum(weights(r.plan)) for r in records)
+        if self.crash_after_cut and is_cut:
+            self.crash_after_cut = False
+            self.on_crash()
+        elif self.crash_after or (self.crash_after_commit and self.crash_after_commit in commits):
             self.crash_after, self.crash_after_commit = False, 0
             self.on_crash()
 

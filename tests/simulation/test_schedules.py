@@ -155,6 +155,16 @@ def test_no_weight_is_beyond_the_ratio_of_the_others_pace() -> None:
     assert num_cut > 5
 
 
+def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_commit() -> None:
+    num_cut = 0
+    for seed in range(30):
+        fault = Fault(kind="absurd_weight_and_a_restart", after_events=20 + seed, delay_s=0.01, lasts_s=3.0, draw=seed)
+        outcome = one(seed, [fault], draw_shape_of(seed, num_sites=3))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        num_cut += "crashed while keeping a decision" in outcome.story
+    assert num_cut > 5
+
+
 def test_flipped_bits_on_sessions_are_seen_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """No site believes another weight, range or commit: it would compute what the reference does not."""
     num_seen = 0

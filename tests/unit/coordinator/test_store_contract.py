@@ -113,6 +113,7 @@ def a_plan(sync: int, attempt: int) -> e.PlanRecord:
             slowest_bytes_per_s=1 << 10,
         ),
         ((DataRange(first=3, num_samples=4), DataRange(first=9, num_samples=1)),),
+        (80,),
     )
 
 

@@ -183,6 +183,29 @@ def test_12_the_weights_are_the_same_when_the_coordinator_comes_back() -> None:
     for name in "abc":
         story.done(name, "s0")
     assert tuple(c.tokens for c in story.last("a", m.Commit).contributors) == before == (100, 100, 1600)
+    words = f"c (site 3) says {HUGE} tokens, which count as 1600 (sync.max_weight_ratio)"
+    assert story.view.commits[-1].cut == story.store.begin(story.settings).commits[-1].cut == (words,)
+
+
+def test_12_what_sites_said_counts_in_the_next_attempt_after_the_coordinator_came_back() -> None:
+    """Without a the pace of c is the median; by the cut weights it would be another one, and nothing would be said."""
+    story = a_run("a", "b", "c", "d", quorum=2)
+    said = {"a": 100, "b": 100, "c": 5000, "d": HUGE}
+    for name, tokens in said.items():
+        story.ready(name, tokens=tokens)
+    assert weights(story.plan()) == (100, 100, 1600, 1600)
+    story.restart()
+    for name in "bcd":
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+        story.ready(name, tokens=said[name], loss=2.5)
+    story.wait(LIMITS.lease_s + LIMITS.heartbeat_s)  # a is lost
+    assert (story.plan().attempt, weights(story.plan())) == (2, (100, 5000, 80_000))
+    for name in "bcd":
+        story.done(name, "s0")
+    cut = f"d (site 4) says {HUGE} tokens, which count as 80000 (sync.max_weight_ratio)"
+    assert story.view.commits[-1].cut == (cut,)
+    assert story.view.commits[-1].median_loss == 2.5, "a Ready that is said again is the one that is known"
 
 
 def test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numbers() -> None:
