@@ -9,7 +9,7 @@ CREATE TABLE run (
     stop_reason   TEXT    NOT NULL DEFAULT '',
     final_commit  INTEGER,                    -- set when the run is over
     final_reason  TEXT,
-    last_site_id  INTEGER NOT NULL DEFAULT 0, -- at least the ids of sites that are forgotten
+    last_site_id  INTEGER NOT NULL DEFAULT 0, -- at least the ids of sites that are not in sites any more
     checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
@@ -32,6 +32,7 @@ CREATE TABLE sites (
     max_retained_bytes    INTEGER NOT NULL,
     bandwidth_bytes_per_s INTEGER NOT NULL,
     contributed           INTEGER NOT NULL,    -- to a commit, ever
+    strikes               INTEGER NOT NULL,    -- how often it was found out, less those that are forgiven
     voided_sync           INTEGER NOT NULL,    -- the last sync in which a plan listed it and it discarded its contribution
     may_hold              INTEGER NOT NULL,    -- while it is not live: the newest commit that its disk may have
     checksum              BLOB    NOT NULL DEFAULT x''
@@ -64,6 +65,7 @@ CREATE TABLE commits (
     mean_loss     REAL,
     median_loss   REAL,
     cut           TEXT    NOT NULL,            -- JSON list: whose weights were cut, in words
+    stood_out     BLOB,                        -- protobuf atoll.protocol.v1.Outlier: the contribution that did so
     committed_at  REAL    NOT NULL,            -- seconds since 1970, for people
     checksum      BLOB    NOT NULL DEFAULT x''
 ) STRICT;
@@ -94,7 +96,7 @@ CREATE TABLE rollbacks (                       -- nobody could reach the commits
     checksum       BLOB    NOT NULL DEFAULT x''
 ) STRICT;
 
-CREATE TABLE exclusions (                      -- a reducer found a contribution absurd: left out of that sync
+CREATE TABLE exclusions (                      -- the newest: a reducer found a contribution absurd, left out of that sync
     sync        INTEGER NOT NULL,
     site_id     INTEGER NOT NULL,
     attempt     INTEGER NOT NULL,              -- in which it was found

@@ -39,7 +39,7 @@ from atoll.coordinator.store import RESTORE, check_same_run
 from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, DataRange, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, Open, Outlier, Plan
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
@@ -53,9 +53,9 @@ NETWORK_FILE_SYSTEMS = (
 
 _SITE_COLUMNS = (
     "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
-    "may_hold, voided_sync, contributed"
+    "may_hold, voided_sync, contributed, strikes"
 )
-_COMMIT_COLUMNS = "body, mean_loss, median_loss, cut"
+_COMMIT_COLUMNS = "body, mean_loss, median_loss, cut, stood_out"
 _MAX_INTEGER = (1 << 63) - 1
 
 
@@ -81,9 +81,13 @@ def _from_json(text: str) -> tuple[DataRange, ...]:
 
 
 def _commit_record(row: tuple[Any, ...]) -> CommitRecord:
-    body, mean_loss, median_loss, cut = row
+    body, mean_loss, median_loss, cut, stood_out = row
     return CommitRecord(
-        commit=wire.decode(Commit, body), mean_loss=mean_loss, median_loss=median_loss, cut=tuple(json.loads(cut))
+        commit=wire.decode(Commit, body),
+        mean_loss=mean_loss,
+        median_loss=median_loss,
+        cut=tuple(json.loads(cut)),
+        stood_out=wire.decode(Outlier, stood_out) if stood_out is not None else None,
     )
 
 
@@ -271,6 +275,7 @@ class SqliteStore:
                     may_hold=r[10],
                     voided_sync=r[11],
                     contributed=bool(r[12]),
+                    strikes=r[13],
                 )
                 for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
             ),
@@ -334,13 +339,11 @@ class SqliteStore:
 
     def _exclusions(self) -> tuple[ExclusionRecord, ...]:
         rows = self._db.execute(
-            "SELECT sync, attempt, site_id, incarnation, by_site_id, reason FROM exclusions "
-            "ORDER BY sync DESC, site_id DESC LIMIT ?",
-            (KEPT_EXCLUSIONS,),
-        ).fetchall()
+            "SELECT sync, attempt, site_id, incarnation, by_site_id, reason FROM exclusions ORDER BY sync, site_id"
+        )
         return tuple(
             ExclusionRecord(sync=r[0], attempt=r[1], site_id=r[2], incarnation=r[3], by_site_id=r[4], reason=r[5])
-            for r in reversed(rows)
+            for r in rows
         )
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
@@ -380,12 +383,16 @@ class SqliteStore:
                     record.may_hold,
                     record.voided_sync,
                     record.contributed,
+                    record.strikes,
                 )
                 places = ", ".join("?" * len(values))
                 execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)
             case ForgetRecord():
                 execute("UPDATE run SET last_site_id = ?", (record.last_site_id,))
-                for table, column in (("sites", "site_id"), ("data_leases", "line"), ("data_lines", "line")):
+                named = (
+                    ("sites", "site_id"), ("data_leases", "line"), ("data_lines", "line"), ("exclusions", "site_id"),
+                )  # fmt: skip
+                for table, column in named:
                     for site_id in record.site_ids:
                         execute(f"DELETE FROM {table} WHERE {column} = ?", (site_id,))
             case ManifestRecord():
@@ -409,16 +416,17 @@ class SqliteStore:
                 commit = record.commit
                 execute(
                     "INSERT INTO commits "
-                    "(commit_number, body, run_step, run_tokens, mean_loss, median_loss, cut, committed_at) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    f"(commit_number, {_COMMIT_COLUMNS}, run_step, run_tokens, committed_at) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
                         commit.commit,
                         wire.encode(commit),
-                        commit.run_step,
-                        commit.run_tokens,
                         record.mean_loss,
                         record.median_loss,
                         json.dumps(record.cut),
+                        wire.encode(record.stood_out) if record.stood_out is not None else None,
+                        commit.run_step,
+                        commit.run_tokens,
                         wall_time_s,
                     ),
                 )
@@ -473,6 +481,11 @@ class SqliteStore:
                         wall_time_s,
                     ),
                 )
+                execute(
+                    "DELETE FROM exclusions WHERE (sync, site_id) NOT IN "
+                    "(SELECT sync, site_id FROM exclusions ORDER BY sync DESC, site_id DESC LIMIT ?)",
+                    (KEPT_EXCLUSIONS,),
+                )
             case KeptOutRecord():
                 execute(
                     "INSERT OR REPLACE INTO kept_out (name, key_digest, reason, kept_out_at) VALUES (?, ?, ?, ?)",
@@ -480,8 +493,9 @@ class SqliteStore:
                 )
             case LetInRecord(name):
                 execute("DELETE FROM kept_out WHERE name = ?", (name,))
-            case ResetRecord(void_starts):
-                for state_hash in void_starts:
+            case ResetRecord():
+                execute("UPDATE run SET last_site_id = ?", (record.last_site_id,))
+                for state_hash in record.void_starts:
                     execute(
                         "INSERT OR REPLACE INTO void_starts (state_hash, voided_at) VALUES (?, ?)",
                         (state_hash, wall_time_s),

@@ -188,7 +188,7 @@ class MemoryStore:
             done=tuple(kept.done[n] for n in sorted(kept.done)),
             leases=tuple(kept.leases[key] for key in sorted(kept.leases)),
             rollbacks=tuple(kept.rollbacks),
-            exclusions=tuple(kept.exclusions[key] for key in sorted(kept.exclusions)[-KEPT_EXCLUSIONS:]),
+            exclusions=tuple(kept.exclusions[key] for key in sorted(kept.exclusions)),
             kept_out=tuple(kept.kept_out[name] for name in sorted(kept.kept_out)),
             void_starts=tuple(sorted(kept.void_starts)),
             num_abandoned=kept.num_abandoned,
@@ -215,6 +215,7 @@ class MemoryStore:
                     kept.lines.pop(site_id, None)
                     kept.done.pop(site_id, None)
                 kept.leases = {key: lease for key, lease in kept.leases.items() if key[0] not in record.site_ids}
+                kept.exclusions = {k: r for k, r in kept.exclusions.items() if r.site_id not in record.site_ids}
             case ManifestRecord():
                 kept.manifest = record
             case OpenRecord():
@@ -250,13 +251,16 @@ class MemoryStore:
                         del known[number]
             case ExclusionRecord():
                 kept.exclusions[record.sync, record.site_id] = record
+                for older in sorted(kept.exclusions)[:-KEPT_EXCLUSIONS]:
+                    del kept.exclusions[older]
             case KeptOutRecord():
                 kept.kept_out[record.name] = record
             case LetInRecord(name):
                 kept.kept_out.pop(name, None)
-            case ResetRecord(void_starts):
+            case ResetRecord():
                 kept.manifest = None
-                kept.void_starts |= set(void_starts)
+                kept.void_starts |= set(record.void_starts)
+                kept.last_site_id = record.last_site_id
                 for forgotten in (kept.sites, kept.attestations, kept.lines, kept.done, kept.leases):
                     forgotten.clear()
             case StopRecord():

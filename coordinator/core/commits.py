@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Persisted
-from atoll.protocol.messages import Attestation, Commit
+from atoll.protocol.messages import Attestation, Commit, Outlier
 
 MAX_LOSS_POINTS = 1024
 REPORTS_OF_COMMITS = 4
@@ -133,6 +133,10 @@ class CommitLog:
     def starts_listed(self) -> set[tuple[int, int]]:
         """(site id, incarnation) of all who contributed to a commit that is kept here."""
         return {(c.site_id, c.incarnation) for r in self.records for c in r.commit.contributors}
+
+    def stood_out(self, commit: int) -> Outlier | None:
+        """The contribution to it that did so; None if none did, or the commit is older than the log."""
+        return next((r.stood_out for r in self.records if r.commit.commit == commit), None)
 
     def newest(self) -> Commit | None:
         return self.records[-1].commit if self.records else None

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.coordinator.core.events import SiteRecord
+
 WAIT_LEASES = (0, 0, 16, 64, 256)
 """Of each strike: so many leases until the site is admitted again. The first may be an accident of the network. With
-the one after the last it is kept out."""
+the one after the last it is kept out, unless it is found out for its absence alone."""
 FORGIVEN_LEASES = 64
 """A strike is forgiven when the site has contributed for so long since: time, because a commit may take hours."""
 
@@ -40,17 +42,26 @@ class Conduct:
         """It is to be kept out."""
         return self.strikes > len(WAIT_LEASES)
 
-    def strike(self, now: float, lease_s: float) -> None:
-        self.strikes += 1
+    def strike(self, now: float, lease_s: float, *, is_absence: bool = False) -> None:
+        """`is_absence`: it may be the network's doing, and keeps nobody out for good."""
+        if not is_absence or self.strikes < len(WAIT_LEASES):
+            self.strikes += 1
         self.has_contributed = False
-        self.admitted_again_at = now + WAIT_LEASES[min(self.strikes, len(WAIT_LEASES)) - 1] * lease_s
+        self.admitted_again_at = now + self._wait_s(lease_s)
+
+    def _wait_s(self, lease_s: float) -> float:
+        return WAIT_LEASES[min(self.strikes, len(WAIT_LEASES)) - 1] * lease_s if self.strikes else 0.0
 
     def left(self) -> None:
         self.has_contributed = False
 
-    def restored(self, *, has_ever_contributed: bool, has_contributed: bool) -> None:
-        """What the store knows of it when the coordinator is started again: strikes are forgiven then."""
-        self._has_ever_contributed, self.has_contributed = has_ever_contributed, has_contributed
+    def restored(self, record: SiteRecord, *, has_contributed: bool, now: float, lease_s: float) -> None:
+        """What the store knows of it when the coordinator is started again. Clocks of two starts are not compared: a
+        site that is to stay away does so for its whole time from now on."""
+        self._has_ever_contributed, self.has_contributed = record.contributed, has_contributed
+        self.strikes, self._good_since = record.strikes, now
+        if not record.live:
+            self.admitted_again_at = now + self._wait_s(lease_s)
 
     def contributed(self, now: float, lease_s: float) -> None:
         """To a commit."""

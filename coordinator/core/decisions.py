@@ -81,7 +81,7 @@ def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: fl
     return max(1, num_steps)
 
 
-def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> None:
+def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
     """`payload_digest`: what every contributor that is still there reports."""
     plan = attempt.plan
     run_step = sync.open.run_step + plan.num_steps
@@ -124,6 +124,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
         mean_loss=sum(t * x for t, x in losses) / weight if weight else None,
         median_loss=statistics.median(x for _, x in losses) if losses else None,
         cut=weighing.cut_of(run, attempt),
+        stood_out=stood_out,
     )
     run.persist(record)
     run.persist_ledger()
@@ -134,13 +135,15 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes) -> Non
     ids = attempt.ids()
     for member in plan.contributors:
         contributor = run.members.by_id(member.site_id)
-        if contributor is not None and not contributor.contributed:
-            contributor.contributed = True
-            run.persist(contributor.record())
-        if contributor is not None and contributor.incarnation == member.incarnation:
+        assert contributor is not None, "who is planned is not forgotten"
+        before = contributor.contributed, contributor.conduct.strikes
+        contributor.contributed = True
+        if contributor.incarnation == member.incarnation:
             contributor.counts_from_step = run_step
             if contributor.live and contributor.site_id in attempt.done:
                 contributor.conduct.contributed(run.now, run.limits.lease_s)
+        if before != (contributor.contributed, contributor.conduct.strikes):
+            run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
     reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded

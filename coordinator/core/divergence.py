@@ -39,19 +39,18 @@ def advance(run: Run) -> bool:
     if run.rollbacks and base <= run.rollbacks[-1].commit + 1:
         run.report(logging.ERROR, f"the run went back from commit {base} before: it does not do so by itself again")
         return False
-    out = run.stood_out
-    who = run.members.by_id(out.site_id) if out is not None and run.stood_out_in == base else None
+    out = run.log.stood_out(base)
+    who = run.members.by_id(out.site_id) if out is not None else None
     without = f", without {who.label}, whose contribution to it stood out" if who is not None else ""
     reason = f"the loss of {', '.join(names)} is not finite since commit {base}, and was before{without}"
     return not going_back.begin(run, base - 1, reason, without=who.site_id if who is not None else 0)
 
 
-def note_commit(run: Run, attempt: Attempt, number: int) -> None:
-    """Whose contribution stood out most, as its reducers say; none if it did so little."""
+def stood_out(attempt: Attempt) -> m.Outlier | None:
+    """The contribution that stood out most, as its reducers say; None if it did so little."""
     said = [done.stood_out for done in attempt.done.values() if done.stood_out is not None]
     found = max((o for o in said if o.site_id in attempt.ids() and o.limit > 0), key=_share, default=None)
-    run.stood_out = found if found is not None and _share(found) >= LEAST_SHARE else None
-    run.stood_out_in = number
+    return found if found is not None and _share(found) >= LEAST_SHARE else None
 
 
 def _share(outlier: m.Outlier) -> float:

@@ -450,6 +450,7 @@ def _hold_against(run: Run, site_id: int, why: str) -> None:
         run.evict(site, f"it says that it is ready, but {why}")
     elif not site.conduct.has_contributed:
         run.strike(site, why)
+        run.persist(site.record())
 
 
 def _in_doubt(run: Run, site_id: int) -> bool:
@@ -542,8 +543,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
             decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
             return True
         return _another_attempt(run, sync, attempt, "payloads differ between sites")
-    divergence.note_commit(run, attempt, base + 1)
-    decisions.commit(run, sync, attempt, dones[0].payload_digest)
+    decisions.commit(run, sync, attempt, dones[0].payload_digest, divergence.stood_out(attempt))
     return True
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Plan, SiteMessage
+from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
 from atoll.protocol.settings import SyncSettings
 
 # --- events
@@ -126,6 +126,8 @@ class SiteRecord:
     """The last sync in which a plan listed this incarnation and it discarded its contribution; 0 if there is none."""
     contributed: bool
     """To a commit, ever: such a site is not forgotten."""
+    strikes: int
+    """How often it was found out, less those that are forgiven (`conduct`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +172,8 @@ class CommitRecord:
     """The median over the same contributors: the run's loss, which no single site can falsify."""
     cut: tuple[str, ...] = ()
     """Whose weights are less than what their sites said, in words."""
+    stood_out: Outlier | None = None
+    """The contribution to a trainable chunk that was nearest to its limit, if one was near to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +263,8 @@ class ResetRecord:
 
     void_starts: tuple[bytes, ...]
     """State hashes of commit 0 that sites held until then."""
+    last_site_id: int
+    """The highest ever given: ids are not given again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +297,7 @@ class Persisted:
     manifest: ManifestRecord | None = None
     sites: tuple[SiteRecord, ...] = ()
     last_site_id: int = 0
-    """As the last ForgetRecord says; sites may have higher ones."""
+    """As the last ForgetRecord or ResetRecord says; sites may have higher ones."""
     open: OpenRecord | None = None
     """The newest sync, if it is neither committed nor abandoned."""
     plans: tuple[PlanRecord, ...] = ()

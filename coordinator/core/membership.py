@@ -85,6 +85,7 @@ class Site:
             may_hold=self.may_hold,
             voided_sync=self.voided_sync,
             contributed=self.contributed,
+            strikes=self.conduct.strikes,
         )
 
     def member(self, tokens: int = 0) -> Member:

@@ -63,9 +63,10 @@ class Run:
         self.offers = Offers()
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
         listed = self.log.starts_listed()
-        for site in self.members.sites.values():
+        for record in persisted.sites:
+            site = self.members.sites[record.name]
             is_listed = site.live and (site.site_id, site.incarnation) in listed
-            site.conduct.restored(has_ever_contributed=site.contributed, has_contributed=is_listed)
+            site.conduct.restored(record, has_contributed=is_listed, now=now, lease_s=self.limits.lease_s)
             if site.live:
                 site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
         kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
@@ -81,9 +82,9 @@ class Run:
         self.stop_reason = persisted.stop_reason
         self.finished: FinishedRecord | None = persisted.finished
         self.kept_out = {r.name: r for r in persisted.kept_out}
-        for record in persisted.kept_out:
-            if (unwanted := self.members.sites.get(record.name)) is not None:
-                unwanted.gone = f"kept out: {record.reason}"
+        for name, kept_out in self.kept_out.items():
+            if (unwanted := self.members.sites.get(name)) is not None:
+                unwanted.gone = f"kept out: {kept_out.reason}"
         self.void_starts = set(persisted.void_starts)
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
@@ -93,8 +94,6 @@ class Run:
         self._leave_out_again(persisted)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
-        self.stood_out: m.Outlier | None = None  # the contribution to commit `stood_out_in` that did most
-        self.stood_out_in = 0
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.paused = ""  # why no sync can be planned
         self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
@@ -245,8 +244,12 @@ class Run:
                 attempt.lost[site.site_id] = f"{site.label}: {reason}"
 
     def lose(self, site: Site, reason: str) -> None:
-        """It is evicted because it is not here. Nothing is held against it if it has contributed since it came."""
-        self.evict(site, reason, is_strike=not site.conduct.has_contributed and self.started)
+        """It is evicted because it is not here. Nothing is held against it if it has contributed since it came, or
+        fetches its first state, for which nobody waits. Its absence alone never keeps it out for good."""
+        is_strike = site.standing is Standing.MEMBER and not site.conduct.has_contributed and self.started
+        if is_strike:
+            reason = self.strike(site, reason, is_absence=True)
+        self.evict(site, reason, is_strike=False)
 
     def evict(self, site: Site, reason: str, *, is_strike: bool = True) -> None:
         """Told on its stream, if it has one; it may say Hello again there. It is admitted when its time comes."""
@@ -261,10 +264,10 @@ class Run:
             stream.waiting_since = self.now
             self.send(site, m.Evicted(reason=reason[:1024]))
 
-    def strike(self, site: Site, reason: str) -> str:
+    def strike(self, site: Site, reason: str, *, is_absence: bool = False) -> str:
         """The site was found out. The reason, with what follows from it."""
         conduct = site.conduct
-        conduct.strike(self.now, self.limits.lease_s)
+        conduct.strike(self.now, self.limits.lease_s, is_absence=is_absence)
         if conduct.is_enough:
             why = f"it was found out {conduct.strikes} times without contributing, the last time because {reason}"
             self.kept_out[site.name] = record = KeptOutRecord(

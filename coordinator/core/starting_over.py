@@ -27,12 +27,12 @@ def reset(run: Run, reason: str) -> str:
     held = {s.state_hash for s in run.members.live() if s.applied == 0}
     held |= {value for value in (run.claim, run.log.attested.get(0)) if value is not None}
     run.void_starts |= held
-    run.persist(ResetRecord(tuple(sorted(held))))
+    run.persist(ResetRecord(tuple(sorted(held)), run.members.last_id))
     run.report(logging.WARNING, f"the model and the starting state are taken back: {reason}")
     for stream in list(run.members.streams):
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"
         run.refuse(stream, RefusedKind.STATE, text)
-    run.members = Membership((), 0, run.now, run.limits.lease_s)
+    run.members = Membership((), run.members.last_id, run.now, run.limits.lease_s)
     run.manifest, run.chunk_sizes, run.state_bytes = None, ChunkSizes(), 0
     run.offers = Offers()
     run.ledger = Ledger((), (), ())

@@ -50,6 +50,16 @@ def back_at(story: Story, names: str, commit: int) -> None:
         story.connect(name, again=True, state=(commit, f"s{commit}"), branch=len(story.core.run.rollbacks))
 
 
+def test_a_restart_does_not_forget_whose_contribution_stood_out() -> None:
+    story = run_of("abc", 2, {"a": m.Outlier(site_id=3, norm=500.0, limit=1000.0)})
+    story.restart()
+    for name in "abc":
+        story.connect(name, state=(2, "s2"))
+    diverge(story, "ab", 2)
+    rebuild(story, "abc", 1)
+    assert story.last("a", m.RolledBack).reason.endswith("without c (site 3), whose contribution to it stood out")
+
+
 def test_the_run_goes_back_once_most_say_so_without_whose_contribution_stood_out() -> None:
     out = m.Outlier(site_id=3, norm=500.0, limit=1000.0)
     little = m.Outlier(site_id=1, norm=30.0, limit=1000.0)

@@ -7,12 +7,17 @@ simulated; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atoll.coordinator.core import conduct as conduct_module
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core import keeping_out
 from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.sqlite_store import SqliteStore
+from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.plans import is_weighed, top_of
@@ -295,4 +300,84 @@ def test_7_who_contributed_and_is_late_after_a_restart_was_not_found_out() -> No
     story.wait(2 * story.core.run.limits.lease_s)
     sites = story.core.run.members.sites
     assert not sites["b"].live
-    assert (sites["b"].conduct.strikes, sites["c"].conduct.strikes) == (0, 1)
+    assert sites["b"].conduct.strikes == 0
+
+
+def found_out(story: Story, name: str, times: int) -> None:
+    """It is a member that never contributes, and comes again each time that it may."""
+    for _ in range(times):
+        site = story.core.run.members.sites.get(name)
+        while site is not None and story.now < site.conduct.admitted_again_at:
+            story.wait(site.conduct.admitted_again_at - story.now + 0.1)
+        story.join(name, incarnation=story.sites[name].incarnation + 1 if name in story.sites else 1, state=(1, "s1"))
+        story.core.run.evict(story.core.run.members.sites[name], "it makes no progress")
+        story.happens(e.Tick())
+        story.drop(name)
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_25_what_is_held_against_a_site_survives_the_coordinator(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "run.db")
+    story = Story(some_settings(steps=1000), store=store)
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    found_out(story, "x", 4)
+    story.restart()
+    conduct, lease_s = story.core.run.members.sites["x"].conduct, story.core.run.limits.lease_s
+    assert (conduct.strikes, conduct.admitted_again_at) == (4, story.now + 64 * lease_s), "by a clock that began anew"
+    for name in "ab":
+        story.join(name, state=(1, "s1"))
+    found_out(story, "x", 1)
+    assert "x" not in story.core.run.kept_out
+    found_out(story, "x", 1)
+    assert "x" in story.core.run.kept_out
+    store.close()
+
+
+def test_25_strikes_that_were_forgiven_stay_so_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conduct_module, "FORGIVEN_LEASES", 0)
+    story = Story(some_settings(steps=1000))
+    story.start("a", "b")
+    conduct = story.core.run.members.sites["b"].conduct
+    story.commit_one("a", "b", state="s0", following="s1")
+    conduct.strikes = 2
+    story.commit_one("a", "b", state="s1", following="s2")
+    assert conduct.strikes == 1
+    story.restart()
+    assert story.core.run.members.sites["b"].conduct.strikes == 1
+
+
+def lost(story: Story, name: str) -> None:
+    story.drop(name)
+    story.wait(story.core.run.limits.lease_s + 1)
+    assert not story.core.run.members.sites[name].live
+
+
+def test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out() -> None:
+    """Nobody waits for it while it fetches its first state."""
+    story = Story(some_settings(steps=1000))
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    for number in range(10):
+        story.join("c", incarnation=number + 1)
+        assert story.core.run.members.sites["c"].standing is Standing.JOINER
+        lost(story, "c")
+    assert story.core.run.members.sites["c"].conduct.strikes == 0
+
+
+def test_25_absence_alone_keeps_no_member_out_for_good() -> None:
+    """It costs the run little: it is admitted after the longest wait each time."""
+    story = Story(some_settings(steps=1000))
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    for number in range(10):
+        site = story.core.run.members.sites.get("c")
+        if site is not None:
+            story.wait(max(0.0, site.conduct.admitted_again_at - story.now) + 0.1)
+        story.join("c", incarnation=number + 1, state=(1, "s1"))
+        assert story.core.run.members.sites["c"].standing is Standing.MEMBER
+        lost(story, "c")
+    conduct = story.core.run.members.sites["c"].conduct
+    assert conduct.strikes == 5
+    assert conduct.admitted_again_at - story.now > 250 * story.core.run.limits.lease_s
+    assert "c" not in story.core.run.kept_out

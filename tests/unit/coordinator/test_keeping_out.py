@@ -151,10 +151,25 @@ def test_two_strangers_whose_start_nobody_has_can_be_sent_away_and_the_run_begin
         story.sites[name].site_id = 0
         story.offer(name, width=8)
     assert story.last("a", m.Admitted).admitted_as is AdmittedAs.SEEDER
+    assert [story.sites[name].site_id for name in "abc"] == [4, 5, 6], "ids of before are not given again"
     for name in "abc":
         story.applied(name, 0, "s0")
     story.commit_one("a", "b", "c", state="s0", following="s1")
     assert story.view.last_commit == 1
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_6_a_reset_gives_no_id_again(restarted: bool) -> None:
+    story = Story(some_settings())
+    story.join("x")
+    story.join("y")
+    assert story.reset() == ""
+    if restarted:
+        story.restart()
+    story.connect("x", incarnation=2)
+    story.sites["x"].site_id = 0
+    story.offer("x")
+    assert story.last("x", m.Admitted).site_id == 3
 
 
 def test_a_start_that_was_taken_back_does_not_come_in_again_with_a_site_that_holds_it() -> None:

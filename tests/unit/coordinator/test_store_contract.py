@@ -17,7 +17,7 @@ from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError
-from atoll.protocol.messages import Commit, DataRange, Member, Open, Plan, Tree
+from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
 from atoll.protocol.settings import settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 
@@ -87,6 +87,7 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
         may_hold=0,
         voided_sync=7,
         contributed=False,
+        strikes=2,
     )
     return replace(record, **changes)  # type: ignore[arg-type]
 
@@ -132,6 +133,7 @@ def a_commit(number: int, loss: float | None = 1.5) -> e.CommitRecord:
         ),
         mean_loss=loss,
         median_loss=loss if loss is None else loss - 0.25,
+        stood_out=Outlier(site_id=1, norm=30.0, limit=1000.0) if number % 2 else None,
         cut=("b (site 2) says 1000000 tokens, which count as 80 (sync.max_weight_ratio)",),
     )
 
@@ -290,6 +292,32 @@ def test_the_newest_exclusions_are_found_again(reopen: Reopen) -> None:
     assert reopen().begin(SETTINGS).exclusions == tuple(kept[-KEPT_EXCLUSIONS:])
 
 
+def test_exclusions_go_when_newer_ones_come_and_with_their_sites(reopen: Reopen) -> None:
+    """Nobody would read them: the store has a row of each that is found again, and no other."""
+    store = reopen()
+    store.begin(SETTINGS)
+    sites = tuple(a_site(n) for n in (1, 2, 3))
+    kept = [
+        e.ExclusionRecord(sync=n, attempt=1, site_id=2 + n % 2, incarnation=7, by_site_id=1, reason=f"in {n}")
+        for n in range(1, 2 * KEPT_EXCLUSIONS)
+    ]
+    store.persist(1, (*sites, *kept), 1.0)
+    assert num_exclusions(store) == KEPT_EXCLUSIONS
+    store.persist(1, (e.ForgetRecord(site_ids=(2,), last_site_id=3),), 2.0)
+    of_the_other = [r for r in kept[-KEPT_EXCLUSIONS:] if r.site_id == 3]
+    assert num_exclusions(store) == len(of_the_other)
+    assert reopen().begin(SETTINGS).exclusions == tuple(of_the_other)
+
+
+def num_exclusions(store: Store) -> int:
+    if isinstance(store, SqliteStore):
+        (found,) = store._db.execute("SELECT count(*) FROM exclusions").fetchone()
+        return int(found)
+    assert isinstance(store, MemoryStore)
+    assert store._kept is not None
+    return len(store._kept.exclusions)
+
+
 def test_an_older_term_may_not_write(reopen: Reopen) -> None:
     store = reopen()
     store.begin(SETTINGS)
@@ -327,8 +355,9 @@ def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> No
     assert reopen().begin(SETTINGS).kept_out == (bad,)
     store = reopen()
     store.begin(SETTINGS)
-    store.persist(3, (e.ResetRecord((a_hash("s0"), a_hash("t0"))), replace(bad, reason="again")), 3.0)
+    store.persist(3, (e.ResetRecord((a_hash("s0"), a_hash("t0")), 7), replace(bad, reason="again")), 3.0)
     found = reopen().begin(SETTINGS)
     assert (found.manifest, found.sites, found.attestations, found.lines) == (None, (), (), ())
+    assert found.last_site_id == 7, "ids are not given again"
     assert found.kept_out == (replace(bad, reason="again"),)
     assert found.void_starts == tuple(sorted((a_hash("s0"), a_hash("t0"))))

@@ -60,7 +60,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     for name in "ab":
         story.ready(name, data=[DataRange(first=story.wants(name, 100)[0].first, num_samples=10)])
     story.failed("a", tensor="weight", outliers="b")
-    assert [c.site_id for c in story.plan().contributors] == [1]
+    assert [c.site_id for c in story.plan().contributors] == [2]
     store.close()
     return story
 
@@ -132,7 +132,7 @@ def test_a_row_that_is_damaged_while_the_store_is_open_does_not_get_a_new_checks
         ("DELETE FROM commits WHERE commit_number = 1", "table commits has 1 rows, the last one is commit 2"),
         ("DELETE FROM commits WHERE commit_number = 2", r"is open on commit 2, the last commit is 1"),
         ("DELETE FROM data_lines", "there is no such line"),
-        ("DELETE FROM data_leases WHERE site_id = 2", "line 0: positions .* are neither done, leased nor open"),
+        ("DELETE FROM data_leases WHERE site_id = 3", "line 0: positions .* are neither done, leased nor open"),
     ],
 )
 def test_a_row_that_is_missing_is_missed(path: Path, statement: str, says: str) -> None:
