@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.mutation.table import MUTATIONS, Mutation
@@ -22,6 +22,8 @@ LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0
 """Of all their tests once, without a mutation."""
 TESTS_FAILED = 1  # pytest's exit code; 2 and above: no test was run
+MAX_TRIES = 3
+"""Of tests that meet real clocks and threads, one may miss a mutation once. That is said, and named at the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class Verdict:
     """Empty if the tests caught it."""
     caught_by: str
     wall_s: float
+    num_tries: int = 1
 
 
 def copy_tree(target: Path) -> None:
@@ -93,7 +96,12 @@ def run_all(trees: list[Path], mutations: tuple[Mutation, ...]) -> list[Verdict]
                 mutation = waiting.popleft()
             except IndexError:
                 return
-            verdict = verdicts[mutation.name] = judge(tree, mutation)
+            verdict = judge(tree, mutation)
+            for num_tries in range(2, MAX_TRIES + 1):
+                if not verdict.problem:
+                    break
+                verdict = replace(judge(tree, mutation), num_tries=num_tries)
+            verdicts[mutation.name] = verdict
             result = f"SURVIVES: {verdict.problem}" if verdict.problem else verdict.caught_by
             print(f"{mutation.name:48} {verdict.wall_s:5.1f} s  {result}", flush=True)
 
@@ -109,6 +117,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("names", nargs="*", help="only mutations whose name contains one of these words")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--tests-pass", action="store_true", help="they did just now: do not run them unmutated first")
     options = parser.parse_args()
     chosen = tuple(m for m in MUTATIONS if not options.names or any(word in m.name for word in options.names))
     with tempfile.TemporaryDirectory(prefix="atoll-mutation-") as folder:
@@ -116,16 +125,19 @@ def main() -> int:
         for tree in trees:
             tree.mkdir()
             copy_tree(tree)
-        # Tests that fail anyway would seem to catch everything.
-        code, output = pytest(trees[0], *sorted({test for m in chosen for test in m.tests}), limit_s=ALL_LIMIT_S)
-        if code:
-            print(output)
-            print("these tests fail without any mutation")
-            return 1
+        if not options.tests_pass:  # tests that fail anyway would seem to catch everything
+            code, output = pytest(trees[0], *sorted({test for m in chosen for test in m.tests}), limit_s=ALL_LIMIT_S)
+            if code:
+                print(output)
+                print("these tests fail without any mutation")
+                return 1
         verdicts = run_all(trees, chosen)
     survived = [v for v in verdicts if v.problem]
     for verdict in survived:  # again: they are lost among the others
         print(f"{verdict.mutation.name}: {verdict.problem}")
+    for verdict in verdicts:
+        if verdict.num_tries > 1 and not verdict.problem:
+            print(f"{verdict.mutation.name}: caught at try {verdict.num_tries} only, by {verdict.caught_by}")
     print(f"{len(verdicts) - len(survived)} of {len(verdicts)} mutations are caught")
     return 1 if survived else 0
 
