@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 ARGS ?=
+JOBS ?= 2
+IN_PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder# fast files first
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint type proto proto-check sim mutate bench soak clean
@@ -30,11 +32,11 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## what CI runs, and then `make mutate`
-	$(BIN)/pytest --durations=20 $(ARGS)
+test: lint type proto-check ## what CI runs, and then `make mutate` (JOBS=2 ARGS="-k name")
+	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included
-	$(BIN)/pytest -m 'not gpu' $(ARGS)
+	$(BIN)/pytest $(IN_PARALLEL) -m 'not gpu' $(ARGS)
 
 sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 sites that all reduce, one of 1,000 (ARGS="--help")
 	$(BIN)/python -m tests.simulation $(ARGS)

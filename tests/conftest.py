@@ -1,5 +1,9 @@
 """For all tests."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.harness import loop_guard
@@ -16,3 +20,16 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("atoll")
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Of tests that run in several processes the summary would not count those that are left out here."""
+    if items and (output := getattr(items[0].config, "workeroutput", None)) is not None:
+        output["num_deselected"] = output.get("num_deselected", 0) + len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    reporter = node.config.pluginmanager.get_plugin("terminalreporter")
+    num_deselected = getattr(node, "workeroutput", {}).get("num_deselected", 0)
+    reporter.stats["deselected"] = [None] * num_deselected  # each process leaves out the same
