@@ -18,6 +18,7 @@ MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
+MAX_WAITS = 64  # sites of each kind that a heartbeat names
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
 MANIFEST_PART_BYTES = 1 << 18  # a thin link must not keep heartbeats waiting behind one part
@@ -227,6 +228,8 @@ class Heartbeat:
     moved_bytes: int = 0
     doing: str = bounded(64, "")
     limit_s: float = 0.0
+    waits_for_contributions: tuple[int, ...] = bounded(MAX_WAITS, ())
+    waits_for_payloads: tuple[int, ...] = bounded(MAX_WAITS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -142,13 +142,17 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
             contributor.counts_from_step = run_step
             if contributor.live and contributor.site_id in attempt.done:
                 contributor.conduct.contributed(run.now, run.limits.lease_s)
+                contributor.num_heard = 0
         if before != (contributor.contributed, contributor.conduct.strikes):
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
-    reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded
+    left_behind = attempt.heard - attempt.done.keys()
+    named = {peer for site_id, peer in attempt.failing if site_id in left_behind}
+    reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded | named
     run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
-    run.trouble.receive_only.note(sync.demoted, plan.sync)
+    run.trouble.held_up_others.note(sync.demoted, plan.sync)
+    run.trouble.receive_only.note(sync.demoted | left_behind, plan.sync)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,

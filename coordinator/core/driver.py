@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from functools import partial
-from heapq import nlargest
 
 from atoll.coordinator.core import (
     accusations,
@@ -17,6 +15,7 @@ from atoll.coordinator.core import (
     plans,
     reach,
     rollback,
+    standstill,
     states,
     weighing,
 )
@@ -125,10 +124,7 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
         run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
         return
     lacks = message.direction is m.Direction.RECEIVING
-    attempt.failing[site.site_id, message.peer_site_id] = lacks
-    if attempt.retry_at is None:
-        # A peer that died is evicted within this, and the next attempt is without it.
-        attempt.retry_at = run.now + run.limits.reconnect_grace_s
+    standstill.note_failure(run, attempt, site.site_id, message.peer_site_id, lacks=lacks)
 
 
 # --- what has become possible
@@ -416,19 +412,7 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
             sync.demoted.add(site_id)
             _hold_against(run, site_id, why)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
-    reported = {reporter for reporter, _ in attempt.failing}  # they wait for the coordinator
-    late = [i for i in survivors if i not in attempt.done and i not in reported]
-    stuck = [i for i, at in zip(late, stuck_at(run, attempt, late), strict=True) if run.now >= at]
-    for i in stuck:
-        hanging = run.members.by_id(i)
-        assert hanging is not None, "who contributes is in the run, or lost"
-        run.trouble.receive_only.note([i], sync.open.sync)
-        if run.now - hanging.progress_at >= 2 * run.limits.stall_s:
-            what = f"has made no progress in sync {sync.open.sync} for {2 * run.limits.stall_s:g} s"
-        else:
-            what = f"went beyond the deadline of sync {sync.open.sync}, {attempt.plan.deadline_s:.0f} s"
-        run.evict(hanging, f"it is connected, but {what} (phase {hanging.heartbeat.phase!r})")
-    return bool(stuck)
+    return standstill.advance(run, sync, attempt, survivors)
 
 
 def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
@@ -465,38 +449,11 @@ def _in_doubt(run: Run, site_id: int) -> bool:
 def _most_are_through(attempt: Attempt, survivors: list[int]) -> list[int]:
     """Those who are done, if they are most and all others say that they could not exchange: their contributions are in
     every payload all the same, and they fetch the commit. None otherwise."""
-    reported = {reporter for reporter, _ in attempt.failing}
+    reported = attempt.reporters()
     through = [i for i in survivors if i in attempt.done]
     if 2 * len(through) <= len(survivors) or not all(i in reported for i in survivors if i not in attempt.done):
         return []
     return through
-
-
-def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
-    """What a site sends or receives is evidence for its peers that it exchanges with, not for itself."""
-    attempt = run.sync.attempt if run.sync is not None else None
-    before = site.heartbeat
-    moved = (message.sent_bytes, message.received_bytes) != (before.sent_bytes, before.received_bytes)
-    if attempt is not None and moved:
-        attempt.traffic_at[site.site_id] = run.now
-
-
-def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]:
-    """Of each site. Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for
-    longer hangs. So does one that says that it gets on while no other site sends or receives anything. Once most are
-    done, the others can only get on with these."""
-    ids = attempt.ids()
-    witnesses = attempt.done if 2 * len(attempt.done) > len(ids) else ids
-    newest = nlargest(2, ((attempt.traffic_at.get(i, 0.0), i) for i in witnesses))  # one of them may be the site itself
-    latest, patience_s = attempt.planned_at + attempt.plan.deadline_s, 2 * run.limits.stall_s
-    found: list[float] = []
-    for site_id in site_ids:
-        site = run.members.by_id(site_id)
-        progress_at = site.progress_at if site else 0.0
-        if len(ids) > 1:
-            progress_at = min(progress_at, next((at for at, i in newest if i != site_id), 0.0))
-        found.append(min(max(progress_at, attempt.planned_at), latest) + patience_s)
-    return found
 
 
 def _peer_away(run: Run, attempt: Attempt) -> bool:

@@ -17,6 +17,7 @@ from atoll.coordinator.core import (
     manifests,
     reach,
     rollback,
+    standstill,
     starting_over,
     states,
 )
@@ -138,7 +139,7 @@ class Core:
                 later.extend(at for at in limits_of_it if at is not None)
                 if attempt.is_weighed:
                     awaited = [i for i in attempt.survivors(sync.failed) if i not in attempt.done]
-                    later.extend(driver.stuck_at(run, attempt, awaited))
+                    later.extend(standstill.stuck_at(run, attempt, awaited))
             times.extend(t for t in later if t > run.now)
         return min(times, default=None)
 
@@ -310,7 +311,7 @@ class Core:
         if site is None:
             self._settled = False
             return
-        driver.note_traffic(self.run, site, message)
+        standstill.note_traffic(self.run, site, message)
         if liveness.has_got_on(site.heartbeat, message):
             site.progress_at = self.run.now
         if message.limit_s != site.heartbeat.limit_s:

@@ -60,6 +60,7 @@ class Site:
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
     conduct: Conduct = field(default_factory=Conduct)
+    num_heard: int = 0  # times in a row that it got no further and said for whom it waits
     waits_with: Offer | None = None  # it has offered, and is not admitted yet
 
     @property

@@ -19,7 +19,7 @@ def make(
 ) -> PlanRecord | None:
     """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
     reducers was tried. Raises ConfigError if it fits nowhere."""
-    on_probation = run.trouble.reduce_nothing.of(sync.open.sync)
+    on_probation = run.trouble.held_back(sync.open.sync)
     newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
     if len(newcomers) < len(contributors):
         on_probation |= newcomers

@@ -38,7 +38,8 @@ class Attempt:
     departed: set[int] = field(default_factory=set)  # left after Done: not waited for
     replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
     failing: dict[Pair, bool] = field(default_factory=dict)  # whether the reporter lacks what its peer owes
-    traffic_at: dict[int, float] = field(default_factory=dict)  # site id -> when it last sent or received something
+    heard: set[int] = field(default_factory=set)  # sites that did not report whom they wait for, and were taken to
+    traffic_at: dict[int, float] = field(default_factory=dict)  # site id -> when it last got or gave chunk data
     retry_at: float | None = None
     no_average: str = ""  # of which tensor, and who says so
     accused: dict[int, str] = field(default_factory=dict)  # whose contributions are to blame for that, and why
@@ -68,6 +69,10 @@ class Attempt:
 
     def ranges_of(self, site_id: int) -> tuple[DataRange, ...]:
         return next((r for i, r in zip(self.ids(), self.ranges, strict=True) if i == site_id), ())
+
+    def reporters(self) -> set[int]:
+        """Sites that could not exchange with somebody, and wait for the coordinator."""
+        return self.heard.union(reporter for reporter, _ in self.failing)
 
     def survivors(self, failed: Mapping[int, str]) -> list[int]:
         """Contributors that are still there and able, ascending."""

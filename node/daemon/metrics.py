@@ -85,7 +85,7 @@ class NodeCollector(Collector):
             "atoll_node_sent_bytes": ("Bytes of chunks sent to peers", facts.sent_bytes),
             "atoll_node_received_bytes": ("Bytes of chunks received from peers", facts.received_bytes),
             "atoll_node_moved_bytes": (
-                "Bytes of chunks that were lacking and came, or that a reducer took",
+                "Bytes of chunks that were lacking and came, or that a site took which lacks them",
                 facts.moved_bytes,
             ),
             "atoll_node_refused_messages": ("Messages refused as malformed, stale or foreign", facts.refused_messages),

@@ -51,6 +51,7 @@ class Observer:
 
     def heartbeat(self) -> m.Heartbeat:
         facts = self.facts()
+        contributions, payloads = self._hub.waits_for()
         return m.Heartbeat(
             phase=facts.phase,
             inner_step=facts.inner_step,
@@ -64,6 +65,8 @@ class Observer:
             moved_bytes=facts.moved_bytes,
             doing=facts.doing[:MAX_DOING_CHARACTERS],
             limit_s=facts.limit_s,
+            waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
+            waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
         )
 
     def facts(self) -> NodeFacts:

@@ -23,7 +23,7 @@ class Counters(Traffic):
     refused: Counter[str] = field(default_factory=Counter)
     """Messages refused here, by reason: corrupt, invalid, stale, refused."""
     moved_bytes: int = 0
-    """Chunk data that got this site on: it was lacking and came, or a reducer took it."""
+    """Chunk data that got a site on: it was lacking here and came, or a site that lacks it was given it."""
     reconnects: int = 0
     """Streams that broke and were opened again."""
 

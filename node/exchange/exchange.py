@@ -131,7 +131,8 @@ class Exchange:
         self._num_lacking = {
             m.site_id: sum(m.site_id in sites for sites in self._lacking.values()) for m in self.others
         }
-        self._moved_bytes = 0
+        self._moved_bytes, self._moved_at = 0, self._loop.time()
+        self._received_bytes = dict.fromkeys(self._num_lacking, 0)  # contributions, by site
         self._progress_of = {m.site_id: self.new_progress() for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self._stored: set[int] = set()
@@ -328,6 +329,9 @@ class Exchange:
         """Whether that site contributes to what is reduced here."""
         return site_id in self._num_lacking
 
+    def is_contributor(self, site_id: int) -> bool:
+        return self.members.get(site_id, (None, False))[1]
+
     def is_lacking(self, site_id: int) -> bool:
         """Whether contributions of that site are missing here."""
         return self._num_lacking[site_id] > 0
@@ -335,6 +339,7 @@ class Exchange:
     def note_contribution_bytes(self, site_id: int, parts: Iterable[peer_pb2.Part]) -> None:
         """What of `parts` is progress of that site."""
         fresh = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
+        self._received_bytes[site_id] += fresh
         self._progress_of[site_id].moved(fresh, self._loop.time())
         self.note_moved(fresh)
 
@@ -344,8 +349,9 @@ class Exchange:
         self.uplink.sent(num_bytes)
 
     def note_moved(self, num_bytes: int) -> None:
-        self._moved_bytes += num_bytes
-        self.counters.moved_bytes += num_bytes
+        if num_bytes > 0:
+            self._moved_bytes, self._moved_at = self._moved_bytes + num_bytes, self._loop.time()
+            self.counters.moved_bytes += num_bytes
 
     def verify(self, items: list[Encoded], check: Callable[[int, bytes], None]) -> None:
         """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
@@ -458,16 +464,30 @@ class Exchange:
             # to noting it; peers wait for that note.
             self.turns.all_sent()
 
-    # --- those who wait for payloads
+    # --- those who wait for payloads, and for whom this site waits
 
-    def waiting(self) -> peer_pb2.Waiting | None:
-        """For those who wait for payloads: that contributions of others are missing here, or this site's own are still
-        on their way. None: it is this site's turn."""
+    def waits_for(self) -> tuple[list[int], list[int]]:
+        """Sites whose contributions are missing here, and reducers that have been sent everything and owe payloads: of
+        those, the ones that may hold up this site. None while something moves."""
+        now = self._loop.time()
+        is_over = self.closed is not None or self._finished.done()
+        if is_over or not self._all_ready or now - self._moved_at < self.pace.stall_s / 4:
+            return [], []
+        lacking = [site_id for site_id, count in self._num_lacking.items() if count]
+        return lacking, [link.member.site_id for link in self.links if link.all_sent and not link.is_done]
+
+    def waiting(self, for_site_id: int) -> peer_pb2.Waiting | None:
+        """For a site that waits for payloads: that contributions of others are missing here, or this site's own are
+        still on their way. None: it is this site's turn."""
         lacking = [site_id for site_id, count in self._num_lacking.items() if count]
         unsent = list(self.turns.unsent)
         if not lacking and not unsent:
             return None
-        return peer_pb2.Waiting(moved_bytes=self._moved_bytes, site_ids=lacking or unsent)
+        return peer_pb2.Waiting(
+            moved_bytes=self._moved_bytes,
+            site_ids=lacking or unsent,
+            received_bytes=self._received_bytes.get(for_site_id, 0),
+        )
 
     # --- peers that make no progress
 
@@ -476,8 +496,10 @@ class Exchange:
 
     def _restart_clocks(self) -> None:
         now = self._loop.time()
-        for progress in (*self._progress_of.values(), *(link.progress for link in self.links)):
+        for progress in self._progress_of.values():
             progress.restart(now)
+        for link in self.links:
+            link.restart_clocks(now)
 
     async def _watch(self) -> None:
         pause_s = self.pace.stall_s / 8

@@ -253,6 +253,11 @@ class Hub:
         for address in [a for a in self._channels if a not in used]:
             self.disconnect(address)
 
+    def waits_for(self) -> tuple[list[int], list[int]]:
+        """Of the exchange under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
+        newest = self._exchanges[max(self._exchanges)] if self._exchanges else None
+        return newest.waits_for() if newest is not None else ([], [])
+
     # --- peers
 
     def served_donor(self) -> Donor:

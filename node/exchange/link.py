@@ -35,8 +35,10 @@ STORES_AHEAD = 4
 """Frames whose payloads wait for the disk before reading pauses."""
 MAX_CORRUPT = 3
 """Streams that may end with bytes that are not right, before the peer has failed."""
-PATIENCE_WINDOWS = 3
-"""How long a reducer may say that it waits for others while nothing moves there. It needs two to find them out."""
+PATIENCE_WINDOWS = 1
+"""How long a reducer may say that it waits for others while nothing moves there. It reports them within half of one."""
+SENT_AGAIN = 2
+"""After streams that broke, at most so many times what there is."""
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
 
@@ -55,8 +57,12 @@ class ReducerLink:
         self.progress = exchange.new_progress()
         self.waits_for: tuple[int, ...] = ()
         """Sites that this reducer says it waits for."""
+        self._patience_s = self._longest_wait_s()
+        self._waits_since = 0.0
         self._peer_moved_bytes = 0  # as it says
         self._peer_moved_at = 0.0
+        self._peer_received_bytes = 0  # of this site's contributions, as it says
+        self._num_written_bytes = 0
         self._num_useful_bytes = 0
         self._num_corrupt = 0
         self._last_error: AtollError | None = None
@@ -70,9 +76,22 @@ class ReducerLink:
     def is_done(self) -> bool:
         return self._done
 
+    def restart_clocks(self, now: float) -> None:
+        """What was before is not held against the peer."""
+        self.progress.restart(now)
+        self._waits_since = self._peer_moved_at = now
+
+    def _longest_wait_s(self) -> float:
+        """How long contributions may be on their way to this reducer: one that is slower than a site may be, or gives
+        nothing for a stall, is reported by the reducer."""
+        exchange = self._exchange
+        pace = exchange.pace
+        num_bytes = SENT_AGAIN * sum(exchange.data.max_bytes(chunk) for chunk in self.chunks)
+        return pace.stall_s + num_bytes / pace.slowest_share(len(exchange.plan.contributors) - 1)
+
     async def run(self) -> None:
         delay_s = RETRY_FIRST_S
-        self._peer_moved_at = self._now()
+        self._waits_since = self._peer_moved_at = self._now()
         while self._wanted():
             before, began_at = self._num_useful_bytes, self._now()
             held = False
@@ -185,6 +204,7 @@ class ReducerLink:
 
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
+        self._num_written_bytes += len(frame)
         self._moved(len(frame))
         self._exchange.note_sent(len(frame))
 
@@ -236,9 +256,9 @@ class ReducerLink:
         await call.done_writing()
         if exchange.contributes:
             self.phase = "waiting for payloads"
-            self._peer_moved_at = self._now()
-            self.progress.restart(self._peer_moved_at)
-            exchange.turns.sent(self.member.site_id, self._peer_moved_at)
+            now = self._now()
+            self.restart_clocks(now)
+            exchange.turns.sent(self.member.site_id, now)
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the exchange."""
@@ -306,13 +326,31 @@ class ReducerLink:
 
     def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
         """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner
-        than it is judged here."""
+        than it is judged here. What it says of this site is known better here."""
         now = self._now()
         self.waits_for = tuple(waiting.site_ids)
         if waiting.moved_bytes != self._peer_moved_bytes:
             self._peer_moved_bytes, self._peer_moved_at = waiting.moved_bytes, now
-        if self.all_sent and now - self._peer_moved_at <= PATIENCE_WINDOWS * self._exchange.pace.window_s:
+        if not self.all_sent:
+            return
+        # What was written may be on its way for long. No more than that can arrive, whatever the peer says.
+        received = min(waiting.received_bytes, self._num_written_bytes)
+        if (more := received - self._peer_received_bytes) > 0:
+            self._peer_received_bytes = received
+            self.progress.moved(more, now)
+            self._exchange.counters.moved_bytes += more  # but it still says that it waits for this peer
+        if self._is_excused(now):
             self.progress.restart(now)
+
+    def _is_excused(self, now: float) -> bool:
+        """Whether those that the peer says it waits for may really hold it up, and for so long."""
+        exchange, peer = self._exchange, self.member.site_id
+        window_s = PATIENCE_WINDOWS * exchange.pace.window_s
+        if now - self._waits_since > self._patience_s or now - self._peer_moved_at > window_s:
+            return False
+        if exchange.me.site_id in self.waits_for:  # it was sent everything, or its contributions are on their way here
+            return exchange.takes_from(peer) and exchange.is_lacking(peer)
+        return any(exchange.is_contributor(site_id) and site_id != peer for site_id in self.waits_for)
 
 
 async def _reason(call: Stream, error: Exception, where: str) -> AtollError:

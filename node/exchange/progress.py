@@ -23,6 +23,11 @@ class Pace:
     def window_s(self) -> float:
         return WINDOW_STALLS * self.stall_s
 
+    def slowest_share(self, share: int) -> float:
+        """Bytes a second that are enough of one of so many peers that share a link, over many windows."""
+        # Bytes come in whole messages, up to a stall apart: the last of a window may fall into the next.
+        return self.slowest_bytes_per_s * (self.window_s - self.stall_s) / self.window_s / max(share, 1)
+
 
 class Progress:
     """Of one peer in one direction. `now` may come from any clock that stands still while the peer is not to blame."""
@@ -30,8 +35,7 @@ class Progress:
     def __init__(self, pace: Pace, now: float, share: int) -> None:
         """`share`: how many such peers share this site's link."""
         self._pace = pace
-        # Bytes come in whole messages, up to a stall apart: the last of a window may fall into the next.
-        self._min_bytes = pace.slowest_bytes_per_s * (pace.window_s - pace.stall_s) / max(share, 1)
+        self._min_bytes = pace.slowest_share(share) * pace.window_s
         self._moved_at = self._window_at = now
         self._window_bytes = 0
 

@@ -135,6 +135,7 @@ class ServedStream:
                     lacking = (item for item in fresh if item.chunk not in self._has_payloads)
                     for frame in pack_frames(lacking, exchange.frame_bytes):
                         await self._send(frame)
+                        exchange.note_moved(len(frame))
                 said_at = loop.time()
             elif num_seen == len(exchange.own_chunks):
                 return
@@ -145,6 +146,6 @@ class ServedStream:
                     await peer.wait(min(delay_s, silent_s) if num_seen < len(exchange.payloads) else silent_s)
                     continue
                 said_at = loop.time()
-                waiting = exchange.waiting()
+                waiting = exchange.waiting(self._member.site_id)
                 if waiting is not None:
                     await self._send(peer_pb2.ExchangeResponse(waiting=waiting).SerializeToString())

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61toll/protocol/v1/peer.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\"\\\n\x04Part\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04hash\x18\x05 \x01(\x0c\"\xdc\x01\n\x0c\x45xchangeOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_term\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x17\n\x0freducer_site_id\x18\x07 \x01(\r\x12\x1b\n\x13reducer_incarnation\x18\x08 \x01(\x04\x12\x14\n\x0chas_payloads\x18\t \x03(\r\"|\n\x0f\x45xchangeRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ExchangeOpenH\x00\x12\x30\n\x0c\x63ontribution\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x42\x06\n\x04\x62ody\"/\n\x05Parts\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"$\n\x04Held\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\r\x12\x0c\n\x04more\x18\x02 \x01(\x08\"0\n\x07Waiting\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\x10\n\x08site_ids\x18\x02 \x03(\r\"\x9f\x01\n\x10\x45xchangeResponse\x12\'\n\x04held\x18\x01 \x01(\x0b\x32\x17.atoll.protocol.v1.HeldH\x00\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12-\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.atoll.protocol.v1.WaitingH\x00\x42\x06\n\x04\x62ody\"a\n\x11\x46\x65tchStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63hunks\x18\x02 \x03(\r\x12\x11\n\thashes_of\x18\x03 \x03(\x04\"?\n\x08HashList\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"e\n\nChunkState\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"t\n\x12\x46\x65tchStateResponse\x12/\n\nhash_lists\x18\x01 \x03(\x0b\x32\x1b.atoll.protocol.v1.HashList\x12-\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1d.atoll.protocol.v1.ChunkState\"a\n\x14\x46\x65tchPayloadsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\r\"?\n\x15\x46\x65tchPayloadsResponse\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"c\n\nDonateOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x12\n\nto_site_id\x18\x02 \x01(\r\x12\x16\n\x0eto_incarnation\x18\x03 \x01(\x04\"*\n\tDonateEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\x84\x01\n\rDonateRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.DonateOpenH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.DonateEndH\x00\x42\x06\n\x04\x62ody\"\x8c\x01\n\x0e\x44onateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0b\x32$.atoll.protocol.v1.FetchStateRequestH\x00\x12;\n\x08payloads\x18\x02 \x01(\x0b\x32\'.atoll.protocol.v1.FetchPayloadsRequestH\x00\x42\x06\n\x04\x62ody\"9\n\x0cProbeRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\":\n\rProbeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header2\xc8\x03\n\x0bPeerService\x12W\n\x08\x45xchange\x12\".atoll.protocol.v1.ExchangeRequest\x1a#.atoll.protocol.v1.ExchangeResponse(\x01\x30\x01\x12[\n\nFetchState\x12$.atoll.protocol.v1.FetchStateRequest\x1a%.atoll.protocol.v1.FetchStateResponse0\x01\x12\x64\n\rFetchPayloads\x12\'.atoll.protocol.v1.FetchPayloadsRequest\x1a(.atoll.protocol.v1.FetchPayloadsResponse0\x01\x12Q\n\x06\x44onate\x12 .atoll.protocol.v1.DonateRequest\x1a!.atoll.protocol.v1.DonateResponse(\x01\x30\x01\x12J\n\x05Probe\x12\x1f.atoll.protocol.v1.ProbeRequest\x1a .atoll.protocol.v1.ProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61toll/protocol/v1/peer.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\"\\\n\x04Part\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04hash\x18\x05 \x01(\x0c\"\xdc\x01\n\x0c\x45xchangeOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_term\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x17\n\x0freducer_site_id\x18\x07 \x01(\r\x12\x1b\n\x13reducer_incarnation\x18\x08 \x01(\x04\x12\x14\n\x0chas_payloads\x18\t \x03(\r\"|\n\x0f\x45xchangeRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ExchangeOpenH\x00\x12\x30\n\x0c\x63ontribution\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x42\x06\n\x04\x62ody\"/\n\x05Parts\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"$\n\x04Held\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\r\x12\x0c\n\x04more\x18\x02 \x01(\x08\"H\n\x07Waiting\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\x10\n\x08site_ids\x18\x02 \x03(\r\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\"\x9f\x01\n\x10\x45xchangeResponse\x12\'\n\x04held\x18\x01 \x01(\x0b\x32\x17.atoll.protocol.v1.HeldH\x00\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12-\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.atoll.protocol.v1.WaitingH\x00\x42\x06\n\x04\x62ody\"a\n\x11\x46\x65tchStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63hunks\x18\x02 \x03(\r\x12\x11\n\thashes_of\x18\x03 \x03(\x04\"?\n\x08HashList\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"e\n\nChunkState\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"t\n\x12\x46\x65tchStateResponse\x12/\n\nhash_lists\x18\x01 \x03(\x0b\x32\x1b.atoll.protocol.v1.HashList\x12-\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1d.atoll.protocol.v1.ChunkState\"a\n\x14\x46\x65tchPayloadsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\r\"?\n\x15\x46\x65tchPayloadsResponse\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"c\n\nDonateOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x12\n\nto_site_id\x18\x02 \x01(\r\x12\x16\n\x0eto_incarnation\x18\x03 \x01(\x04\"*\n\tDonateEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\x84\x01\n\rDonateRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.DonateOpenH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.DonateEndH\x00\x42\x06\n\x04\x62ody\"\x8c\x01\n\x0e\x44onateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0b\x32$.atoll.protocol.v1.FetchStateRequestH\x00\x12;\n\x08payloads\x18\x02 \x01(\x0b\x32\'.atoll.protocol.v1.FetchPayloadsRequestH\x00\x42\x06\n\x04\x62ody\"9\n\x0cProbeRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\":\n\rProbeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header2\xc8\x03\n\x0bPeerService\x12W\n\x08\x45xchange\x12\".atoll.protocol.v1.ExchangeRequest\x1a#.atoll.protocol.v1.ExchangeResponse(\x01\x30\x01\x12[\n\nFetchState\x12$.atoll.protocol.v1.FetchStateRequest\x1a%.atoll.protocol.v1.FetchStateResponse0\x01\x12\x64\n\rFetchPayloads\x12\'.atoll.protocol.v1.FetchPayloadsRequest\x1a(.atoll.protocol.v1.FetchPayloadsResponse0\x01\x12Q\n\x06\x44onate\x12 .atoll.protocol.v1.DonateRequest\x1a!.atoll.protocol.v1.DonateResponse(\x01\x30\x01\x12J\n\x05Probe\x12\x1f.atoll.protocol.v1.ProbeRequest\x1a .atoll.protocol.v1.ProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,33 +43,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELD']._serialized_start=575
   _globals['_HELD']._serialized_end=611
   _globals['_WAITING']._serialized_start=613
-  _globals['_WAITING']._serialized_end=661
-  _globals['_EXCHANGERESPONSE']._serialized_start=664
-  _globals['_EXCHANGERESPONSE']._serialized_end=823
-  _globals['_FETCHSTATEREQUEST']._serialized_start=825
-  _globals['_FETCHSTATEREQUEST']._serialized_end=922
-  _globals['_HASHLIST']._serialized_start=924
-  _globals['_HASHLIST']._serialized_end=987
-  _globals['_CHUNKSTATE']._serialized_start=989
-  _globals['_CHUNKSTATE']._serialized_end=1090
-  _globals['_FETCHSTATERESPONSE']._serialized_start=1092
-  _globals['_FETCHSTATERESPONSE']._serialized_end=1208
-  _globals['_FETCHPAYLOADSREQUEST']._serialized_start=1210
-  _globals['_FETCHPAYLOADSREQUEST']._serialized_end=1307
-  _globals['_FETCHPAYLOADSRESPONSE']._serialized_start=1309
-  _globals['_FETCHPAYLOADSRESPONSE']._serialized_end=1372
-  _globals['_DONATEOPEN']._serialized_start=1374
-  _globals['_DONATEOPEN']._serialized_end=1473
-  _globals['_DONATEEND']._serialized_start=1475
-  _globals['_DONATEEND']._serialized_end=1517
-  _globals['_DONATEREQUEST']._serialized_start=1520
-  _globals['_DONATEREQUEST']._serialized_end=1652
-  _globals['_DONATERESPONSE']._serialized_start=1655
-  _globals['_DONATERESPONSE']._serialized_end=1795
-  _globals['_PROBEREQUEST']._serialized_start=1797
-  _globals['_PROBEREQUEST']._serialized_end=1854
-  _globals['_PROBERESPONSE']._serialized_start=1856
-  _globals['_PROBERESPONSE']._serialized_end=1914
-  _globals['_PEERSERVICE']._serialized_start=1917
-  _globals['_PEERSERVICE']._serialized_end=2373
+  _globals['_WAITING']._serialized_end=685
+  _globals['_EXCHANGERESPONSE']._serialized_start=688
+  _globals['_EXCHANGERESPONSE']._serialized_end=847
+  _globals['_FETCHSTATEREQUEST']._serialized_start=849
+  _globals['_FETCHSTATEREQUEST']._serialized_end=946
+  _globals['_HASHLIST']._serialized_start=948
+  _globals['_HASHLIST']._serialized_end=1011
+  _globals['_CHUNKSTATE']._serialized_start=1013
+  _globals['_CHUNKSTATE']._serialized_end=1114
+  _globals['_FETCHSTATERESPONSE']._serialized_start=1116
+  _globals['_FETCHSTATERESPONSE']._serialized_end=1232
+  _globals['_FETCHPAYLOADSREQUEST']._serialized_start=1234
+  _globals['_FETCHPAYLOADSREQUEST']._serialized_end=1331
+  _globals['_FETCHPAYLOADSRESPONSE']._serialized_start=1333
+  _globals['_FETCHPAYLOADSRESPONSE']._serialized_end=1396
+  _globals['_DONATEOPEN']._serialized_start=1398
+  _globals['_DONATEOPEN']._serialized_end=1497
+  _globals['_DONATEEND']._serialized_start=1499
+  _globals['_DONATEEND']._serialized_end=1541
+  _globals['_DONATEREQUEST']._serialized_start=1544
+  _globals['_DONATEREQUEST']._serialized_end=1676
+  _globals['_DONATERESPONSE']._serialized_start=1679
+  _globals['_DONATERESPONSE']._serialized_end=1819
+  _globals['_PROBEREQUEST']._serialized_start=1821
+  _globals['_PROBEREQUEST']._serialized_end=1878
+  _globals['_PROBERESPONSE']._serialized_start=1880
+  _globals['_PROBERESPONSE']._serialized_end=1938
+  _globals['_PEERSERVICE']._serialized_start=1941
+  _globals['_PEERSERVICE']._serialized_end=2397
 # @@protoc_insertion_point(module_scope)

@@ -185,8 +185,11 @@ class Waiting(_message.Message):
 
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     SITE_IDS_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     moved_bytes: _builtins.int
     """chunk data that this reducer has got and given in this attempt"""
+    received_bytes: _builtins.int
+    """of the contributions of the site to which this is said, in this attempt"""
     @_builtins.property
     def site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """whose contributions are missing here, or who do not take this site's"""
@@ -196,10 +199,11 @@ class Waiting(_message.Message):
         *,
         moved_bytes: _builtins.int = ...,
         site_ids: _abc.Iterable[_builtins.int] | None = ...,
+        received_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "site_ids", b"site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "site_ids", b"site_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

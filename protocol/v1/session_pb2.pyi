@@ -812,6 +812,8 @@ class Heartbeat(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     DOING_FIELD_NUMBER: _builtins.int
     LIMIT_S_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_PAYLOADS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     inner_step: _builtins.int
     steps_per_s: _builtins.float
@@ -824,11 +826,21 @@ class Heartbeat(_message.Message):
     wait_s: _builtins.float
     num_ranks: _builtins.int
     moved_bytes: _builtins.int
-    """chunk data that was lacking and came, or was given to a reducer; no signs of life"""
+    """chunk data that came and was lacking, or was given to a site that lacks it; no signs of life"""
     doing: _builtins.str
     """what the rank does whose time is over first; empty while all wait for the node"""
     limit_s: _builtins.float
     """how long it may do that before the node restarts the workers; 0 while all wait for the node"""
+    @_builtins.property
+    def waits_for_contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of an exchange in which nothing has moved here for a quarter of a stall: at most 64 sites each.
+        of which sites; they depend on nobody else
+        """
+
+    @_builtins.property
+    def waits_for_payloads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of which sites, that have been sent everything"""
+
     def __init__(
         self,
         *,
@@ -844,10 +856,12 @@ class Heartbeat(_message.Message):
         moved_bytes: _builtins.int = ...,
         doing: _builtins.str = ...,
         limit_s: _builtins.float = ...,
+        waits_for_contributions: _abc.Iterable[_builtins.int] | None = ...,
+        waits_for_payloads: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

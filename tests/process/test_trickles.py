@@ -198,13 +198,30 @@ async def waits_and_nothing_moves(say: Say) -> None:
         await asyncio.sleep(0.05)
 
 
-async def waits_and_says_that_something_moves(say: Say) -> None:
+def waits_and_says_that_something_moves(*site_ids: int) -> Callable[[Say], Awaitable[None]]:
+    """`site_ids`: for whom it says that it waits."""
+
+    async def answer(say: Say) -> None:
+        await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+        moved_bytes = 0
+        while True:
+            moved_bytes += 1
+            waiting = peer_pb2.Waiting(moved_bytes=moved_bytes, site_ids=site_ids)
+            await say(peer_pb2.ExchangeResponse(waiting=waiting))
+            await asyncio.sleep(0.05)
+
+    return answer
+
+
+async def waits_for_what_it_was_sent(say: Say) -> None:
+    """It says that more and more of it arrives, at last more than there is."""
     await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
-    moved_bytes = 0
+    received_bytes = 0
     while True:
-        moved_bytes += 1
-        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(moved_bytes=moved_bytes)))
-        await asyncio.sleep(0.05)
+        received_bytes += 1 << 10
+        waiting = peer_pb2.Waiting(moved_bytes=received_bytes, site_ids=[1], received_bytes=received_bytes)
+        await say(peer_pb2.ExchangeResponse(waiting=waiting))
+        await asyncio.sleep(0.02)
 
 
 async def holds_nothing_new_for_ever(say: Say) -> None:
@@ -224,7 +241,11 @@ async def sends_empty_payloads(say: Say) -> None:
     ("answer", "text"),
     [
         (waits_and_nothing_moves, r"no byte for 0\.4 s; it says that it waits for sites 3"),
-        (waits_and_says_that_something_moves, "the attempt is not complete after 5 s"),
+        (waits_and_says_that_something_moves(), r"no byte for 0\.4 s"),
+        (waits_and_says_that_something_moves(1), r"no byte for 0\.4 s; it says that it waits for sites 1"),
+        (waits_and_says_that_something_moves(2), r"no byte for 0\.4 s; it says that it waits for sites 2"),
+        (waits_and_says_that_something_moves(3), r"no byte for 0\.4 s; it says that it waits for sites 3"),
+        (waits_for_what_it_was_sent, r"no byte for 0\.4 s; it says that it waits for sites 1"),
         (holds_nothing_new_for_ever, "refused bytes.*says nothing new"),
         (sends_empty_payloads, "refused bytes.*does not belong here"),
     ],
@@ -237,7 +258,7 @@ def test_a_reducer_that_only_gives_signs_of_life_is_named(
             first, second = await run.add(2)
             first.train(1)
             second.address = address
-            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=5)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=60)
             plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1)) for tree in plan.trees))
             with pytest.raises(PeerError, match=text) as caught:
                 await first.begin(plan).run()
@@ -246,26 +267,75 @@ def test_a_reducer_that_only_gives_signs_of_life_is_named(
     asyncio.run(main())
 
 
-async def waits_and_blames_another(say: Say) -> None:
-    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
-    moved_bytes = 0
-    while True:
-        moved_bytes += 1
-        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(moved_bytes=moved_bytes, site_ids=[3])))
-        await asyncio.sleep(0.05)
-
-
-def test_a_reducer_that_blames_another_for_ever_is_named_itself(tmp_path: Path) -> None:
-    """If site 3 gave it nothing it would say so to the coordinator, which ends the attempt."""
+@pytest.mark.parametrize(
+    ("deadline_s", "text"),
+    [
+        (600.0, r"no byte for 0\.4 s; it says that it waits for sites 3"),
+        (0.2, "it says that it waits for sites 3, and names none of them"),
+    ],
+    ids=["longer than anything is on its way", "beyond the deadline"],
+)
+def test_a_reducer_that_blames_another_for_ever_is_named_itself(tmp_path: Path, deadline_s: float, text: str) -> None:
+    """If site 3 gave it nothing, or too little, it would say so to the coordinator, which ends the attempt."""
 
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run, fake_reducer(waits_and_blames_another) as address:
+        async with (
+            Run(tmp_path, small_layout()) as run,
+            fake_reducer(waits_and_says_that_something_moves(3)) as address,
+        ):
             first, second, _ = await run.add(3)
             first.train(1)
             second.address = address
-            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.4, deadline_s=deadline_s)
+            trees = tuple(replace(tree, parents=(1, -1, 1)) for tree in plan.trees)
+            plan = replace(plan, trees=trees, slowest_bytes_per_s=1 << 30)
+            with pytest.raises(PeerError, match=text) as caught:
+                await first.begin(plan).run()
+            assert caught.value.peer_site_id == 2
+
+    asyncio.run(main())
+
+
+def test_what_is_on_its_way_to_a_reducer_is_waited_for(tmp_path: Path) -> None:
+    """A link may hold for long what was written to it. The reducer says how much of it arrives."""
+    num_said = 0
+
+    async def says_what_arrives(say: Say) -> None:
+        nonlocal num_said
+        await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+        while True:
+            received_bytes = 16 * min(num_said, 30)
+            waiting = peer_pb2.Waiting(moved_bytes=received_bytes, site_ids=[1], received_bytes=received_bytes)
+            await say(peer_pb2.ExchangeResponse(waiting=waiting))
+            num_said += 1
+            await asyncio.sleep(0.1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run, fake_reducer(says_what_arrives) as address:
+            first, second = await run.add(2)
+            first.train(1)
+            second.address = address
+            plan = star_plan(run.layout, run.sites, stall_limit_s=1, slowest_bytes_per_s=16)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1)) for tree in plan.trees))
+            with pytest.raises(PeerError, match=r"no byte for 1\.0 s; it says that it waits for sites 1"):
+                await first.begin(plan).run()
+            assert num_said > 30
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("site_ids", [(1, 3), (4,)], ids=["this site too, which has sent all", "a receiver"])
+def test_whom_a_reducer_cannot_wait_for_is_no_excuse(tmp_path: Path, site_ids: tuple[int, ...]) -> None:
+    answer = waits_and_says_that_something_moves(*site_ids)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run, fake_reducer(answer) as address:
+            first, second, third, fourth = await run.add(4)
+            first.train(1)
+            second.address = address
+            plan = star_plan(run.layout, [first, second, third], [fourth], stall_limit_s=0.4, deadline_s=60)
             plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1, 1)) for tree in plan.trees))
-            with pytest.raises(PeerError, match="it says that it waits for sites 3, and names none of them") as caught:
+            with pytest.raises(PeerError, match=r"no byte for 0\.4 s; it says that it waits for sites") as caught:
                 await first.begin(plan).run()
             assert caught.value.peer_site_id == 2
 

@@ -257,6 +257,7 @@ def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct:
     if name is None or node is None or len(world.nodes) < 2:
         return None
     world.story.tell("world", f"{name} {misconduct.what}")
+    world.hostile.add(name)
     handle, hostile = node.core.handle, world.nodes[name]
 
     def handle_so(event: e.Event, now: float) -> list[e.Output]:
@@ -303,26 +304,39 @@ class _KeptBack(list[Encoded]):
 
 
 def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
-    """As a reducer it takes contributions and says for ever that it waits for others, who have sent everything; of
-    what it says that it moves meanwhile, some is true, or none."""
+    """As a reducer it takes contributions and says for ever that it waits: for all others, who have sent everything,
+    for one of them, for itself, or for nobody. Of what it says that it moves meanwhile, some is true, or none; so it
+    speaks to its peers, and to the coordinator as well."""
     hostile = _misbehave(world, fault, generator, Misconduct(what="says as a reducer only that it waits"))
     if hostile is None:
         return
     assert hostile.node is not None
     hub = hostile.node.hub
-    begin, claims_to_move = hub.begin, generator.random() < 0.5
+    begin, claims_to_move, tells_the_coordinator = hub.begin, generator.random() < 0.5, generator.random() < 0.5
+    named, draw = generator.choice(["all", "all", "one", "itself", "nobody"]), generator.randrange(1 << 30)
+
+    def names(exchange: Exchange) -> list[int]:
+        others = [member.site_id for member in exchange.others]
+        one = others[draw % len(others)] if others else 0
+        return {"all": others, "one": [one], "itself": [exchange.me.site_id], "nobody": []}[named]
 
     def begin_so(*args: Any, **options: Any) -> Exchange:
         exchange = begin(*args, **options)
         exchange.payloads = _KeptBack()
         num_said = 0
 
-        def waiting() -> peer_pb2.Waiting:
+        def waiting(for_site_id: int) -> peer_pb2.Waiting:
             nonlocal num_said
             num_said += claims_to_move
-            return peer_pb2.Waiting(moved_bytes=num_said, site_ids=[member.site_id for member in exchange.others])
+            hub.counters.moved_bytes += claims_to_move and tells_the_coordinator
+            return peer_pb2.Waiting(moved_bytes=num_said, site_ids=names(exchange), received_bytes=num_said)
+
+        def waits_for() -> tuple[list[int], list[int]]:
+            return names(exchange), []
 
         exchange.waiting = waiting  # type: ignore[method-assign]
+        if tells_the_coordinator:
+            exchange.waits_for = waits_for  # type: ignore[method-assign]
         return exchange
 
     hub.begin = begin_so  # type: ignore[method-assign]

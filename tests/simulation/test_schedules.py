@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Answer, Content, Difference, MergeMode, Values
 from atoll.node.core.state import SiteState
 from atoll.node.exchange.spill import Spilled
@@ -20,7 +21,7 @@ from atoll.protocol import wire
 from atoll.protocol.errors import DigestMismatch, RefusedError
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
-from tests.simulation.faults import FAULTS, Fault, draw_faults, strike
+from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, strike, waiting_only
 from tests.simulation.large import NUM_SYNCS, large
 from tests.simulation.processes import SimDataPlane
 from tests.simulation.world import Outcome, World, draw_shape_of, play, with_a_straggler
@@ -85,6 +86,33 @@ def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing() -> No
         cut = Fault(kind="power_cut", after_events=8 + seed % 20, delay_s=0.02, lasts_s=5.0, draw=seed)
         outcome = one(8300 + seed, [cut])
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
+def beside_one_that_only_waits(seed: int) -> tuple[Outcome, list[str]]:
+    """With what other sites were evicted for while the run went on."""
+    evicted: list[str] = []
+
+    async def faults(world: World) -> None:
+        await world.events(10 + 5 * seed, MOST_WAIT_S)
+        hostile = Fault(kind="waiting_only", after_events=0, delay_s=0.0, lasts_s=300.0, draw=seed)
+        waiting_only(world, hostile, random.Random(seed))
+        while world.checks.finished is None and world.loop.time() < hostile.lasts_s:
+            await world.events(1, 1.0)
+        sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
+        evicted.extend(f"{s.name}: {s.evicted}" for s in sites if s.evicted and s.name not in world.hostile)
+        await asyncio.sleep(max(0.0, hostile.lasts_s - world.loop.time()) + 1)
+
+    return play(seed, faults, draw_shape_of(seed, num_sites=2 + seed % 3)), evicted
+
+
+def test_beside_a_reducer_that_only_waits_no_other_site_is_evicted() -> None:
+    num_found = 0
+    for seed in range(1, 17):
+        outcome, evicted = beside_one_that_only_waits(seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert not evicted, f"seed {seed}: {evicted}\n{outcome.story}"
+        num_found += "could not exchange" in outcome.story
+    assert num_found > 4
 
 
 def while_replaced(seed: int, kind: str, lasts_s: float) -> tuple[Outcome, list[tuple[int, str]], int]:

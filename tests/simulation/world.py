@@ -178,6 +178,8 @@ class World:
         self.num_faults: Counter[str] = Counter()
         self.full_disks: set[str] = set()
         self.short_disks: set[str] = set()
+        self.hostile: set[str] = set()
+        """Sites that meant harm at some time."""
         self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
         self._operator: asyncio.Task[None] | None = None

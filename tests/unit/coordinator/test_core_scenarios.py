@@ -259,8 +259,8 @@ def test_7_a_contributor_that_beats_but_does_nothing_is_evicted() -> None:
     planned(story, "a", "b", "c")
     story.done("a", "s0")
     for i in range(15):
-        story.says("a", m.Heartbeat(phase="waiting for commit", sent_bytes=i))  # payloads go to b
-        story.says("b", m.Heartbeat(phase="exchanging", moved_bytes=i, received_bytes=i))
+        story.says("a", m.Heartbeat(phase="waiting for commit", moved_bytes=i))  # payloads go to b
+        story.says("b", m.Heartbeat(phase="exchanging", moved_bytes=i))
         story.wait(1.0)
     assert [c.site_id for c in story.plan().contributors] == [1, 2]
     assert "evicted c (site 3): it is connected, but has made no progress in sync 1" in "\n".join(story.log)

@@ -7,7 +7,7 @@ import pytest
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.topology import Reducer, direct
-from atoll.coordinator.core.trouble import Probation
+from atoll.coordinator.core.trouble import Probation, Trouble
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.layout import Role
 from atoll.protocol.time_limits import PRESETS
@@ -78,3 +78,18 @@ def test_probation_doubles_for_who_fails_again_soon() -> None:
     probation.note([7], 200)
     assert [sync for sync in range(200, 210) if probation.of(sync)] == [200, 201], "that was long ago"
     assert probation.of(201) == {7}
+
+
+def test_who_held_up_the_others_is_remembered_for_long() -> None:
+    trouble = Trouble()
+    trouble.held_up_others.note([7], 10)
+    assert [sync for sync in range(10, 30) if trouble.held_back(sync)] == [10, 11, 12, 13, 14]
+    trouble.held_up_others.note([7], 100)
+    assert [sync for sync in range(100, 200) if trouble.held_back(sync)] == list(range(100, 133))
+    trouble.held_up_others.note([7], 9000)
+    assert trouble.held_back(9004) == {7}
+    assert not trouble.held_back(9005), "that was long ago"
+    for sync in range(10000, 10100):
+        trouble.held_up_others.note([7], sync)
+    assert trouble.held_back(10100 + 2048 - 1) == {7}
+    assert not trouble.held_back(10100 + 2048), "there is an end to it"

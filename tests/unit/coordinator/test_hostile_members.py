@@ -7,6 +7,7 @@ simulated; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ class Silent(Story):
 class Play:
     """`kind`: what the strangers do once they were admitted with a state hash that they copied.
 
-    mute: heartbeats that say that they train; ready: Ready, and never a byte; waiting: the same, and as a reducer they
-    say for ever that they wait for an honest site; liar: Ready, and reports against honest sites.
+    mute: heartbeats that say that they train; ready: Ready, and never a byte; waiting: they contribute, and as reducers
+    say for ever that they wait for all others; together: for each other; liar: Ready, and reports against honest sites.
     """
 
     def __init__(self, kind: str, num_strangers: int = 2, window_s: float = 0.25) -> None:
@@ -79,28 +80,28 @@ class Play:
             del story.sent[:-50]
 
     def beat(self) -> None:
-        """Heartbeats. Who exchanges sends and receives something; strangers say what they like."""
+        """Heartbeats. Who exchanges gets or gives something, unless it waits for a stranger and says so; strangers say
+        what they like."""
         story = self.story
         if story.now < self.beaten_at + story.core.run.limits.heartbeat_s:
             return
         self.beaten_at, self.num_beats = story.now, self.num_beats + 1
+        ids = [story.sites[name].site_id for name in self.strangers if name in story.sites]
+        sync = story.core.run.sync
+        attempt = sync.attempt if sync is not None else None
+        lacked = self.lacked(attempt.plan) if attempt is not None and is_weighed(attempt.plan) else 0
         for name in (*HONEST, *self.strangers):
             if (site := self.site(name)) is None or site.hello is None:
                 continue
-            sync = story.core.run.sync
-            exchanges = sync is not None and sync.attempt is not None and site.site_id not in sync.attempt.done
-            moves = name in self.strangers or exchanges
-            story.says(
-                name,
-                m.Heartbeat(
-                    phase=f"exchanging {self.num_beats}" if name in self.strangers else "training",
-                    doing="step",
-                    inner_step=self.num_beats,
-                    limit_s=1000,
-                    moved_bytes=self.num_beats if moves else 0,
-                    sent_bytes=self.num_beats if moves else 0,
-                ),
-            )
+            beat = m.Heartbeat(phase="training", doing="step", inner_step=self.num_beats, limit_s=1000)
+            if name in self.strangers:
+                beat = replace(beat, phase=f"exchanging {self.num_beats}", moved_bytes=self.num_beats)
+                if self.kind == "together":
+                    beat = replace(beat, waits_for_contributions=tuple(i for i in ids if i != site.site_id))
+            elif attempt is not None and site.site_id not in attempt.done:
+                beat = replace(beat, moved_bytes=0 if lacked else self.num_beats, inner_step=0)
+                beat = replace(beat, waits_for_payloads=(lacked,) if lacked else ())
+            story.says(name, beat)
 
     # --- honest sites
 
@@ -136,8 +137,7 @@ class Play:
             if took_s >= self.tick_s:
                 story.done(name, f"s{plan.base_commit}")
             return
-        waits = self.kind == "waiting" and any(plan.contributors[top_of(t)].site_id == stranger for t in plan.trees)
-        if took_s >= (plan.deadline_s if waits else plan.stall_limit_s):
+        if took_s >= plan.stall_limit_s * (2 if self.kind == "together" and len(plan.contributors) == 5 else 1):
             self.reported.add((name, *key))
             peer = next(n for n in self.strangers if self.story.sites[n].site_id == stranger)
             story.failed(name, peer, lacks=True)
@@ -149,7 +149,7 @@ class Play:
         reducing = {plan.contributors[top_of(t)].site_id for t in plan.trees}
         if self.kind == "liar":
             return 0
-        if self.kind == "waiting":  # its contributions arrive
+        if self.kind in ("waiting", "together"):  # its contributions arrive
             strangers = [i for i in strangers if i in reducing]
         return next(iter(strangers), 0)
 
