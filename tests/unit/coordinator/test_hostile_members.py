@@ -189,7 +189,7 @@ def commits(kind: str, num_strangers: int) -> Iterator[int]:
     yield play.commit - before
 
 
-@pytest.mark.parametrize("kind", ["mute", "ready", "waiting", "liar"])
+@pytest.mark.parametrize("kind", ["mute", "ready", "waiting", "together", "liar"])
 def test_7_three_honest_sites_keep_their_pace_beside_two_strangers(kind: str) -> None:
     (alone,) = commits(kind, 0)
     (beside,) = commits(kind, 2)
