@@ -880,7 +880,7 @@ MUTATIONS = (
         file="coordinator/core/decisions.py",
         old="    run.trouble.held_up_others.note(sync.demoted, plan.sync)\n",
         new="",
-        tests=(HOSTILE,),
+        tests=(WAITS,),
     ),
     Mutation(
         name="a report ends what most have done",

@@ -129,6 +129,32 @@ def test_7_of_a_reducer_that_only_waits_no_honest_site_is_evicted(named: str) ->
         assert story.view.num_evicted == 1
 
 
+def test_7_who_held_up_the_others_contributes_soon_and_reduces_much_later() -> None:
+    story = Story(some_settings(min_sites=4, steps=1000))
+    story.start("a", "b", "c", "r")
+    story.commit_one("a", "b", "c", "r", state="s0", following="s1")
+    for name in "abcr":
+        story.ready(name)
+    for name in "abc":
+        story.failed(name, "r", lacks=True)
+    story.wait(LIMITS.reconnect_grace_s)
+    contributes, reduces = [], []
+    for sync in range(2, 10):
+        for name in "abcr":
+            story.ready(name)
+        plan, contributing = story.plan(), contributors(story)
+        assert plan.sync == sync
+        contributes += [sync] if 4 in contributing else []
+        reduces += [sync] if 4 in reducers(story) else []
+        for name in "abcr":
+            if story.sites[name].site_id in contributing:
+                story.done(name, f"s{sync - 1}", plan=plan)
+        for name in "abcr":
+            story.applied(name, sync, f"s{sync}")
+    assert contributes == [4, 5, 6, 7, 8, 9]
+    assert reduces == [7, 8, 9]
+
+
 def test_7_a_reducer_that_waits_for_a_site_that_gives_nothing_is_not_blamed_for_it() -> None:
     story = exchanging("a", "b", "r", "x")
     until = story.now + FOUND_S
