@@ -18,6 +18,7 @@ MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
+MAX_LISTED_DONORS = 64  # that it is told of at once; of others when it asks again
 MAX_WAITS = 64  # sites of each kind that a heartbeat names
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
@@ -381,7 +382,7 @@ class Attestation:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     attested: tuple[Attestation, ...] = bounded(MAX_LOG_COMMITS, ())
-    donors: tuple[Donor, ...] = bounded(MAX_MEMBERS, ())
+    donors: tuple[Donor, ...] = bounded(MAX_LISTED_DONORS, ())
     commits: tuple[Commit, ...] = bounded(MAX_LOG_COMMITS, ())
     more: bool = False
 

@@ -21,6 +21,8 @@ MAX_SESSION_MESSAGE_BYTES = 32 << 20
 MAX_CONNECTIONS = 256
 """Of a server that says no other bound."""
 HANDSHAKE_LIMIT_MS = 10_000
+MAX_CALLS_EACH = 64
+"""At once on one connection, by far more than anybody here needs; the next one waits at the caller or is refused."""
 IDLE_LIMIT_S = 60.0
 """For a connection without a call; who closes it early costs the next call a connection."""
 
@@ -88,6 +90,11 @@ def server_options(
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
         ("grpc.http2.settings_timeout", HANDSHAKE_LIMIT_MS),
         ("grpc.max_connection_idle_ms", round(1000 * idle_limit_s)),
+        ("grpc.max_concurrent_streams", MAX_CALLS_EACH),
+        # An event loop takes one call a round. By default some of those that wait are cancelled beyond 1,000: a crowd
+        # that comes together, each with its first call, must find room.
+        ("grpc.server.max_pending_requests", max_connections),
+        ("grpc.server.max_pending_requests_hard_limit", max_connections + 1),
     ]
 
 

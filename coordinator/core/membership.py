@@ -57,6 +57,7 @@ class Site:
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
     waits_for_sources: FindSources | None = None
+    num_sources_asked: int = 0
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
     conduct: Conduct = field(default_factory=Conduct)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
+from atoll.coordinator.core import donors as listed
 from atoll.coordinator.core.disputes import Dispute
 from atoll.coordinator.core.events import AttestationRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -284,6 +285,7 @@ def num_holding_commit_0(run: Run) -> int:
 def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
     if not site.live:
         return
+    site.num_sources_asked += 1
     sources = sources_for(run, site, message)
     own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1
     if run.finished is not None and not sources.donors and (own_log_ends or not sources.commits):
@@ -321,13 +323,17 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         return m.Sources()
     commits = _listed_after(run, request.after_commit) if request.has_state else ()
     least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
-    donors = tuple(
-        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied)
+    holders = [
+        s
         for s in run.members.connected()
         if s is not site
         and s.applied is not None
         and s.applied >= least
         and known.get(s.applied, s.state_hash) == s.state_hash
+    ]
+    donors = tuple(
+        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied or 0)
+        for s in listed.chosen(holders, site, request.undialled_site_ids)
     )
     if run.log.attested:
         attested = run.log.attestations({d.commit for d in donors})

@@ -16,6 +16,7 @@ from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
+from atoll.protocol import ring
 from atoll.protocol.errors import (
     AtollError,
     HostError,
@@ -42,8 +43,6 @@ ARRIVAL_STALLS = 0.125
 BUSY_S = 0.1
 MAX_BUSY_DOUBLINGS = 5
 """A donor that serves others rests for BUSY_S, then for twice as long, ..., while others are asked."""
-GOLDEN = 0x9E3779B1
-"""2^32 divided by the golden ratio: multiples of it, modulo 2^32, are spread evenly, however many there are."""
 
 
 class Donors:
@@ -175,7 +174,7 @@ class Donors:
         """Those that failed least, the newest, and from a place in the ring of ids that is another for each site: sites
         that join have the highest ids, one after the other."""
         ids = sorted(d.site_id for d in self.known.donors)
-        first = ids[(self._header.site_id * GOLDEN % (1 << 32) * len(ids)) >> 32] if ids else 0
+        first = ids[ring.place(self._header.site_id, len(ids))] if ids else 0
 
         def place(donor: Donor) -> tuple[int, int, bool, int]:
             num_failures = self._failures[donor_key(donor), self._expected.is_here(donor)]
@@ -237,7 +236,8 @@ class Donors:
         await asyncio.sleep(ASK_AGAIN_S)
         absent = self._to_be_asked_to_dial()
         self._expected.expect([(donor.site_id, donor.incarnation) for donor in absent])
-        self.known.learn(await self._refresh(tuple(donor.site_id for donor in absent)))
+        here = [donor for donor in self.known.donors if self._expected.is_here(donor)]
+        self.known.learn(await self._refresh(tuple(donor.site_id for donor in absent)), here)
         if absent:
             await asyncio.sleep(ASK_AGAIN_S)  # they are on their way
             await self._expected.wait_for_first(ARRIVAL_STALLS * self._pace.stall_s)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from atoll.protocol.layout import Manifest, state_hash
-from atoll.protocol.messages import Commit, Donor, Sources
+from atoll.protocol.messages import MAX_LISTED_DONORS, Commit, Donor, Sources
 
 
 class Known:
@@ -19,10 +21,14 @@ class Known:
         self.unavailable: set[int] = set()
         """Commits whose payloads no donor has any more."""
 
-    def learn(self, sources: Sources) -> None:
+    def learn(self, sources: Sources, here: Iterable[Donor] = ()) -> None:
+        """`here`: donors that have dialled this site. They stay where the coordinator has others to tell of now."""
         self.attested.update((a.commit, a.state_hash) for a in sources.attested)
         self.commits.update((c.commit, c) for c in sources.commits)
         self.donors = sources.donors
+        if len(sources.donors) >= MAX_LISTED_DONORS:
+            listed = {(d.site_id, d.incarnation) for d in sources.donors}
+            self.donors += tuple(d for d in here if (d.site_id, d.incarnation) not in listed)
 
     @property
     def newest(self) -> int:

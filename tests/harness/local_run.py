@@ -191,14 +191,21 @@ class LocalRun:
         status: Status = json.loads(reply.json)
         return status
 
-    def wait(self, condition: Callable[[Status], bool], timeout_s: float, what: str = "the condition") -> Status:
+    def wait(
+        self,
+        condition: Callable[[Status], bool],
+        timeout_s: float,
+        what: str = "the condition",
+        status: Callable[[], Status] | None = None,
+    ) -> Status:
+        """`status`: another way to ask than over gRPC."""
         deadline = time.monotonic() + timeout_s
         while True:
-            status = self.status()
-            if condition(status):
-                return status
+            found = (status or self.status)()
+            if condition(found):
+                return found
             assert time.monotonic() < deadline, (
-                f"{what}: not within {timeout_s} s; status:\n{json.dumps(status, indent=1)}"
+                f"{what}: not within {timeout_s} s; status:\n{json.dumps(found, indent=1)}"
             )
             time.sleep(POLL_S)
 

@@ -16,6 +16,8 @@ TEXT = "tests/unit/protocol/test_text.py"
 FORGETTING = "tests/unit/coordinator/test_forgetting.py"
 PAGES = "tests/unit/protocol/test_pages.py"
 DESCRIPTORS = "tests/unit/protocol/test_descriptors.py"
+TRANSPORT = "tests/unit/protocol/test_transport.py"
+LISTED_DONORS = "tests/unit/coordinator/test_listed_donors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
@@ -173,7 +175,23 @@ MUTATIONS = (
         file="protocol/transport.py",
         old='("grpc.max_allowed_incoming_connections", max_connections)',
         new='("grpc.max_allowed_incoming_connections", 1 << 20)',
-        tests=("tests/unit/protocol/test_transport.py",),
+        tests=(TRANSPORT,),
+    ),
+    Mutation(
+        name="a crowd's calls are cancelled while they wait",
+        rule="as many calls may wait for a server as it takes connections",
+        file="protocol/transport.py",
+        old='("grpc.server.max_pending_requests", max_connections)',
+        new='("grpc.server.max_pending_requests", max_connections // 2)',
+        tests=(TRANSPORT,),
+    ),
+    Mutation(
+        name="a connection has any number of calls",
+        rule="calls at once are bounded for each connection",
+        file="protocol/transport.py",
+        old='("grpc.max_concurrent_streams", MAX_CALLS_EACH)',
+        new='("grpc.max_concurrent_streams", 1 << 20)',
+        tests=(TRANSPORT,),
     ),
     Mutation(
         name="the limit of descriptors stays as it was",
@@ -2389,10 +2407,58 @@ MUTATIONS = (
         tests=(COORDINATOR_STORIES,),
     ),
     Mutation(
+        name="a joiner is told of everybody",
+        rule="a site is told of a few donors at once",
+        file="coordinator/core/donors.py",
+        old="if len(holders) <= MAX_LISTED_DONORS:",
+        new="if True:",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="a joiner is told of the same donors again",
+        rule="a site that asks again is told of other donors",
+        file="coordinator/core/states.py",
+        old="    site.num_sources_asked += 1\n",
+        new="",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="a crowd is told of the same donors",
+        rule="each site is told of donors from another place in the ring",
+        file="coordinator/core/donors.py",
+        old="ring.place(asking.site_id, len(others)) + moved",
+        new="moved",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="donors of an old state are listed before new ones",
+        rule="a site is told of the newest donors",
+        file="coordinator/core/donors.py",
+        old="sorted(others[first:] + others[:first], key=lambda s: -(s.applied or 0))",
+        new="others[first:] + others[:first]",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="a donor that is to dial a joiner is not named to it",
+        rule="donors that a site cannot dial are named as long as it asks for them",
+        file="coordinator/core/donors.py",
+        old="to_dial = [s for s in holders if s.site_id in undialled_ids]",
+        new="to_dial: list[Site] = []",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="a donor that has dialled is lost with the next answer",
+        rule="donors that have dialled a site stay its donors",
+        file="node/exchange/sources.py",
+        old="if len(sources.donors) >= MAX_LISTED_DONORS:",
+        new="if False:",
+        tests=(SOURCES,),
+    ),
+    Mutation(
         name="everybody joins from the same donors",
         rule="sites that join one after the other ask different donors",
         file="node/exchange/donors.py",
-        old="first = ids[(self._header.site_id * GOLDEN % (1 << 32) * len(ids)) >> 32] if ids else 0",
+        old="first = ids[ring.place(self._header.site_id, len(ids))] if ids else 0",
         new="first = ids[0] if ids else 0",
         tests=(DONORS,),
     ),

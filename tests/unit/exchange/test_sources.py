@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.node.exchange.sources import Known
 from atoll.protocol.layout import Manifest, state_hash
-from atoll.protocol.messages import Attestation, Commit, Sources
+from atoll.protocol.messages import MAX_LISTED_DONORS, Attestation, Commit, Donor, Sources
 
 MANIFEST = Manifest(tensors=())
 OLD, NEW = [b"a" * 32, b"b" * 32], [b"c" * 32, b"b" * 32]
@@ -57,3 +57,14 @@ def test_the_way_from_a_version_to_the_newest_commit() -> None:
     found.learn(Sources(commits=(commit(7),)))
     assert [v for v in range(9) if found.can_replay(v)] == [5, 6, 7]
     assert Known(MANIFEST, ()).newest == -1
+
+
+def test_a_donor_that_dialled_this_site_stays_though_the_coordinator_tells_of_others() -> None:
+    offered = tuple(Donor(site_id=i, incarnation=1, address="", commit=3) for i in range(1, MAX_LISTED_DONORS + 3))
+    here, found = offered[-2:], known()
+    found.learn(Sources(donors=offered[:-2]), here)
+    assert found.donors == offered
+    found.learn(Sources(donors=offered[2:]), here)
+    assert found.donors == offered[2:], "not twice"
+    found.learn(Sources(donors=offered[:5]), here)
+    assert found.donors == offered[:5], "those are all that there are"

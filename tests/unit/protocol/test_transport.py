@@ -6,7 +6,9 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,6 +18,7 @@ from atoll.protocol import addresses, errors, status, transport
 from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
 
 NUM_CALLERS = 8
+PATIENCE_S = 30.0
 
 
 @pytest.mark.parametrize(
@@ -220,5 +223,83 @@ def test_connections_beyond_the_bound_of_a_server_are_closed_as_they_come() -> N
             writer.close()
         await server.stop(0)
         assert num_taken == 3
+
+    asyncio.run(main())
+
+
+def test_as_many_calls_wait_for_a_busy_server_as_it_takes_connections() -> None:
+    """Each is answered once the event loop is free; those beyond are cancelled at once."""
+    most, beyond, num_channels = 100, 50, 3
+
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1000, max_connections=most)
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Call": grpc.unary_unary_rpc_method_handler(Echo().call)
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        with ExitStack() as stack:
+            channels = [
+                stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", options=transport.channel_options(1000)))
+                for _ in range(num_channels)
+            ]
+            methods: list[Any] = [channel.unary_unary("/test.Echo/Call") for channel in channels]
+            await asyncio.to_thread(lambda: [method(b"", timeout=PATIENCE_S) for method in methods])
+            ended = threading.Semaphore(0)
+            # Two more: grpc's bound is exclusive, and the server has asked for one call.
+            calls = [methods[i % num_channels].future(b"x") for i in range(most + 2 + beyond)]
+            for call in calls:
+                call.add_done_callback(lambda _: ended.release())
+            # No `await`: the event loop takes no call in the meantime.
+            assert all(ended.acquire(timeout=PATIENCE_S) for _ in range(beyond)), "more than those wait"
+            answers = await asyncio.to_thread(lambda: [call.exception(timeout=PATIENCE_S) for call in calls])
+        await server.stop(0)
+        assert [error for error in answers if error is None] == [None] * (most + 2)
+        assert {error.code() for error in answers if error is not None} == {grpc.StatusCode.CANCELLED}
+
+    asyncio.run(main())
+
+
+def test_a_connection_has_a_bound_of_calls_at_once() -> None:
+    num_calls = transport.MAX_CALLS_EACH + 5
+
+    async def main() -> None:
+        begun, most_begun = 0, 0
+        full, end = asyncio.Event(), asyncio.Event()
+
+        async def hold(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            nonlocal begun, most_begun
+            begun += 1
+            most_begun = max(most_begun, begun)
+            if begun == transport.MAX_CALLS_EACH:
+                full.set()
+            await end.wait()
+            begun -= 1
+            return data
+
+        server = transport.create_server(max_message_bytes=1000)
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Call": grpc.unary_unary_rpc_method_handler(Echo().call),
+            "Hold": grpc.unary_unary_rpc_method_handler(hold),
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        channel, another = (
+            transport.open_channel(f"127.0.0.1:{port}", credentials=None, max_message_bytes=1000) for _ in range(2)
+        )
+        method: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/test.Echo/Hold")
+        after: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = another.unary_unary("/test.Echo/Call")
+        async with asyncio.timeout(PATIENCE_S):
+            calls = [asyncio.ensure_future(method(b"x")) for _ in range(num_calls)]
+            await full.wait()
+            await after(b"x")  # the server takes calls in the order in which they come
+            end.set()
+            await asyncio.gather(*calls, return_exceptions=True)  # of those beyond, some wait and some are refused
+        await channel.close()
+        await another.close()
+        await server.stop(0)
+        assert most_begun == transport.MAX_CALLS_EACH
 
     asyncio.run(main())
