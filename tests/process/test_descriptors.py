@@ -28,7 +28,7 @@ SLOW = [*WORKER, "--step-delay-s", "0.02"]
 
 
 def all_connected(status: Status) -> bool:
-    return sum(site["connected"] for site in status["sites"]) == NUM_SITES
+    return [site["connected"] for site in status["sites"]].count(True) == NUM_SITES
 
 
 def contributed(status: Status, name: str) -> bool:
