@@ -1,6 +1,7 @@
 """For all tests."""
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,4 +33,4 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 def pytest_testnodedown(node: Any) -> None:
     reporter = node.config.pluginmanager.get_plugin("terminalreporter")
     num_deselected = getattr(node, "workeroutput", {}).get("num_deselected", 0)
-    reporter.stats["deselected"] = [None] * num_deselected  # each process leaves out the same
+    reporter.stats["deselected"] = [SimpleNamespace()] * num_deselected  # each process leaves out the same
