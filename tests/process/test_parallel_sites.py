@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersLeft,
 )
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
+from tests.harness.chaos import descendants
 from tests.harness.failures import unexpected
+from tests.harness.sockets import listening, outside_loopback
 
 RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
 SHAPES = {"first.bias": (5,), "first.weight": (5, 3), "second.bias": (1,), "second.weight": (1, 3)}
@@ -122,56 +127,57 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     node.publish(outer)
     await node.asked(5, 1, apply(MergeMode.REPLACE, 3, 6))
     await node.expect(Merged)
-    await node.asked(6, 0, Answer(kind=AnswerKind.STOP, reason="done"))
+    event = await node.expect(BoundaryAsked)
+    assert (event.step, event.seq) == (6, 0)
+    opened = listening(descendants(os.getpid()))
+    assert len(opened) >= 2, "the store, and what the ranks opened for each other"
+    assert not outside_loopback(opened)
+    node.server.answer(1, 6, 0, Answer(kind=AnswerKind.STOP, reason="done"))
     await node.expect(WorkersLeft)
     biases = [np.concatenate((v["first.bias"], v["second.bias"])).tolist() for v in (outer, moved(outer, 1))]
     return biases[0], biases[1]
 
 
-async def run(kind: str, environment: dict[str, str]) -> None:
+async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureFixture) -> None:
     node = ScriptedNode()
     await node.server.start()
     settings = settings_to_json(RunSettings(run_id="parallel"))
     node.server.begin(
         1, 2, Greeting(settings_json=settings, site_name="berlin", data_paths=(), run_seed=1, resumed=False)
     )
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(RANKS), kind,
-        env={**os.environ, **environment, "ATOLL_SOCKET": node.server.path, "ATOLL_GENERATION": "1",
-             "OMP_NUM_THREADS": "1"},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    output = asyncio.create_task(process.communicate())
+    ended: asyncio.Future[WorkersExit] = asyncio.get_running_loop().create_future()
+    config = LaunchConfig(command=(str(RANKS), kind), num_ranks=2, environment=environment)
+    launcher = Launcher(config, ended.set_result, unexpected)
     script = asyncio.create_task(follow(node))
     try:
-        await asyncio.wait((output, script), return_when=asyncio.FIRST_COMPLETED)
-        if not script.done():
-            pytest.fail(f"the ranks ended early:\n{(await output)[0].decode()}")
+        await launcher.start(1, node.server.path)
+        await asyncio.wait((ended, script), return_when=asyncio.FIRST_COMPLETED)
+        assert script.done(), f"the ranks ended early: {ended.result().text}"
         outer, local = script.result()
-        text = (await output)[0].decode()
-        assert process.returncode == 0, text
+        ending = await ended
+        assert ending.code == 0, ending.text
         for rank in range(2):
-            found = re.search(rf"rank {rank} outer (\[.*?\]) local (\[.*?\])", text)
-            assert found is not None, text
+            found = re.search(rf"rank {rank} outer (\[.*?\]) local (\[.*?\])", output.text)
+            assert found is not None, output.text
             assert [float(v) for v in found[1][1:-1].split(",")] == outer
             assert [float(v) for v in found[2][1:-1].split(",")] == local
     finally:
         script.cancel()
-        await node.server.close()  # ends the ranks, also those whose agent is killed
-        if process.returncode is None:
-            process.kill()
-        await output
+        await launcher.stop()
+        await node.server.close()
         for buffer in node.buffers:
             buffer.close()
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks(kind: str) -> None:
-    asyncio.run(run(kind, {"CUDA_VISIBLE_DEVICES": ""}))
+def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, OUTPUT_LOGGER)
+    asyncio.run(run(kind, {"CUDA_VISIBLE_DEVICES": ""}, caplog))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks_on_gpus(kind: str) -> None:
+def test_two_ranks_on_gpus(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Needs two GPUs: NCCL has no two ranks on one."""
-    asyncio.run(run(kind, {}))
+    caplog.set_level(logging.INFO, OUTPUT_LOGGER)
+    asyncio.run(run(kind, {}, caplog))

@@ -1,6 +1,6 @@
 """One rank of a DDP or FSDP2 site whose every step is known: each takes 0.75 from every weight and 0.5 from every bias.
 
-torchrun ... parallel_ranks.py ddp|fsdp2 [STEP]
+Each rank: parallel_ranks.py ddp|fsdp2 [STEP]
 
 From STEP on rank 1 changes a bias of its own copy by hand.
 """
