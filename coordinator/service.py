@@ -15,7 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core import manifests
+from atoll.coordinator.core import evidence, manifests
 from atoll.coordinator.core.events import (
     Answer,
     CloseStream,
@@ -30,6 +30,7 @@ from atoll.coordinator.core.events import (
     ReadCommits,
     ReadManifest,
     Received,
+    Recompute,
     Report,
     ResetAsked,
     RollbackAsked,
@@ -176,6 +177,7 @@ class CoordinatorServer:
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
         self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
+        self._computing: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
@@ -363,9 +365,14 @@ class CoordinatorServer:
                     self._events.put_nowait((read, None))
                 case ReadManifest():
                     self._reading = asyncio.create_task(self._read_manifest(output))  # one at a time
+                case Recompute():
+                    self._computing = asyncio.create_task(self._recompute(output))  # another one is of a later dispute
 
     async def _read_manifest(self, asked: ReadManifest) -> None:
         self._events.put_nowait((await asyncio.to_thread(manifests.read, asked), None))
+
+    async def _recompute(self, asked: Recompute) -> None:
+        self._events.put_nowait((await asyncio.to_thread(evidence.recompute, asked), None))
 
     async def _send_sources(self, stream: _Stream, sources: messages.Sources) -> None:
         """In parts, encoded in a thread: a long log of many sites is tens of megabytes."""

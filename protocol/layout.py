@@ -160,6 +160,16 @@ def chunk_runs(manifest: Manifest, chunk_elements: int) -> Iterator[tuple[Tensor
                     yield spec, 1, rest
 
 
+def chunk_at(manifest: Manifest, chunk_elements: int, index: int) -> tuple[TensorSpec, int]:
+    """The tensor of a chunk, and its number of elements, without a list of all. Raises IndexError if there is none."""
+    first = 0
+    for spec, count, elements in chunk_runs(manifest, chunk_elements):
+        if index < first + count:
+            return spec, elements
+        first += count
+    raise IndexError(f"chunk {index} of {first}")
+
+
 def num_chunks(manifest: Manifest, chunk_elements: int) -> int:
     """Of the whole model. Raises ConfigError if they are more than any run may have."""
     total = sum(count for _, count, _ in chunk_runs(manifest, chunk_elements))

@@ -23,6 +23,7 @@ MAX_WAITS = 64  # sites of each kind that a heartbeat names
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
 MANIFEST_PART_BYTES = 1 << 18  # a thin link must not keep heartbeats waiting behind one part
+EVIDENCE_PART_BYTES = 1 << 18
 
 
 def bounded(limit: int, default: Any = None) -> Any:
@@ -259,10 +260,23 @@ class LeaseRequest:
     wanted: int
 
 
+class Evidence(IntEnum):
+    UNSPECIFIED = 0
+    CHUNK_HASHES = 1
+    RECORD = 2
+    PAYLOAD_HASHES = 3
+    PAYLOAD = 4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
+class Shown:
     commit: int
-    num_damaged: int
+    evidence: Evidence
+    chunk: int
+    first_byte: int
+    total_bytes: int
+    data: bytes = bounded(EVIDENCE_PART_BYTES, b"")
+    text: str = bounded(1024, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,7 +307,7 @@ SiteMessage = (
     | FindSources
     | Leave
     | LeaseRequest
-    | Verified
+    | Shown
     | PayloadList
     | ManifestPart
     | CommitRebuilt
@@ -400,8 +414,17 @@ class ListPayloads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verify:
+class Disputed:
     commit: int
+    is_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Show:
+    commit: int
+    evidence: Evidence
+    chunk: int = 0
+    first_byte: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,7 +490,8 @@ CoordinatorMessage = (
     | Abandoned
     | Sources
     | Evicted
-    | Verify
+    | Disputed
+    | Show
     | ListPayloads
     | RebuildCommit
     | RolledBack

@@ -58,6 +58,11 @@ def top_of(tree: Tree) -> int:
     return tree.parents.index(-1) if -1 in tree.parents else -1
 
 
+def payload_hash(data: bytes | bytearray | memoryview) -> bytes:
+    """The hash of an encoded chunk, as it travels."""
+    return Digest("atoll/payload/v1").data(data).finish()
+
+
 def payload_digest(run_id: str, plan: Plan | Commit, payload_hashes: list[bytes]) -> bytes:
     """Over contributors, weights and the hash of each chunk's payload in chunk order (empty chunks left out)."""
     digest = Digest("atoll/payloads/v1").text(run_id).uint(plan.sync).uint(plan.term).uint(plan.attempt)

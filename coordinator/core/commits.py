@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Persisted
 from atoll.protocol.messages import Attestation, Commit, Outlier
 
 MAX_LOSS_POINTS = 1024
-REPORTS_OF_COMMITS = 4
+REPORTS_OF_COMMITS = 3
+"""One less than the hashes of chunks that sites keep: those of the commit before are needed to settle a dispute."""
 ATTESTATIONS_IN_SOURCES = 8
 
 
@@ -18,10 +18,10 @@ ATTESTATIONS_IN_SOURCES = 8
 class Judgement:
     """What reports of one commit's state hash amount to."""
 
-    attest: bytes | None  # to be persisted; None: nothing new
-    losers: tuple[int, ...]  # sites whose state is not the run's
+    attest: bytes | None = None  # to be persisted; None: nothing new
+    losers: tuple[int, ...] = ()  # sites whose state is not the run's
     against: bytes = b""
-    tied: tuple[int, ...] = ()  # sites of which nobody knows who is right
+    claims: Mapping[bytes, tuple[int, ...]] = field(default_factory=dict)  # disputed if they are several
 
 
 class CommitLog:
@@ -191,42 +191,49 @@ class CommitLog:
         for votes in (*self._reports.values(), *self._witnesses.values()):
             votes.pop(site_id, None)
 
+    def is_heard(self, commit: int, site_id: int) -> bool:
+        """Whether its own word of that commit counts: it has computed that state."""
+        return site_id in self._reports.get(commit, {}) or site_id in self._witnesses.get(commit, {})
+
     def has_reported(self, commit: int, site_ids: Collection[int]) -> bool:
         return set(site_ids) <= set(self._reports.get(commit, {}))
 
     def reported(self) -> list[int]:
         return sorted(self._reports)
 
-    def judge(self, commit: int, awaited: Collection[int], present: Collection[int]) -> Judgement:
-        """The first report attests. Where reports of contributors differ, the majority is right once all of `awaited`
-        have reported. Then sites that are no party count too: who applied the commit without contributing to it has
-        computed it from the record and the payloads alone.
+    def disprove(self, commit: int, wrong: Collection[bytes]) -> None:
+        """These hashes of the commit are not the right one, whoever said so. All who said another are heard alike."""
+        votes = self._reports.get(commit, {}) | self._witnesses.pop(commit, {})
+        self._reports[commit] = {site_id: value for site_id, value in votes.items() if value not in wrong}
+        if self.attested.get(commit) in wrong:
+            del self.attested[commit]
+            self._from_store.discard(commit)
 
-        In a tie: the hash that a former start of the coordinator attested; else the majority of those `present`.
+    def judge(self, commit: int, live: Collection[int], present: Collection[int]) -> Judgement:
+        """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`.
+
+        Claims that differ are disputed, however many sites make them, while one of these is at that commit.
         """
-        votes = self._reports.get(commit, {})
-        if len(set(votes.values())) > 1:
-            votes = votes | self._witnesses.get(commit, {})
+        if not self._reports.get(commit):
+            return Judgement()
+        votes = self._reports[commit] | self._witnesses.get(commit, {})
+        claims: dict[bytes, tuple[int, ...]] = {}
+        for site_id, value in votes.items():
+            if site_id in live:
+                claims[value] = (*claims.get(value, ()), site_id)
         attested = self.attested.get(commit)
-        counts: Counter[bytes] = Counter()
-        if attested is not None:
-            counts[attested] = 1 if commit in self._from_store else 0
-        counts.update(votes.values())  # in the order of arrival, which decides ties
-        if not counts:
-            return Judgement(None, ())
-        if len(counts) > 1 and not set(awaited) <= set(votes):
-            return Judgement(None, ())
-        best = [h for h in counts if counts[h] == max(counts.values())]
-        if len(best) > 1 and not (attested in best and commit in self._from_store):
-            here = Counter(h for s, h in votes.items() if s in present and h in best)
-            best = [h for h in best if here[h] == max(here.values(), default=0)]
-            if len(best) > 1 and here:
-                return Judgement(
-                    None, (), tied=tuple(sorted(s for s, h in votes.items() if s in present and h in best))
-                )
-        winner = attested if attested in best else best[0]
-        losers = tuple(sorted(s for s, h in votes.items() if h != winner))
-        return Judgement(winner if winner != attested else None, losers, winner)
+        if attested is None:
+            return Judgement(attest=next(iter(self._reports[commit].values())), claims=claims)
+        if len(claims) == 1:
+            (claim, sites), here = next(iter(claims.items())), [s for s in votes if s in present]
+            if claim == attested or not here:
+                return Judgement()
+            if commit not in self._from_store or len(here) > 1:
+                return Judgement(attest=claim)
+            # Who said otherwise, to a former start of the coordinator, may come back; if not, one word is not enough.
+            is_last = all(s in votes for s in self.contributors(commit) if s in live)
+            return Judgement(losers=sites, against=attested) if is_last else Judgement()
+        return Judgement(claims=claims if any(s in present for s in votes) else {})
 
     def attest(self, commit: int, state_hash: bytes) -> None:
         self.attested[commit] = state_hash

@@ -1,49 +1,91 @@
-"""Sites that hold different states of one commit, as many on each side: they check their own bytes, and whose are
-damaged is wrong. If that does not tell, the run is paused and names them."""
+"""Sites that hold different states of one commit: what is claimed, what was asked for and what is known of it.
+
+Whose state is right is found out in `evidence.py`; see docs/decisions/0020-disputes.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.membership import Site
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.messages import Evidence
+
+Holders = Mapping[bytes, Sequence[Site]]
+"""State hash -> who claims it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A part of the evidence, and the hash that it must have."""
+
+    evidence: Evidence
+    commit: int
+    chunk: int = 0
+    expected: bytes
+    most_bytes: int
+
+    def in_words(self) -> str:
+        match self.evidence:
+            case Evidence.CHUNK_HASHES:
+                return f"the hashes of the chunks after commit {self.commit}"
+            case Evidence.RECORD:
+                return f"chunk {self.chunk} as it was after commit {self.commit}"
+            case Evidence.PAYLOAD_HASHES:
+                return f"the hashes of the payloads of commit {self.commit}"
+            case _:
+                return f"the payload of chunk {self.chunk} in commit {self.commit}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """One site, for one part after the other."""
+
+    need: Need
+    site_id: int
+    stream: int
+    until: float
+    data: bytearray = field(default_factory=bytearray)
+    total_bytes: int = 0
 
 
 @dataclass(slots=True)
 class Dispute:
     commit: int
-    until: float  # a run that is told to stop does not wait for answers any longer
-    asked: dict[int, int] = field(default_factory=dict)  # site id -> stream on which it was asked
-    damaged: dict[int, int] = field(default_factory=dict)  # site id -> chunks that are not what they should be
+    claims: tuple[bytes, ...]  # state hashes; the first two are compared
+    until: float  # a run that is told to stop does not wait for evidence any longer
+    asked: Asked | None = None
+    found: dict[Need, bytes] = field(default_factory=dict)
+    tried: set[tuple[Need, int]] = field(default_factory=set)  # streams on which it was asked for, in vain
+    told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
+    request: int = 0  # of the computation that is under way
+    chunk: int | None = None  # the first one in which the two differ
+    computed: bytes | None = None  # its hash
+    problem: str = ""  # why it cannot be computed here
+    undecided: str = ""  # why nobody can find out, as things stand
 
-    def to_ask(self, tied: Sequence[Site]) -> list[Site]:
-        """Who is to hear Verify now; each stream once."""
-        found = [s for s in tied if s.stream is not None and s.site_id not in self.damaged]
-        found = [s for s in found if self.asked.get(s.site_id) != s.stream]
-        for site in found:
-            assert site.stream is not None
-            self.asked[site.site_id] = site.stream
-        return found
+    def is_over(self, now: float) -> bool:
+        """Whether no answer can decide it as things stand, or none came in time."""
+        return bool(self.undecided) or now >= self.until
 
-    def wrong(self, tied: Sequence[Site]) -> list[Site]:
-        """Those whose bytes are damaged, once all have answered; none if all are, because then nobody is right."""
-        if not all(s.site_id in self.damaged for s in tied):
-            return []
-        damaged = [s for s in tied if self.damaged[s.site_id]]
-        return damaged if len(damaged) < len(tied) else []
-
-    def is_over(self, tied: Sequence[Site], now: float) -> bool:
-        """Whether no answer can decide it any more, or none came in time."""
-        return now >= self.until or all(s.site_id in self.damaged for s in tied)
-
-    def in_words(self, tied: Sequence[Site]) -> str:
-        sides: dict[bytes, list[str]] = {}
-        for site in tied:
-            sides.setdefault(site.state_hash, []).append(site.label)
-        hold = ", ".join(f"{' and '.join(names)} {value.hex()[:12]}" for value, names in sides.items())
+    def in_words(self, holders: Holders) -> str:
+        sides = {claim: " and ".join(site.label for site in sites) for claim, sites in holders.items()}
+        hold = ", ".join(f"{names} {claim.hex()[:12]}" for claim, names in sides.items())
         text = f"sites hold different states of commit {self.commit} ({hold})"
-        if not all(s.site_id in self.damaged for s in tied):
-            return f"{text}; their bytes are being checked"
-        which = "none" if not any(self.damaged[s.site_id] for s in tied) else "all"
-        which += " of them find damage: keep those out that you do not trust (atoll evict NAME --keep-out)"
-        return f"{text}, and {which}"
+        if not self.undecided:
+            return f"{text}; their states are being checked"
+        return f"{text}, and {self.undecided}: keep those out that you do not trust (atoll evict NAME --keep-out)"
+
+
+def first_difference(one: bytes, other: bytes) -> int:
+    """The first chunk whose hash is not the same in two lists of one length."""
+    for chunk in range(len(one) // DIGEST_BYTES):
+        part = slice(DIGEST_BYTES * chunk, DIGEST_BYTES * (chunk + 1))
+        if one[part] != other[part]:
+            return chunk
+    raise AssertionError("lists with different hashes differ")
+
+
+def hash_at(hashes: bytes, chunk: int) -> bytes:
+    return hashes[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)]

@@ -481,7 +481,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
     dones = [attempt.done[i] for i in survivors]
     base = attempt.plan.base_commit
     if len({d.state_hash for d in dones}) > 1:
-        states.judge(run, base, ())
+        states.judge(run, base)
         attempt.spoiled = attempt.spoiled or f"contributors hold different states of commit {base}"
         return True
     planned = weights(attempt.plan)

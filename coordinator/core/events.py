@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.protocol.layout import Manifest
+from atoll.protocol.layout import Manifest, Role
 from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.settings import OuterSettings, SyncSettings
 
 # --- events
 
@@ -348,9 +348,20 @@ class ManifestRead:
     """Why the run cannot have it: it is none, is too large, or is not the run's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recomputed:
+    """The answer to Recompute."""
+
+    request: int
+    chunk_hash: bytes
+    """Of the new record."""
+    problem: str = ""
+    """Why it cannot be computed here."""
+
+
 Event = (
     StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | EvictAsked
-    | LetInAsked | ResetAsked | CommitsRead | ManifestRead
+    | LetInAsked | ResetAsked | CommitsRead | ManifestRead | Recomputed
 )  # fmt: skip
 
 
@@ -405,6 +416,19 @@ class ReadManifest:
     """The run's; None if this becomes it."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """`evidence.recompute` away from the event loop: a chunk takes a second. Recomputed answers."""
+
+    request: int
+    role: Role
+    dtype: str
+    num_elements: int
+    outer: OuterSettings
+    record: bytes
+    payload: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """To a person who asked for something: what came of it. After everything that was persisted before."""
@@ -414,7 +438,7 @@ class Answer:
     """Empty: it is done."""
 
 
-Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest | Answer
+Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest | Recompute | Answer
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from atoll.coordinator.core import (
     admission,
     divergence,
     driver,
+    evidence,
     forgetting,
     going_back,
     keeping_out,
@@ -34,6 +35,7 @@ from atoll.coordinator.core.events import (
     Output,
     Persisted,
     Received,
+    Recomputed,
     ResetAsked,
     RollbackAsked,
     StopAsked,
@@ -124,6 +126,8 @@ class Core:
             times.append(part_due)
         if run.going_back is not None:
             times.append(run.going_back.until)
+        if run.dispute is not None and run.dispute.asked is not None:
+            times.append(run.dispute.asked.until)
         if run.disputed and run.stop_reason and run.dispute is not None and run.now < run.dispute.until:
             times.append(run.dispute.until)
         sync = run.sync
@@ -196,6 +200,8 @@ class Core:
                 rollback.commits_read(run, event)
             case ManifestRead():
                 manifests.taken(run, event)
+            case Recomputed():
+                evidence.taken(run, event)
             case Tick():
                 pass
 
@@ -292,8 +298,8 @@ class Core:
                 going_back.rebuilt(run, site, message)
             case m.Diverged():
                 divergence.diverged(run, site, message)
-            case m.Verified():
-                states.verified(run, site, message)
+            case m.Shown():
+                evidence.shown(run, site, message)
             case m.LeaseRequest():
                 leases.request(run, number, site, message)
 

@@ -100,6 +100,7 @@ class Run:
         self.dispute: Dispute | None = None
         self.dispute_is_over = False  # it is, and stays, undecided
         self.disputed = ""  # who holds different states of one commit, while nobody knows who is right
+        self.num_recomputed = 0  # chunks, to settle disputes
         self.num_wrong_states = 0
         self.num_refused = 0
         self.num_malformed = 0

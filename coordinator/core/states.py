@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from atoll.coordinator.core import donors as listed
+from atoll.coordinator.core import evidence
 from atoll.coordinator.core.disputes import Dispute
 from atoll.coordinator.core.events import AttestationRecord
 from atoll.coordinator.core.membership import Site, Standing
@@ -120,13 +121,15 @@ def advance(run: Run) -> None:
     for commit in run.log.reported():
         contributors = run.log.contributors(commit)
         awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
-        judge(run, commit, awaited)
+        judge(run, commit)
         if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
             undecided.add(commit)
+    if not run.disputed:
+        run.dispute = None
     attempt = run.sync.attempt if run.sync is not None else None
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
-        if known is None or site.state_hash == known or site.site_id in run.log.contributors(site.applied or 0):
+        if known is None or site.state_hash == known or run.log.is_heard(site.applied or 0, site.site_id):
             continue
         # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
         if site.applied not in undecided or (attempt is not None and site.site_id in attempt.done):
@@ -151,19 +154,16 @@ def _say_the_last_state(run: Run) -> None:
             run.send(site, run.finished_message())
 
 
-def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
+def judge(run: Run, commit: int) -> None:
+    live = {s.site_id for s in run.members.live()}
     present = {s.site_id for s in run.members.live() if s.applied == commit}
-    judgement = run.log.judge(commit, awaited, present)
-    if judgement.tied:
-        _dispute(run, commit, judgement.tied)
-        return
+    judgement = run.log.judge(commit, live, present)
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
         if old is not None:
             run.report(
                 logging.ERROR,
-                f"most sites hold commit {commit} with hash {judgement.attest.hex()[:12]}, not {old.hex()[:12]} as "
-                "reported at first",
+                f"commit {commit} has hash {judgement.attest.hex()[:12]}, not {old.hex()[:12]} as reported at first",
             )
         run.log.attest(commit, judgement.attest)
         run.persist(AttestationRecord(commit, judgement.attest))
@@ -172,40 +172,51 @@ def judge(run: Run, commit: int, awaited: Collection[int]) -> None:
         site = run.members.by_id(site_id)
         if site is not None and site.live and site.applied == commit:
             _evict_for_state(run, site, commit, judgement.against)
+    if len(judgement.claims) > 1 and not run.disputed:  # else one of an older commit is settled first
+        _dispute(run, commit, judgement.claims)
 
 
-def _dispute(run: Run, commit: int, tied: tuple[int, ...]) -> None:
+def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> None:
     """Nothing is planned or committed until it is known who is wrong."""
-    if run.dispute is None or run.dispute.commit != commit:
-        run.dispute = Dispute(commit, run.now + run.limits.give_up_s)
-    sites = [site for i in tied if (site := run.members.by_id(i)) is not None]
-    for site in run.dispute.to_ask(sites):
-        run.send(site, m.Verify(commit=commit))
-    run.disputed = run.dispute.in_words(sites)
-    run.dispute_is_over = run.dispute.is_over(sites, run.now)
-    wrong = run.dispute.wrong(sites)
-    if not wrong:
+    dispute, order = run.dispute, tuple(claims)
+    if dispute is None or dispute.commit != commit or dispute.claims[:2] != order[:2]:
+        dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
+    dispute.claims = order
+    if evidence.expire(run, dispute):
+        judge(run, commit)
         return
-    right = next(s.state_hash for s in sites if s not in wrong)
-    for site in wrong:
-        num_damaged = run.dispute.damaged.pop(site.site_id)
-        run.report(logging.ERROR, f"{site.label} finds {num_damaged} chunks of commit {commit} damaged on its disk")
-        run.log.forget(site.site_id)
-        _evict_for_state(run, site, commit, right)
+    holders = {claim: [s for i in ids if (s := run.members.by_id(i)) is not None] for claim, ids in claims.items()}
+    finding = evidence.look_into(run, dispute, holders)
+    if finding.wrong:
+        _settle(run, commit, finding)
+        return
+    run.disputed = dispute.in_words(holders)
+    run.dispute_is_over = dispute.is_over(run.now)
+    for site in [s for sites in holders.values() for s in sites if s.applied == commit and s.stream is not None]:
+        said = (site.stream or 0, bool(dispute.undecided))
+        if dispute.told.get(site.site_id) != said:
+            dispute.told[site.site_id] = said
+            run.send(site, m.Disputed(commit=commit, is_over=said[1]))
+
+
+def _settle(run: Run, commit: int, finding: evidence.Finding) -> None:
+    """Who holds a state that is proved wrong gives it up."""
     run.dispute, run.disputed = None, ""
-    judge(run, commit, ())
+    run.log.disprove(commit, finding.wrong)
+    for value in finding.wrong:
+        run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {finding.why[value]}")
+    judge(run, commit)  # whoever is left says what the run's is
+    known = run.log.attested.get(commit, b"")
+    for site in run.members.live():
+        if site.applied == commit and site.state_hash in finding.wrong:
+            _evict_for_state(run, site, commit, known, finding.why[site.state_hash])
 
 
-def verified(run: Run, site: Site, message: m.Verified) -> None:
-    if run.dispute is not None and run.dispute.commit == message.commit and site.applied == message.commit:
-        run.dispute.damaged[site.site_id] = message.num_damaged
-
-
-def _evict_for_state(run: Run, site: Site, commit: int, known: bytes) -> None:
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "") -> None:
     attempt = run.sync.attempt if run.sync else None
     reason = (
-        f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}; it must "
-        "fetch the state again"
+        f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"
+        f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
     if attempt is not None and site.site_id in attempt.ids():
         attempt.spoiled = f"{site.label} took part from another state"

@@ -19,7 +19,7 @@ MAX_FETCHES_AT_THE_END = 3
 def hold(ctx: Context, outer: Outer) -> None:
     ctx.site.outer = outer
     ctx.site.lacks = 0
-    ctx.site.is_disputed = False  # what was, is another state
+    ctx.site.is_disputed = ctx.site.is_checked = False  # what was, is another state
     ctx.send(m.Applied(commit=outer.commit, state_hash=outer.state_hash))
 
 

@@ -14,6 +14,8 @@ from atoll.protocol.messages import (
     Member,
     Outlier,
     Plan,
+    Show,
+    Shown,
     SiteMessage,
     Sources,
 )
@@ -283,10 +285,11 @@ class PayloadsListed:
     hashes: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateVerified:
-    commit: int
-    num_damaged: int
+@dataclass(frozen=True, slots=True)
+class EvidenceShown:
+    """What was asked for, or that it is not here."""
+
+    shown: Shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +340,7 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | ModelKept | Published | StateVerified | DiskRolledBack | LeaveAsked | DataPlaneFailed
+    | ApplyFailed | ModelSaved | ModelKept | Published | EvidenceShown | DiskRolledBack | LeaveAsked | DataPlaneFailed
     | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
 )  # fmt: skip
 
@@ -511,10 +514,10 @@ class DialBack:
 
 
 @dataclass(frozen=True, slots=True)
-class VerifyState:
-    """Count the chunks that do not have their hash, or come out otherwise from a snapshot and the log."""
+class ShowEvidence:
+    """One part of what settles a dispute, if it is here. EvidenceShown answers."""
 
-    commit: int
+    asked: Show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,6 +558,6 @@ class Exit:
 Output = (
     Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
     | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
-    | DropModel | DistrustState | VerifyState | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers
+    | DropModel | DistrustState | ShowEvidence | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers
     | DialBack | AnswerDraw | Report | Exit
 )  # fmt: skip

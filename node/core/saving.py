@@ -84,7 +84,7 @@ def _counts(ctx: Context, saving: Saving) -> bool:
     site = ctx.site
     if is_attested(ctx, saving):
         return True
-    if site.is_verifying:
+    if site.is_checked:
         saving.keep_at = None  # counts anew from what is found: the answer to that needs its time
         return False
     if saving.keep_at is None:

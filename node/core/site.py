@@ -30,7 +30,7 @@ from atoll.node.core.events import (
     ProbePeers,
     SeedState,
     SendManifest,
-    VerifyState,
+    ShowEvidence,
 )
 from atoll.node.core.state import Outer, SiteState, Snapshot, SnapshotPhase
 from atoll.protocol import messages as m
@@ -179,11 +179,8 @@ class SiteCore:
             case events.PeersProbed(unreachable_site_ids):
                 self.site.unreachable_site_ids = unreachable_site_ids
                 syncs.ready(self.ctx)  # again, if it was said before
-            case events.StateVerified(commit=commit, num_damaged=num_damaged):
-                level = logging.ERROR if num_damaged else logging.INFO
-                self.site.is_verifying = False
-                self.ctx.report(level, f"{num_damaged} chunks of the state of commit {commit} here are damaged")
-                self.ctx.send(m.Verified(commit=commit, num_damaged=num_damaged))
+            case events.EvidenceShown(shown):
+                self.ctx.send(shown)
             case events.CommitRebuilt():
                 rollback.rebuilt(self.ctx, event)
             case events.DiskRolledBack():
@@ -277,10 +274,11 @@ class SiteCore:
                 exchange = syncs.current(self.ctx, sync, plan_term, attempt)
                 if exchange is not None and exchange.payload_digest is not None:
                     self.ctx.emit(ListPayloads(sync=sync, attempt=attempt, term=plan_term))
-            case m.Verify(commit=commit):
-                if self.site.outer is not None and self.site.outer.commit == commit:
-                    site.is_verifying = site.is_disputed = True
-                    self.ctx.emit(VerifyState(commit))
+            case m.Disputed(commit=commit, is_over=is_over):
+                if site.outer is not None and site.outer.commit == commit:
+                    self._disputed(is_over)
+            case m.Show():
+                self.ctx.emit(ShowEvidence(message))
             case m.RebuildCommit():
                 rollback.rebuild_asked(self.ctx, message)
             case m.RolledBack():
@@ -374,6 +372,17 @@ class SiteCore:
             self.ctx.send(exchange.failure)
 
     # --- eviction, leaving, the end
+
+    def _disputed(self, is_over: bool) -> None:
+        site = self.ctx.site
+        assert site.outer is not None
+        if not site.is_disputed or site.is_checked == is_over:
+            how = "nobody can find out whose is right" if is_over else "whose is right is being found out"
+            self.ctx.report(
+                logging.WARNING,
+                f"sites hold different states of commit {site.outer.commit}, of which this is one: {how}",
+            )
+        site.is_disputed, site.is_checked = True, not is_over
 
     def _evicted(self, reason: str) -> None:
         self.ctx.report(logging.WARNING, f"evicted ({reason}); local progress is discarded, joining again")

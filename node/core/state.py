@@ -204,7 +204,7 @@ class SiteState:
     over: str = ""  # the run is, and how; the last commit is being applied
     saving: Saving | None = None
     kept: int | None = None  # the commit whose model was put in place last
-    is_verifying: bool = False  # sites hold different states of the last commit; this one checks its bytes
-    is_disputed: bool = False  # whether they do, or did, of the commit that it holds
+    is_disputed: bool = False  # sites hold, or held, different states of the commit that it holds
+    is_checked: bool = False  # ... and it is being found out whose is right
     saved_elsewhere: str = ""  # where the last model is, and why it is there
     exited: bool = False

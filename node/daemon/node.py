@@ -335,8 +335,8 @@ class Node:
                 self.prober.watch(members)
             case e.DialBack(member):
                 self.hub.donations.dial(member)
-            case e.VerifyState():
-                self._task(self._verify(output.commit), _fatal())
+            case e.ShowEvidence(asked):
+                self._task(self._show(asked), _fatal())
             case e.RebuildCommit():
                 self._task(self._rebuild(output), _fatal())
             case e.RollBack():
@@ -684,9 +684,24 @@ class Node:
             return
         self.handle(e.PayloadsListed(sync=output.sync, attempt=output.attempt, term=output.term, hashes=hashes))
 
-    async def _verify(self, commit: int) -> None:
-        assert self.plane is not None
-        self.handle(e.StateVerified(commit=commit, num_damaged=await self.plane.verify()))
+    async def _show(self, asked: m.Show) -> None:
+        """A part of it. What is not here, or cannot be read, may be at another site."""
+        data, text = b"", "it holds no state"
+        try:
+            if self.plane is not None:
+                data = await self.plane.show(asked.evidence, asked.commit, asked.chunk)
+        except (AtollError, OSError) as error:
+            text = str(error)
+        shown = m.Shown(
+            commit=asked.commit,
+            evidence=asked.evidence,
+            chunk=asked.chunk,
+            first_byte=asked.first_byte,
+            total_bytes=len(data),
+            data=data[asked.first_byte : asked.first_byte + m.EVIDENCE_PART_BYTES],
+            text="" if data else text[:1024],
+        )
+        self.handle(e.EvidenceShown(shown))
 
     async def _rebuild(self, output: e.RebuildCommit) -> None:
         """A site without room for it, or with a damaged log, goes on with what it holds."""

@@ -18,7 +18,7 @@ from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState, TornState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import differing, oldest, put_aside, rebuild
+from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import run_to_its_end
@@ -26,7 +26,7 @@ from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Chunk, Layout, Manifest
-from atoll.protocol.messages import Commit
+from atoll.protocol.messages import Commit, Evidence
 from atoll.protocol.settings import RunSettings
 
 log = logging.getLogger("atoll.node")
@@ -50,6 +50,7 @@ class DataPlane:
         self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
+        self._shown: tuple[tuple[Evidence, int, int], bytes] | None = None  # for the next part
         self._is_distrusted = False  # until it is fetched or seeded anew
         self._num_rebuilding = 0  # older commits are put together: no snapshot takes away what they are made of
         self._spared_until = 0  # the run has not gone back if a commit after this one is applied
@@ -157,16 +158,36 @@ class DataPlane:
         """The oldest commit that `put_aside` may give."""
         return None if self.outer is None else oldest(self.outer, self.log, self.snapshots)
 
-    async def verify(self) -> int:
-        """How many chunks do not have their hash, or come out otherwise from a snapshot and the log."""
+    async def show(self, evidence: Evidence, commit: int, chunk: int) -> bytes:
+        """What settles a dispute over `commit` or the one after it. It is asked for in parts, so the last one is kept.
+        Without the lock: who asks checks what comes.
+
+        Raises StateError if it is not here.
+        """
+        if self._shown is not None and self._shown[0] == (evidence, commit, chunk):
+            return self._shown[1]
+        self._shown = None
+        found = await run_to_its_end(partial(self._evidence, evidence, commit, chunk))
+        self._shown = (evidence, commit, chunk), found
+        return found
+
+    def _evidence(self, evidence: Evidence, commit: int, chunk: int) -> bytes:
         outer = self.outer
-        assert outer is not None
-
-        def work() -> int:
-            return len({*outer.damaged(), *differing(outer, self.log, self.snapshots, self.optimizer)})
-
-        async with self.lock:
-            return await run_to_its_end(work)
+        if outer is None:
+            raise StateError("this site holds no state")
+        match evidence:
+            case Evidence.CHUNK_HASHES:
+                if (hashes := outer.chunk_hashes(commit)) is None:
+                    raise StateError(f"the hashes of the chunks after commit {commit} are not here any more")
+                return b"".join(hashes)
+            case Evidence.RECORD if chunk < self.layout.num_sync_chunks:
+                where = outer, self.log, self.snapshots, self.optimizer
+                return record_at(*where, chunk=chunk, commit=commit).data
+            case Evidence.PAYLOAD_HASHES:
+                return self.log.hashes_of(commit)
+            case Evidence.PAYLOAD:
+                return self.log.read(commit, chunk)
+        raise StateError(f"{evidence.name.lower()} of chunk {chunk} cannot be shown")
 
     async def distrust(self) -> list[int]:
         """Drops chunks that are damaged, and all snapshots: they may have been made of a wrong state, and no other is
@@ -226,6 +247,7 @@ class DataPlane:
         def work() -> bytes:
             if commit.commit > self._spared_until:
                 self.snapshots.spared = None
+            self._shown = None
             self.log.commit(commit)
             chunks = self.layout.chunks[: self.layout.num_sync_chunks]
             jobs = [self._pool.submit(self._apply_chunk, outer, chunk, commit.commit) for chunk in chunks]

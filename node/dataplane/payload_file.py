@@ -17,7 +17,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit, Plan
-from atoll.protocol.plans import payload_digest
+from atoll.protocol.plans import payload_digest, payload_hash
 from atoll.protocol.settings import CODECS
 
 _MAGIC = b"ATOLLPL1"
@@ -28,11 +28,6 @@ _ENTRY = struct.Struct("<QI32s")  # offset, length, payload hash; then a check
 _ENTRY_BYTES = 64
 _SEAL_OFFSET = 64
 _INDEX_OFFSET = 128
-
-
-def payload_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """The hash of an encoded chunk, as it travels."""
-    return Digest("atoll/payload/v1").data(data).finish()
 
 
 @dataclass(frozen=True, slots=True, order=True)

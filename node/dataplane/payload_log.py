@@ -78,6 +78,13 @@ class PayloadLog:
             held = self._files.get(AttemptKey(sync, term, attempt))
         if held is None:
             raise StateError(f"sync {sync} attempt {attempt}: its payloads are not in the log")
+        return self._hashes(held)
+
+    def hashes_of(self, commit: int) -> bytes:
+        """As `hashes`, of a commit."""
+        return self._hashes(self._file_of(commit))
+
+    def _hashes(self, held: PayloadFile) -> bytes:
         return b"".join(held.hash_of(chunk) or bytes(DIGEST_BYTES) for chunk in range(self._layout.num_sync_chunks))
 
     def drop(self, sync: int) -> None:
@@ -128,12 +135,15 @@ class PayloadLog:
 
     def read(self, commit: int, chunk: int) -> bytes:
         """The payload of a chunk in a commit. Raises StateError if it is not held, or damaged."""
+        return self._file_of(commit).read(chunk)
+
+    def _file_of(self, commit: int) -> PayloadFile:
         with self._lock:
             record = self._commits.get(commit)
             held = None if record is None else self._files.get(_key(record))
         if held is None:
             raise StateError(f"commit {commit} is not in the payload log")
-        return held.read(chunk)
+        return held
 
     def close(self) -> None:
         with self._lock:

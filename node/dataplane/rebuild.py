@@ -37,26 +37,6 @@ def rebuild(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optim
     return _Rebuild(outer, payloads, snapshots, optimizer).run()
 
 
-def differing(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer) -> list[int]:
-    """Chunks of a whole state that come out otherwise from the oldest snapshot that the log leads on from."""
-    commit, found = outer.commit, []
-    for chunk in [c.index for c in outer.layout.chunks[: outer.layout.num_sync_chunks] if c.num_elements]:
-        for file in reversed(snapshots.files):
-            version = file.version(chunk)
-            if commit is None or version is None or version >= commit:
-                continue
-            try:
-                data: bytes | Bytes = file.read(chunk).data
-                for number in range(version + 1, commit + 1):
-                    data = outer.replayed(chunk, data, payloads.read(number, chunk), optimizer)
-            except (StateError, InvalidMessage):
-                continue  # a younger one may do
-            if chunk_hash(data if isinstance(data, bytes) else data.data) != outer.hash_of(chunk):
-                found.append(chunk)
-            break
-    return found
-
-
 def oldest(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots) -> int | None:
     """The oldest commit whose state can be put together here, as far as one can tell without reading it; None if there
     is none."""
@@ -85,7 +65,7 @@ def put_aside(
     hashes = [outer.hash_of(chunk.index) for chunk in outer.layout.chunks]
 
     def read(chunk: int) -> ChunkRecord:
-        record = _record_at(outer, payloads, snapshots, optimizer, chunk=chunk, commit=commit)
+        record = record_at(outer, payloads, snapshots, optimizer, chunk=chunk, commit=commit)
         hashes[chunk] = record.hash
         return record
 
@@ -106,7 +86,7 @@ def put_aside(
     return found()
 
 
-def _record_at(
+def record_at(
     outer: OuterState,
     payloads: PayloadLog,
     snapshots: Snapshots,

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from atoll.node.dataplane.bases import cast_base, check_base_dtype
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import SyncSettings
 
 Floats = npt.NDArray[np.float32]

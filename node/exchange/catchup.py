@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState, record_bytes
-from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
 from atoll.node.exchange.donors import DonorKey, Donors, donor_key, together
@@ -29,6 +29,7 @@ from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor, Sources
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import CODECS
 
 T = TypeVar("T")

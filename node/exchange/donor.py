@@ -14,7 +14,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
@@ -25,6 +24,7 @@ from atoll.node.exchange.writing import NotRead, write_within
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.v1 import peer_pb2
 
 MAX_REQUESTS = 6

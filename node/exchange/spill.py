@@ -14,9 +14,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from atoll.node.dataplane.disk import disk_error, make_folder, write_new
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.exchange.parts import Encoded
 from atoll.protocol.errors import HostError, StaleError
+from atoll.protocol.plans import payload_hash
 
 log = logging.getLogger(__name__)
 

@@ -103,6 +103,35 @@ DIRECTION_SENDING: Direction.ValueType  # 1
 DIRECTION_RECEIVING: Direction.ValueType  # 2
 Global___Direction: _TypeAlias = Direction  # noqa: Y015
 
+class _Evidence:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _EvidenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Evidence.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    EVIDENCE_UNSPECIFIED: _Evidence.ValueType  # 0
+    EVIDENCE_CHUNK_HASHES: _Evidence.ValueType  # 1
+    """of every chunk after `commit`: the state hash is made of them"""
+    EVIDENCE_RECORD: _Evidence.ValueType  # 2
+    """of `chunk` after `commit`: values, then each slot"""
+    EVIDENCE_PAYLOAD_HASHES: _Evidence.ValueType  # 3
+    """of every chunk of the sync, zeros for one without elements"""
+    EVIDENCE_PAYLOAD: _Evidence.ValueType  # 4
+    """of `chunk` in `commit`"""
+
+class Evidence(_Evidence, metaclass=_EvidenceEnumTypeWrapper): ...
+
+EVIDENCE_UNSPECIFIED: Evidence.ValueType  # 0
+EVIDENCE_CHUNK_HASHES: Evidence.ValueType  # 1
+"""of every chunk after `commit`: the state hash is made of them"""
+EVIDENCE_RECORD: Evidence.ValueType  # 2
+"""of `chunk` after `commit`: values, then each slot"""
+EVIDENCE_PAYLOAD_HASHES: Evidence.ValueType  # 3
+"""of every chunk of the sync, zeros for one without elements"""
+EVIDENCE_PAYLOAD: Evidence.ValueType  # 4
+"""of `chunk` in `commit`"""
+Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
+
 @_typing.final
 class StatusRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -160,7 +189,7 @@ class SessionRequest(_message.Message):
     FIND_SOURCES_FIELD_NUMBER: _builtins.int
     LEAVE_FIELD_NUMBER: _builtins.int
     LEASE_REQUEST_FIELD_NUMBER: _builtins.int
-    VERIFIED_FIELD_NUMBER: _builtins.int
+    SHOWN_FIELD_NUMBER: _builtins.int
     PAYLOAD_LIST_FIELD_NUMBER: _builtins.int
     MANIFEST_PART_FIELD_NUMBER: _builtins.int
     COMMIT_REBUILT_FIELD_NUMBER: _builtins.int
@@ -196,7 +225,7 @@ class SessionRequest(_message.Message):
     @_builtins.property
     def lease_request(self) -> Global___LeaseRequest: ...
     @_builtins.property
-    def verified(self) -> Global___Verified: ...
+    def shown(self) -> Global___Shown: ...
     @_builtins.property
     def payload_list(self) -> Global___PayloadList: ...
     @_builtins.property
@@ -222,17 +251,17 @@ class SessionRequest(_message.Message):
         find_sources: Global___FindSources | None = ...,
         leave: Global___Leave | None = ...,
         lease_request: Global___LeaseRequest | None = ...,
-        verified: Global___Verified | None = ...,
+        shown: Global___Shown | None = ...,
         payload_list: Global___PayloadList | None = ...,
         manifest_part: Global___ManifestPart | None = ...,
         commit_rebuilt: Global___CommitRebuilt | None = ...,
         diverged: Global___Diverged | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "verified", b"verified"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "shown", b"shown"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "verified", b"verified"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "applied", b"applied", "body", b"body", "checksum", b"checksum", "commit_rebuilt", b"commit_rebuilt", "diverged", b"diverged", "done", b"done", "exchange_failed", b"exchange_failed", "find_sources", b"find_sources", "header", b"header", "heartbeat", b"heartbeat", "hello", b"hello", "lease_request", b"lease_request", "leave", b"leave", "manifest_part", b"manifest_part", "offer", b"offer", "payload_list", b"payload_list", "ready", b"ready", "seq", b"seq", "shown", b"shown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "verified", "payload_list", "manifest_part", "commit_rebuilt", "diverged"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "offer", "applied", "ready", "done", "exchange_failed", "heartbeat", "find_sources", "leave", "lease_request", "shown", "payload_list", "manifest_part", "commit_rebuilt", "diverged"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -259,7 +288,8 @@ class SessionResponse(_message.Message):
     PULSE_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
     ROLLED_BACK_FIELD_NUMBER: _builtins.int
-    VERIFY_FIELD_NUMBER: _builtins.int
+    SHOW_FIELD_NUMBER: _builtins.int
+    DISPUTED_FIELD_NUMBER: _builtins.int
     LIST_PAYLOADS_FIELD_NUMBER: _builtins.int
     PEERS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
@@ -305,7 +335,9 @@ class SessionResponse(_message.Message):
     @_builtins.property
     def rolled_back(self) -> Global___RolledBack: ...
     @_builtins.property
-    def verify(self) -> Global___Verify: ...
+    def show(self) -> Global___Show: ...
+    @_builtins.property
+    def disputed(self) -> Global___Disputed: ...
     @_builtins.property
     def list_payloads(self) -> Global___ListPayloads: ...
     @_builtins.property
@@ -338,7 +370,8 @@ class SessionResponse(_message.Message):
         pulse: Global___Pulse | None = ...,
         leases: Global___Leases | None = ...,
         rolled_back: Global___RolledBack | None = ...,
-        verify: Global___Verify | None = ...,
+        show: Global___Show | None = ...,
+        disputed: Global___Disputed | None = ...,
         list_payloads: Global___ListPayloads | None = ...,
         peers: Global___Peers | None = ...,
         weights: Global___Weights | None = ...,
@@ -348,11 +381,11 @@ class SessionResponse(_message.Message):
         same_contributors: _builtins.bool = ...,
         same_trees: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "admitted", b"admitted", "body", b"body", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "send_manifest", b"send_manifest", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "sources", b"sources", "verify", b"verify", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abandoned", b"abandoned", "ack", b"ack", "admitted", b"admitted", "body", b"body", "checksum", b"checksum", "commit", b"commit", "dial_back", b"dial_back", "disputed", b"disputed", "evicted", b"evicted", "finished", b"finished", "header", b"header", "leases", b"leases", "list_payloads", b"list_payloads", "open", b"open", "peers", b"peers", "plan", b"plan", "pulse", b"pulse", "rebuild_commit", b"rebuild_commit", "refused", b"refused", "rolled_back", b"rolled_back", "same_contributors", b"same_contributors", "same_trees", b"same_trees", "send_manifest", b"send_manifest", "seq", b"seq", "show", b"show", "sources", b"sources", "weights", b"weights", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "verify", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "admitted", "refused", "open", "plan", "commit", "abandoned", "sources", "evicted", "finished", "pulse", "leases", "rolled_back", "show", "disputed", "list_payloads", "peers", "weights", "dial_back", "send_manifest", "rebuild_commit"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1178,49 +1211,100 @@ class PayloadList(_message.Message):
 Global___PayloadList: _TypeAlias = PayloadList  # noqa: Y015
 
 @_typing.final
-class Verify(_message.Message):
-    """As many sites hold one state of `commit` as another: are the site's bytes what they should be?"""
+class Disputed(_message.Message):
+    """Sites claim different states of `commit`, and it is being found out whose is right; or nobody can find out."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMIT_FIELD_NUMBER: _builtins.int
+    IS_OVER_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
+    is_over: _builtins.bool
+    """nobody can"""
     def __init__(
         self,
         *,
         commit: _builtins.int = ...,
+        is_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "is_over", b"is_over"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Verify: _TypeAlias = Verify  # noqa: Y015
+Global___Disputed: _TypeAlias = Disputed  # noqa: Y015
 
 @_typing.final
-class Verified(_message.Message):
-    """Chunks that do not have their own hash, or come out otherwise from a snapshot and the log."""
+class Show(_message.Message):
+    """What settles a dispute: show this part of it, if you can."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMIT_FIELD_NUMBER: _builtins.int
-    NUM_DAMAGED_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
     commit: _builtins.int
-    num_damaged: _builtins.int
+    evidence: Global___Evidence.ValueType
+    chunk: _builtins.int
+    """0 for lists"""
+    first_byte: _builtins.int
     def __init__(
         self,
         *,
         commit: _builtins.int = ...,
-        num_damaged: _builtins.int = ...,
+        evidence: Global___Evidence.ValueType = ...,
+        chunk: _builtins.int = ...,
+        first_byte: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "num_damaged", b"num_damaged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "commit", b"commit", "evidence", b"evidence", "first_byte", b"first_byte"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Verified: _TypeAlias = Verified  # noqa: Y015
+Global___Show: _TypeAlias = Show  # noqa: Y015
+
+@_typing.final
+class Shown(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COMMIT_FIELD_NUMBER: _builtins.int
+    EVIDENCE_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    FIRST_BYTE_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    commit: _builtins.int
+    evidence: Global___Evidence.ValueType
+    chunk: _builtins.int
+    first_byte: _builtins.int
+    total_bytes: _builtins.int
+    """of the whole; 0: it cannot be had here"""
+    data: _builtins.bytes
+    """at most 256 KiB"""
+    text: _builtins.str
+    """why it cannot"""
+    def __init__(
+        self,
+        *,
+        commit: _builtins.int = ...,
+        evidence: Global___Evidence.ValueType = ...,
+        chunk: _builtins.int = ...,
+        first_byte: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "commit", b"commit", "data", b"data", "evidence", b"evidence", "first_byte", b"first_byte", "text", b"text", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Shown: _TypeAlias = Shown  # noqa: Y015
 
 @_typing.final
 class RebuildCommit(_message.Message):

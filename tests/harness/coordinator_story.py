@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import manifests
+from atoll.coordinator.core import evidence, manifests
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.view import RunView
 from atoll.coordinator.store import MemoryStore, Store
@@ -22,9 +22,11 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import is_weighed, reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.settings import RunSettings, SyncSettings
+from tests.harness.tiny_model import TinyModel
 
 CHUNK_ELEMENTS = 4
 
@@ -68,13 +70,20 @@ class FakeSite:
     heartbeats: bool = True
     heartbeat: m.Heartbeat = field(default_factory=lambda: m.Heartbeat(phase="training"))
     trains: bool = True  # until it is ready, each heartbeat is a step further
+    held: tuple[int, str] = (0, "")  # commit and state, as it says
+    shows: bool | None = True  # what it is asked for in a dispute; None: it is silent
+    part_bytes: int = 1 << 18  # that it shows at once
 
 
 class Story:
     """One run: sites that do what they are told, and everything the core answered."""
 
-    def __init__(self, settings: RunSettings, parent_json: str = "", store: Store | None = None) -> None:
+    def __init__(
+        self, settings: RunSettings, parent_json: str = "", store: Store | None = None, *, real: bool = False
+    ) -> None:
+        """`real`: states and payloads are those of a model, so that sites can show what their hashes are made of."""
         self.settings = settings
+        self.model = TinyModel(settings, a_manifest()) if real else None
         self.now = 100.0
         self.store = store or MemoryStore()
         self.sites: dict[str, FakeSite] = {}
@@ -154,6 +163,7 @@ class Story:
     def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
         read: list[e.Event] = []
         asked: list[str] = []
+        to_show: list[tuple[FakeSite, int, m.Show]] = []
         for output in outputs:
             match output:
                 case e.Persist(records):
@@ -170,6 +180,8 @@ class Story:
                 case e.Send(stream, message):
                     if isinstance(message, m.SendManifest):
                         asked.append(self._owners[stream].name)
+                    if isinstance(message, m.Show):
+                        to_show.append((self._owners[stream], stream, message))
                     self._deliver(stream, message)
                 case e.CloseStream(stream, reason):
                     site = self._owners.pop(stream, None)
@@ -186,16 +198,37 @@ class Story:
                     read.append(e.CommitsRead(commits=commits, attestations=attestations))
                 case e.ReadManifest():
                     read.append(manifests.read(output))
+                case e.Recompute():
+                    read.append(evidence.recompute(output))
         deadline = self.core.next_deadline()
         assert deadline is None or deadline > self.now, f"a deadline that has passed is still waited for: {deadline}"
         for event in read:
             self.happens(event)
+        for site, stream, show in to_show:
+            if site.stream == stream and site.shows is not None:
+                self.says(site.name, self.shown(site, show))
         for name in asked:
             if self.sites[name].sends_manifest:
                 for part in wire.manifest_parts(wire.encode(self.sites[name].manifest)):
                     if self.sites[name].stream is not None:  # else it was refused
                         self.says(name, part)
         return outputs
+
+    def shown(self, site: FakeSite, asked: m.Show) -> m.Shown:
+        data = self.model.show(asked, site.held[1], site.held[0]) if self.model is not None and site.shows else b""
+        return m.Shown(
+            commit=asked.commit,
+            evidence=asked.evidence,
+            chunk=asked.chunk,
+            first_byte=asked.first_byte,
+            total_bytes=len(data),
+            data=data[asked.first_byte :][: site.part_bytes],
+            text="" if data else "not here any more",
+        )
+
+    def state(self, name: str, commit: int) -> bytes:
+        """The state hash that a story calls so."""
+        return a_hash(name) if self.model is None else self.model.state(name, commit)
 
     def _deliver(self, stream: int, message: m.CoordinatorMessage) -> None:
         site = self._owners[stream]
@@ -270,13 +303,14 @@ class Story:
             site.incarnation = incarnation
         if not again:
             self.open_stream(name)
+        site.held = state or (0, "")
         hello = m.Hello(
             name=name,
             key=a_hash(f"key {key or name}"),
             address=f"{name}:1",
             has_state=state is not None,
             last_commit=state[0] if state else 0,
-            state_hash=a_hash(state[1]) if state else b"",
+            state_hash=self.state(state[1], state[0]) if state else b"",
             from_saved_model=saved,
             branch=branch,
             process_id=process.encode(),
@@ -308,7 +342,8 @@ class Story:
         self.happens(e.Received(site.stream, header, message, site.received.get(site.stream, 0)))
 
     def applied(self, name: str, commit: int, state: str) -> None:
-        self.says(name, m.Applied(commit=commit, state_hash=a_hash(state)))
+        self.sites[name].held = (commit, state)
+        self.says(name, m.Applied(commit=commit, state_hash=self.state(state, commit)))
 
     def ready(
         self,
@@ -349,9 +384,11 @@ class Story:
                 sync=plan.sync,
                 attempt=plan.attempt,
                 term=plan.term,
-                payload_digest=a_hash(payloads),
+                payload_digest=a_hash(payloads)
+                if self.model is None or payloads != "p"
+                else self.model.payloads_digest(plan),
                 last_commit=plan.base_commit,
-                state_hash=a_hash(state),
+                state_hash=self.state(state, plan.base_commit),
                 tokens=weights(plan),
             ),
         )
@@ -564,8 +601,13 @@ class Story:
                 return "Evicted"
             case m.ListPayloads():
                 return f"ListPayloads of {message.sync}.{message.attempt}"
-            case m.Verify():
-                return f"Verify commit {message.commit}"
+            case m.Disputed():
+                how = "and nobody can find out whose is right" if message.is_over else "it is being found out"
+                return f"Disputed: commit {message.commit}, {how}"
+            case m.Show():
+                what = message.evidence.name.lower().replace("_", " ")
+                of = f" of chunk {message.chunk}" if message.evidence in (Evidence.RECORD, Evidence.PAYLOAD) else ""
+                return f"Show the {what}{of}, commit {message.commit}"
             case m.RebuildCommit():
                 return f"RebuildCommit {message.commit}"
             case m.RolledBack():
@@ -690,7 +732,9 @@ def play(text: str) -> str:
         plain = [w for w in words if "=" not in w]
         if story is None:
             assert plain == ["run"], f"the first command must be `run`, not {line!r}"
-            story = Story(some_settings(**{k: _value(v) for k, v in arguments.items()}))
+            values = {k: _value(v) for k, v in arguments.items()}
+            real = bool(values.pop("real", False))
+            story = Story(some_settings(**values), real=real)
             continue
         _command(story, plain, arguments)
         out += [f"  {entry}" for entry in story.log]
@@ -749,7 +793,7 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "asks": lambda: story.sources(name, **values),
             "rebuilt": lambda: story.rebuilt(name, rest[0] if rest else "", **values),
             "lists": lambda: story.lists(name, rest[0]),
-            "verified": lambda: story.says(name, m.Verified(commit=int(rest[0]), num_damaged=int(rest[1]))),
+            "hides": lambda: setattr(story.sites[name], "shows", False),
             "leaves": lambda: story.leave(name),
             "drops": lambda: story.drop(name),
             "hangs": lambda: story.hang(name),

@@ -280,8 +280,8 @@ class SiteStory:
                 return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
             case e.DialBack(member):
                 return f"dials {NAMES[member.site_id - 1]}, and serves it"
-            case e.VerifyState(commit):
-                return f"looks for damage in its state of commit {commit}"
+            case e.ShowEvidence(asked):
+                return f"shows {asked.evidence.name.lower().replace('_', ' ')} of commit {asked.commit}"
             case e.RebuildCommit(commit=commit):
                 return f"puts the state of commit {commit} together beside the one that it holds"
             case e.RollBack(commit, branch):

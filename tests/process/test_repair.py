@@ -79,20 +79,24 @@ def test_a_wrong_state_is_found_out_by_the_others_and_repaired_from_them(tmp_pat
         assert run.journal("c", "commit")[-1]["commit"] == 20, "it takes part again"
 
 
-def test_of_two_the_one_that_finds_damage_is_wrong(tmp_path: Path) -> None:
+def test_of_two_the_wrong_one_is_found_out_by_its_first_wrong_chunk(tmp_path: Path) -> None:
     with LocalRun(tmp_path, replace(SETTINGS, min_sites=2)) as run:
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.start_node("b", SLOW)
         run.wait(committed(3), LIMIT_S)
         flip_bits(run, "b")
-        run.nodes["b"].wait_for_line(r"[1-9]\d* chunks of the state of commit \d+ here are damaged", LIMIT_S)
-        run.nodes["a"].wait_for_line(r"^0 chunks of the state of commit \d+ here are damaged", LIMIT_S)
+        for name in "ab":
+            run.nodes[name].wait_for_line("of which this is one: whose is right is being found out", LIMIT_S)
+        named = run.nodes["b"].wait_for_line(
+            r"evicted \(its state of commit \d+ .*chunk \d+ of commit \d+, in '[ab]', has hash \w+ there", LIMIT_S
+        )
+        assert named
         assert_all_equal(run, "ab", 20)
         assert {site["name"]: site["num_wrong_states"] > 0 for site in run.status()["sites"]} == {"a": False, "b": True}
 
 
-def test_without_damage_that_can_be_seen_the_run_is_paused_and_names_both(tmp_path: Path) -> None:
+def test_where_nobody_has_the_record_before_the_run_is_paused_and_names_both(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=100_000, min_sites=2, sync=replace(SETTINGS.sync, snapshots=0))
     with LocalRun(tmp_path, settings) as run:
         run.start_coordinator()
@@ -100,7 +104,7 @@ def test_without_damage_that_can_be_seen_the_run_is_paused_and_names_both(tmp_pa
         run.start_node("b", SLOW)
         run.wait(committed(3), LIMIT_S)
         flip_bits(run, "b")
-        paused = run.wait(lambda s: "none of them find damage" in s["state"], LIMIT_S, "the run is paused")
+        paused = run.wait(lambda s: "nobody here can show chunk" in s["state"], LIMIT_S, "the run is paused")
         assert "a (site" in paused["state"]
         assert "b (site" in paused["state"]
         commit = paused["last_commit"]

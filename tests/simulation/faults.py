@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.daemon.node import Node
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import Encoded
 from atoll.protocol import messages as m
+from atoll.protocol.layout import state_hash
 from atoll.protocol.v1 import peer_pb2
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
 from tests.simulation.sites import TOKENS_A_STEP
@@ -250,9 +252,11 @@ class Misconduct:
     says: Callable[[e.Output], e.Output] = lambda output: output
 
 
-def _misbehave(world: World, fault: Fault, generator: random.Random, misconduct: Misconduct) -> SimNode | None:
-    """Later it is killed and behaves again. Who it is; None if there is nobody."""
-    name = _site(world, generator)
+def _misbehave(
+    world: World, fault: Fault, generator: random.Random, misconduct: Misconduct, name: str | None = None
+) -> SimNode | None:
+    """Later it is killed and behaves again. Who it is, `name` or any; None if there is nobody."""
+    name = name or _site(world, generator)
     node = world.nodes[name].node if name is not None else None
     if name is None or node is None or len(world.nodes) < 2:
         return None
@@ -342,36 +346,76 @@ def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
     hub.begin = begin_so  # type: ignore[method-assign]
 
 
-def _lie(world: World, fault: Fault, generator: random.Random, what: str, is_lied_about: Callable[[int], bool]) -> None:
-    """A member's bytes are right and the hash that it says is not. Where as many sites hold one state as the other, an
-    operator who knows it keeps it out. It tells the truth about commit 0, of which a lie is undone by `atoll reset`,
-    and about commits of which its word is the only one."""
-    spoils, lies_in_hello = generator.randbytes(32), generator.random() < 0.5
+class _Liar:
+    """A member whose bytes are right and whose word is not. It tells the truth about commit 0, of which a lie is undone
+    by `atoll reset`, and about commits of which nobody else can tell."""
 
-    def lies_about(commit: int) -> bool:
-        return world.num_who_attest(commit) > 1 and is_lied_about(commit)
+    def __init__(self, node: Node, is_lied_about: Callable[[int], bool], spoils: bytes, *, opens: bool, in_hello: bool):
+        self._node, self._is_lied_about, self._spoils = node, is_lied_about, spoils
+        self._opens, self._in_hello = opens, in_hello
+        self._lists: dict[int, bytes] = {}  # what it shows in a dispute
 
-    def spoilt(state_hash: bytes) -> bytes:
-        return bytes(a ^ b for a, b in zip(state_hash, spoils, strict=True))
-
-    def says(output: e.Output) -> e.Output:
+    def says(self, output: e.Output) -> e.Output:
         match output:
-            case e.Send(m.Applied(commit=commit) as said) if lies_about(commit):
-                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
-            case e.Send(m.Done(last_commit=commit) as said) if lies_about(commit):
-                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
-            case e.Send(m.Hello(last_commit=commit) as said) if lies_in_hello and lies_about(commit):
-                return replace(output, message=replace(said, state_hash=spoilt(said.state_hash)))
+            case e.Send(m.Applied(commit=commit) as said) if self._is_lied_about(commit):
+                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
+            case e.Send(m.Done(last_commit=commit) as said) if self._is_lied_about(commit):
+                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
+            case e.Send(m.Hello(last_commit=commit) as said) if self._in_hello and self._is_lied_about(commit):
+                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
+            case e.Send(m.Shown(evidence=m.Evidence.CHUNK_HASHES, commit=commit) as said) if commit in self._lists:
+                data = self._lists[commit][said.first_byte :][: m.EVIDENCE_PART_BYTES]
+                return replace(output, message=replace(said, total_bytes=len(self._lists[commit]), data=data))
         return output
 
-    hostile = _misbehave(world, fault, generator, Misconduct(what=what, says=says))
-    if hostile is not None:
-        world.checks.has_liars = True
+    def _spoilt(self, commit: int, value: bytes) -> bytes:
+        """A hash that is made of other hashes of chunks, or of nothing."""
+        outer = self._node.plane.outer if self._node.plane is not None else None
+        hashes = outer.chunk_hashes(commit) if outer is not None else None
+        if not self._opens or hashes is None or outer is None:
+            return self._other(value)
+        chunk = self._spoils[0] % len(hashes)
+        hashes[chunk] = self._other(hashes[chunk])
+        self._lists[commit] = b"".join(hashes)
+        return state_hash(outer.layout.manifest, outer.slots, hashes)
+
+    def _other(self, value: bytes) -> bytes:
+        return bytes(a ^ b for a, b in zip(value, self._spoils, strict=True))
+
+
+def _lie(
+    world: World,
+    fault: Fault,
+    generator: random.Random,
+    what: str,
+    is_lied_about: Callable[[int], bool],
+    *,
+    of_most: bool = False,
+) -> None:
+    """`of_most`: as many as there are honest sites lie, or more, and all say the same."""
+    spoils, in_hello, opens = generator.randbytes(32), generator.random() < 0.5, generator.random() < 0.7
+    names = sorted(world.nodes)
+    num_liars = generator.randint((len(names) + 1) // 2, max(1, len(names) - 1)) if of_most else 1
+    liars = generator.sample(names, min(num_liars, len(names)))
+    if len(names) < 2:
+        return
+
+    def lies_about(commit: int) -> bool:
+        return world.num_who_attest(commit, but=liars) > 0 and is_lied_about(commit)
+
+    for name in liars:
+        node = world.nodes[name].node
+        if node is None:
+            continue
+        liar = _Liar(node, lies_about, spoils, opens=opens, in_hello=in_hello)
+        hostile = _misbehave(world, fault, generator, Misconduct(what=what, says=liar.says), name)
+        assert hostile is not None
+        world.checks.liars.append(hostile)
         world.keep_out_in_dispute(hostile, fault.lasts_s, generator.choice([LOOKED_AT_EVERY_S / 2, MOST_WAIT_S]))
 
 
-def wrong_hash(world: World, fault: Fault, generator: random.Random) -> None:
-    """Of one commit, or of every one."""
+def _some_commits(generator: random.Random) -> Callable[[int], bool]:
+    """One, or every one."""
     num_commits = generator.choice([1, 1 << 30])
     lied_about: set[int] = set()
 
@@ -380,7 +424,16 @@ def wrong_hash(world: World, fault: Fault, generator: random.Random) -> None:
             lied_about.add(commit)
         return commit in lied_about
 
-    _lie(world, fault, generator, "says wrong hashes of its state", is_lied_about)
+    return is_lied_about
+
+
+def wrong_hash(world: World, fault: Fault, generator: random.Random) -> None:
+    _lie(world, fault, generator, "says wrong hashes of its state", _some_commits(generator))
+
+
+def wrong_hash_of_most(world: World, fault: Fault, generator: random.Random) -> None:
+    what = "says, as others do, the same wrong hashes of its state"
+    _lie(world, fault, generator, what, _some_commits(generator), of_most=True)
 
 
 def wrong_hash_at_the_end(world: World, fault: Fault, generator: random.Random) -> None:
@@ -602,6 +655,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "absurd_weight_and_a_restart": (absurd_weight_and_a_restart, 0),
     "wrong_hash": (wrong_hash, 0),
     "wrong_hash_at_the_end": (wrong_hash_at_the_end, 0),
+    "wrong_hash_of_most": (wrong_hash_of_most, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
 ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight)

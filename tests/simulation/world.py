@@ -14,7 +14,7 @@ import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -368,13 +368,14 @@ class World:
         site = server._core.run.members.sites.get(name) if server is not None else None
         return server is None or (site is not None and site.live)
 
-    def num_who_attest(self, commit: int) -> int:
-        """Contributors of that commit that the coordinator hears; none of commit 0."""
+    def num_who_attest(self, commit: int, but: Collection[str] = ()) -> int:
+        """Contributors of that commit that the coordinator hears, `but` these; none of commit 0."""
         server = self._server_that_answers()
         if server is None:
             return 0
         run = server._core.run
-        return sum(site.site_id in run.log.contributors(commit) for site in run.members.connected())
+        heard = [site for site in run.members.connected() if site.name not in but]
+        return sum(site.site_id in run.log.contributors(commit) for site in heard)
 
     def lose_site(self, name: str) -> None:
         self.kill_site(name, "lost for good, with its disk")

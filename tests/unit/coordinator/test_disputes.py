@@ -1,162 +1,281 @@
-"""Rule 22: sites that hold different states of one commit, without a majority."""
+"""Rule 22: sites that hold different states of one commit. Whose is right is computed; heads do not count."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
-from atoll.protocol.messages import AdmittedAs
-from tests.harness.coordinator_story import Story, a_hash, some_settings
+from atoll.protocol.messages import AdmittedAs, Evidence
+from tests.harness.coordinator_story import FakeSite, Story, some_settings
+from tests.harness.tiny_model import DAMAGED_CHUNK
 
 
-def differing(*, first: str = "b") -> Story:
-    """Two sites at commit 1; b's state is another. `first` reports first, and so is attested."""
-    story = Story(some_settings(min_sites=2))
-    story.start("a", "b")
-    for name in "ab":
+def before_it(names: str, *, receiver: str = "", silent: str = "") -> Story:
+    """`names` have committed sync 1 and not said yet what they hold; `receiver` is at commit 0. `silent` show nothing
+    before they are told to (`show`)."""
+    story = Story(some_settings(min_sites=len(names)), real=True)
+    story.start(*names, *receiver)
+    for name in names:
         story.ready(name)
-    for name in "ab":
+    for name in receiver:
+        story.ready(name, tokens=0)
+    for name in names:
         story.done(name, "s0")
-    for name in sorted("ab", key=lambda n: n != first):
-        story.applied(name, 1, "s1" if name == "a" else "wrong")
+    for name in silent:
+        story.sites[name].shows = None
     return story
 
 
-def verified(story: Story, name: str, num_damaged: int) -> None:
-    story.says(name, m.Verified(commit=1, num_damaged=num_damaged))
+def differing(*, first: str = "b", wrong: str = "wrong", silent: str = "", hides: str = "") -> Story:
+    """Two sites at commit 1; b's state is another. `first` reports first, and so is attested."""
+    story = before_it("ab", silent=silent)
+    for name in hides:
+        story.sites[name].shows = False
+    for name in sorted("ab", key=lambda n: n != first):
+        story.applied(name, 1, "s1" if name == "a" else wrong)
+    return story
 
 
-def test_in_a_tie_the_run_is_paused_and_both_check_their_bytes() -> None:
+def show(story: Story, name: str) -> None:
+    """A site that was silent answers the last question."""
+    site = story.sites[name]
+    site.shows = True
+    story.says(name, story.shown(site, story.last(name, m.Show)))
+    site.shows = None
+
+
+def attested(story: Story) -> bytes:
+    return story.core.run.log.attested[1]
+
+
+def evicted(story: Story) -> str:
+    return "".join(name for name in sorted(story.sites) if story.num(name, m.Evicted))
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+@pytest.mark.parametrize("wrong", ["wrong", "made-up"])
+def test_of_two_the_wrong_one_is_found_out_and_repairs_itself(first: str, wrong: str) -> None:
+    story = differing(first=first, wrong=wrong)
+    assert evicted(story) == "b"
+    assert attested(story) == story.state("s1", 1)
+    assert story.view.state == "training"
+    story.connect("b", state=(1, wrong), again=True)
+    story.offer("b")
+    admitted = story.last("b", m.Admitted)
+    assert (admitted.admitted_as, admitted.state_hash) == (AdmittedAs.JOINER, story.state("s1", 1))
+    story.applied("b", 1, "s1")
+    story.ready("a")
+    story.done("a", "s1")
+    view = story.view
+    assert view.last_commit == 2
+    assert {s.name: s.num_wrong_states for s in view.sites} == {"a": 0, "b": 1}
+
+
+def test_the_chunk_is_named() -> None:
     story = differing()
-    assert story.num("a", m.Verify) == story.num("b", m.Verify) == 1
-    assert "paused: sites hold different states of commit 1 (a (site 1)" in story.view.state
-    assert "their bytes are being checked" in story.view.state
+    text = story.last("b", m.Evicted).reason
+    assert f"chunk {DAMAGED_CHUNK} of commit 1, in 'weight'," in text
+    assert "it must fetch the state again" in text
+
+
+@pytest.mark.parametrize("wrong", ["wrong", "made-up"])
+@pytest.mark.parametrize("order", ["abcde", "edcba", "cabde"])
+def test_a_majority_of_liars_evicts_nobody(order: str, wrong: str) -> None:
+    story = before_it("abcde")
+    for name in order:
+        story.applied(name, 1, wrong if name in "cde" else "s1")
+    assert evicted(story) == "cde"
+    assert attested(story) == story.state("s1", 1)
+    assert story.view.state == "training"
+
+
+def test_one_of_three_is_found_out_as_soon_as_somebody_contradicts_it() -> None:
+    story = before_it("abc")
+    story.applied("b", 1, "wrong")
+    story.applied("a", 1, "s1")
+    assert evicted(story) == "b"
+    story.applied("c", 1, "s1")
+    assert evicted(story) == "b"
+    assert attested(story) == story.state("s1", 1)
+
+
+@pytest.mark.parametrize("order", ["ac", "ca"])
+@pytest.mark.parametrize(("contributor", "receiver", "found_out"), [("wrong", "s1", "a"), ("s1", "wrong", "c")])
+def test_a_liar_that_contributed_alone_or_received_alone_is_found_out(
+    order: str, contributor: str, receiver: str, found_out: str
+) -> None:
+    story = before_it("a", receiver="c")
+    for name in order:
+        story.applied(name, 1, contributor if name == "a" else receiver)
+    assert evicted(story) == found_out
+    assert attested(story) == story.state("s1", 1)
+
+
+def test_of_three_different_states_two_are_wrong() -> None:
+    story = before_it("abcd")
+    for name, state in (("d", "wrong"), ("c", "also wrong"), ("a", "s1"), ("b", "s1")):
+        story.applied(name, 1, state)
+    assert evicted(story) == "cd"
+    assert attested(story) == story.state("s1", 1)
+
+
+def test_where_nobody_has_what_comes_out_nobody_is_evicted() -> None:
+    story = before_it("ab")
+    story.applied("a", 1, "wrong")
+    story.applied("b", 1, "also wrong")
+    assert not evicted(story)
+    assert "paused: sites hold different states of commit 1" in story.view.state
+    assert f"none of them has chunk {DAMAGED_CHUNK} of commit 1, in 'weight', as it comes out here" in story.view.state
+
+
+def test_who_fetched_the_state_is_no_party() -> None:
+    story = differing(hides="ab")
+    story.join("c")
+    story.applied("c", 1, "wrong")
+    assert not evicted(story)
+    assert story.view.state.count("(site ") == 2
+
+
+def test_who_did_not_compute_the_state_waits_until_all_who_did_are_heard() -> None:
+    story = before_it("ab")
+    story.applied("a", 1, "wrong")
+    story.join("c")
+    story.applied("c", 1, "s1")
+    assert not evicted(story), "the first report may be wrong"
+    story.applied("b", 1, "s1")
+    assert evicted(story) == "a"
+
+
+# --- while it is found out
+
+
+def test_nothing_is_planned_or_committed_meanwhile() -> None:
+    story = differing(silent="ab")
+    assert "their states are being checked" in story.view.state
+    assert [story.last(name, m.Disputed) for name in "ab"] == [m.Disputed(commit=1)] * 2
     for name in "ab":
         story.ready(name)
     assert story.core.run.sync is not None
     attempt = story.core.run.sync.attempt
     assert attempt is not None
-    assert not attempt.is_weighed, "nothing is planned meanwhile"
+    assert not attempt.is_weighed
 
 
-def test_the_one_whose_bytes_are_damaged_is_wrong_whoever_was_first() -> None:
-    for first in "ab":
-        story = differing(first=first)
-        verified(story, "a", 0)
-        verified(story, "b", 3)
-        assert story.view.state == "training"
-        assert story.core.run.log.attested[1] == a_hash("s1")
-        assert story.num("b", m.Evicted) == 1
-        story.connect("b", state=(1, "wrong"), again=True)
-        story.offer("b")
-        admitted = story.last("b", m.Admitted)
-        assert (admitted.admitted_as, admitted.state_hash) == (AdmittedAs.JOINER, a_hash("s1"))
-        story.applied("b", 1, "s1")
-        story.ready("a")
-        story.done("a", "s1")
-        view = story.view
-        assert view.last_commit == 2
-        assert view.num_wrong_states == 1
-        assert {s.name: s.num_wrong_states for s in view.sites} == {"a": 0, "b": 1}
-
-
-def test_without_damage_the_run_stays_paused_and_names_both_until_one_is_stopped() -> None:
-    for num_damaged in (0, 2):
-        story = differing()
-        verified(story, "a", num_damaged)
-        verified(story, "b", num_damaged)
-        assert "a (site 1)" in story.view.state
-        assert "b (site 2)" in story.view.state
-        assert "keep those out that you do not trust" in story.view.state
-        for name in "ab":
-            story.ready(name)
-        story.wait(2 * story.core.run.limits.sync_wait_s)
-        assert story.view.last_commit == 1
-        story.leave("b")
-        assert story.core.run.log.attested[1] == a_hash("s1")
-        assert not story.core.run.disputed
-        story.done("a", "s1")
-        assert story.view.last_commit == 2
-
-
-def test_a_site_that_lost_its_stream_is_asked_again() -> None:
-    story = differing()
-    story.drop("b")
-    story.connect("b", state=(1, "wrong"))
-    assert story.num("b", m.Verify) == 2
-    assert story.num("a", m.Verify) == 1
-    verified(story, "b", 1)
-    verified(story, "a", 0)
-    assert story.view.state == "training"
-
-
-def test_a_third_report_decides_a_tie() -> None:
-    story = Story(some_settings(min_sites=3))
-    story.start("a", "b", "c")
-    for name in "abc":
-        story.ready(name)
-    for name in "abc":
-        story.done(name, "s0")
+def test_one_question_is_open_at_a_time_and_everything_comes_in_parts() -> None:
+    story = before_it("ab")
+    for name in "ab":
+        story.sites[name].part_bytes = 7
     story.applied("b", 1, "wrong")
     story.applied("a", 1, "s1")
-    assert not story.core.run.disputed, "c has not said anything yet"
-    story.applied("c", 1, "s1")
-    assert story.num("b", m.Evicted) == 1
-    assert story.num("a", m.Verify) == 0
+    assert evicted(story) == "b"
+    asked = [message for _, message in story.sent if isinstance(message, m.Show)]
+    assert len(asked) > 40
+    assert {show.evidence for show in asked} == set(Evidence) - {Evidence.UNSPECIFIED}
+    assert len(set(asked[5:])) > len(asked) / 2
+    firsts = [show.first_byte for show in asked if show.evidence is Evidence.RECORD]
+    assert firsts == list(range(0, firsts[-1] + 1, 7))
 
 
-# --- sites that are no party: they applied the commit without contributing to it
-
-
-def with_a_witness(*, first: str, witness: str, contributors: str = "ab") -> Story:
-    """`contributors` commit 1 without c, which receives. All of them but a say "wrong" of it; c says `witness`."""
-    story = Story(some_settings(min_sites=len(contributors)))
-    story.start(*contributors, "c")
-    for name in contributors:
-        story.ready(name)
-    story.ready("c", tokens=0)
-    assert [r.site_id for r in story.plan().receivers] == [len(contributors) + 1]
-    for name in contributors:
-        story.done(name, "s0")
-    said = dict.fromkeys(contributors, "wrong") | {"a": "s1", "c": witness}
-    for name in sorted(said, key=lambda name: name != first):
-        if story.sites[name].stream is not None:
-            story.applied(name, 1, said[name])
-    return story
-
-
-def test_a_site_that_is_no_party_settles_a_dispute_whoever_says_it_first() -> None:
-    for first in "abc":
-        for witness, evicted in (("s1", "b"), ("wrong", "a")):
-            story = with_a_witness(first=first, witness=witness)
-            assert story.core.run.log.attested[1] == a_hash(witness), (first, witness)
-            assert [story.num(name, m.Evicted) for name in "abc"] == [int(name == evicted) for name in "abc"]
-            assert not story.view.state.startswith("paused")
-
-
-def test_one_that_agrees_with_neither_is_heard_with_them() -> None:
-    story = with_a_witness(first="c", witness="a third")
-    assert not story.num("c", m.Evicted)
-    assert [story.num(name, m.Verify) for name in "abc"] == [1, 1, 1]
-    assert "paused: sites hold different states of commit 1" in story.view.state
-
-
-def test_one_that_is_no_party_does_not_outvote_contributors_that_agree() -> None:
-    story = Story(some_settings(min_sites=1))
-    story.start("a")
+def test_whoever_has_the_evidence_may_show_it() -> None:
+    """The parties cannot, or show something else; c, which came later, can."""
+    story = before_it("ab", silent="ab")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "wrong")
+    show(story, "a")
+    show(story, "b")
+    for name in "ab":
+        asked = story.last(name, m.Show)
+        assert (asked.evidence, asked.commit) == (Evidence.CHUNK_HASHES, 0)
+        shown = replace(story.shown(story.sites[name], asked), data=bytes(5 * 32), total_bytes=5 * 32)
+        story.says(name, shown)
+        story.sites[name].shows = False
+    assert "nobody here can show the hashes of the chunks after commit 0" in story.view.state
+    assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
+    assert [story.last(name, m.Disputed) for name in "ab"] == [m.Disputed(commit=1, is_over=True)] * 2
     story.join("c")
     story.applied("c", 0, "s0")
-    story.ready("a")
-    story.ready("c", tokens=0)
-    story.done("a", "s0")
-    story.applied("c", 1, "wrong")
-    assert not story.num("c", m.Evicted), "the contributor has not said what it has"
+    assert evicted(story) == "b"
+
+
+def test_a_site_that_stays_silent_is_evicted_and_the_next_is_asked() -> None:
+    story = before_it("abc", silent="b")
+    story.applied("b", 1, "s1")
     story.applied("a", 1, "s1")
-    assert story.num("c", m.Evicted) == 1
-    assert not story.num("a", m.Verify)
-
-
-def test_who_fetched_the_state_is_no_witness_of_it() -> None:
-    story = differing(first="b")
-    story.join("c")
     story.applied("c", 1, "wrong")
-    assert story.view.state.startswith("paused: sites hold different states")
-    assert story.num("a", m.Evicted) == story.num("b", m.Evicted) == 0
+    assert not evicted(story)
+    story.wait(idle_limit_s(story.core.run) + 0.1)
+    assert "has not answered" in story.last("b", m.Evicted).reason
+    assert evicted(story) == "bc"
+
+
+def test_a_site_that_lost_its_stream_is_asked_again_on_the_next_one() -> None:
+    story = differing(silent="b")
+    story.drop("b")
+    assert not evicted(story), "b may come back, and show what its hash is made of"
+    story.sites["b"].shows = True
+    story.connect("b", state=(1, "wrong"))
+    assert evicted(story) == "b"
+    assert f"chunk {DAMAGED_CHUNK}" in story.last("b", m.Evicted).reason, "it was heard"
+
+
+@pytest.mark.parametrize("total_bytes", [1, 5 * 32 - 1, 5 * 32 + 1, 1 << 60])
+def test_what_has_not_the_size_that_is_due_is_not_kept(total_bytes: int) -> None:
+    story = differing(silent="b")
+    asked = story.last("b", m.Show)
+    story.says(
+        "b",
+        m.Shown(
+            commit=1,
+            evidence=asked.evidence,
+            chunk=0,
+            first_byte=0,
+            total_bytes=total_bytes,
+            data=bytes(min(total_bytes, 5 * 32)),
+        ),
+    )
+    dispute = story.core.run.dispute
+    assert dispute is None or dispute.asked is None or not dispute.asked.data or dispute.asked.total_bytes <= 5 * 32
+    if total_bytes != 5 * 32 - 1:
+        assert evicted(story) == "b"
+
+
+def test_answers_that_nobody_waits_for_change_nothing() -> None:
+    story = differing(silent="ab")
+    asked = story.last("b" if story.num("b", m.Show) else "a", m.Show)
+    other = "a" if story.num("b", m.Show) else "b"
+    right = story.shown(FakeSite(other, held=(1, "s1")), asked)
+    for message in (right, replace(right, commit=2), replace(right, first_byte=3), replace(right, chunk=1)):
+        story.says(other, message)
+    assert not story.core.run.dispute.found  # type: ignore[union-attr]
+    story.happens(e.Recomputed(request=99, chunk_hash=bytes(32)))
+    assert not evicted(story)
+
+
+def test_after_a_restart_of_the_coordinator_the_claims_come_again() -> None:
+    story = differing(silent="ab")
+    story.restart()
+    for name in "ab":
+        story.sites[name].shows = True
+        story.connect(name, state=(1, "s1" if name == "a" else "wrong"), term=1)
+    assert evicted(story) == "b"
+    assert attested(story) == story.state("s1", 1)
+
+
+def test_without_evidence_the_run_is_paused_and_names_both_until_one_is_gone() -> None:
+    story = differing(hides="ab")
+    assert "a (site 1)" in story.view.state
+    assert "b (site 2)" in story.view.state
+    assert "not every side shows what its hash is made of: keep those out" in story.view.state
+    for name in "ab":
+        story.ready(name)
+    story.wait(2 * story.core.run.limits.sync_wait_s)
+    assert story.view.last_commit == 1
+    story.leave("b")
+    assert attested(story) == story.state("s1", 1)
+    assert not story.core.run.disputed
+    story.done("a", "s1")
+    assert story.view.last_commit == 2

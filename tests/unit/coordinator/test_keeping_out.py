@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
-from tests.harness.coordinator_story import Story, a_hash, some_settings
-from tests.unit.coordinator.test_disputes import differing, verified
+from tests.harness.coordinator_story import Story, some_settings
+from tests.unit.coordinator.test_disputes import differing, show
 
 
 def training(*names: str) -> Story:
@@ -81,42 +82,45 @@ def test_names_that_are_not_known_are_said_and_may_be_kept_out_before_they_come(
 
 
 def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_kept_out() -> None:
-    story = differing()
-    for name in "ab":
-        verified(story, name, 0)
+    story = differing(hides="ab")
     assert "a (site 1)" in story.view.state
     assert "b (site 2)" in story.view.state
     assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
     story.evict("b", "its disk is bad")
     assert story.view.state == "training"
-    assert story.core.run.log.attested[1] == a_hash("s1")
+    assert story.core.run.log.attested[1] == story.state("s1", 1)
 
 
 def test_a_run_that_is_told_to_stop_ends_in_a_dispute_that_nobody_can_settle() -> None:
-    story = differing()
+    story = differing(silent="ab")
     story.happens(e.StopAsked("atoll stop"))
-    assert not story.view.finished, "their bytes are being checked"
-    verified(story, "a", 0)
-    assert not story.view.finished
-    verified(story, "b", 0)
+    assert not story.view.finished, "their states are being checked"
+    for name in "ba":
+        assert not story.view.finished
+        story.sites[name].shows = False
+        story.says(name, story.shown(story.sites[name], story.last(name, m.Show)))
     assert story.view.finished
     assert story.view.state.startswith("finished: atoll stop (sites hold different states of commit 1")
     assert [story.num(name, m.Finished) for name in "ab"] == [1, 1]
 
 
 def test_a_dispute_in_which_a_site_never_answers_does_not_keep_a_run_from_stopping() -> None:
-    story = differing()
-    verified(story, "a", 0)
+    story = differing(silent="b")
     story.happens(e.StopAsked("atoll stop"))
-    story.wait(story.core.run.limits.give_up_s)
+    story.wait(idle_limit_s(story.core.run) + 0.1)
+    story.ready("a")
+    assert "has not answered" in story.last("b", m.Evicted).reason
+    story.done("a", "s1")
     assert story.view.finished
 
 
 def test_a_stop_in_a_dispute_that_is_settled_has_its_last_sync() -> None:
-    story = differing()
+    story = differing(silent="a")
     story.happens(e.StopAsked("atoll stop"))
-    verified(story, "a", 0)
-    verified(story, "b", 1)
+    assert not story.view.finished
+    show(story, "a")
+    story.sites["a"].shows = True
+    show(story, "a")
     assert not story.view.finished
     story.ready("a")
     story.done("a", "s1")

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol.errors import ConfigError, DigestMismatch, HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout
-from atoll.protocol.plans import payload_digest
+from atoll.protocol.plans import payload_digest, payload_hash
 from tests.harness.data_plane import RUN, commit_record, layout, logged, payloads, seeded
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.spill import Spill, Spilled
 from atoll.protocol.errors import HostError, InvalidMessage, StaleError
+from atoll.protocol.plans import payload_hash
 from tests.harness.small_disk import small_disk
 
 

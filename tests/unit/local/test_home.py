@@ -11,12 +11,12 @@ import pytest
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.site_log import site_log_handler
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.spill import Spill
 from atoll.protocol.errors import HostError
+from atoll.protocol.plans import payload_hash
 from tests.harness.data_plane import RUN, layout, seeded
 
 

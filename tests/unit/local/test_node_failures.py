@@ -93,7 +93,6 @@ WORK = (
     e.SeedState(),
     e.PublishState(e.Values(1)),
     e.SaveModel(commit=1, run_step=1, run_tokens=1),
-    e.VerifyState(1),
     e.RollBack(1, 1),
     e.DistrustState("it may be wrong"),
 )

@@ -17,8 +17,8 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish, safetensors_file, saved_model
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.payload_file import payload_hash
 from atoll.protocol.errors import ConfigError, HostError, StateError
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads
 

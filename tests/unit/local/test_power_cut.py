@@ -14,12 +14,13 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_index import OuterIndex
-from atoll.node.dataplane.payload_file import PayloadFile, payload_hash
+from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import AtollError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, manifest, payloads
 from tests.harness.power_cut import Recorder

@@ -692,12 +692,12 @@ def test_a_model_that_nobody_contradicts_in_time_is_kept() -> None:
 
 def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() -> None:
     drive = at_the_end()
-    drive.receive(m.Verify(commit=1))
+    drive.receive(m.Disputed(commit=1))
     drive(e.ModelSaved(commit=1))
     drive.now += 100.0
     drive(e.Tick())
-    assert not drive.core.site.exited, "its bytes are being checked"
-    drive(e.StateVerified(commit=1, num_damaged=0))
+    assert not drive.core.site.exited, "it is being found out whose is right"
+    drive.receive(m.Disputed(commit=1, is_over=True))
     drive.now += drive.core.limits.lease_s
     drive(e.Tick())
     exit_output = drive.wants(e.Exit)
@@ -711,14 +711,15 @@ def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning()
     as well."""
     drive = at_the_end()
     drive(e.ModelSaved(commit=1))
-    drive.receive(m.Verify(commit=1))
+    drive.receive(m.Disputed(commit=1))
+    drive.out.clear()
     for _ in range(3):
         drive.now += drive.core.limits.lease_s
         drive(e.Tick())
         assert not drive.out
         deadline = drive.core.next_deadline()
         assert deadline is None or deadline > drive.now, "a deadline that has passed is waited for"
-    drive(e.StateVerified(commit=1, num_damaged=0))
+    drive.receive(m.Disputed(commit=1, is_over=True))
     assert not drive.core.site.exited, "whose state is right is said next"
     drive.receive(finished(HASH))
     assert drive.wants(e.KeepModel) == e.KeepModel(1)
@@ -726,8 +727,7 @@ def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning()
 
 def test_a_dispute_over_an_earlier_commit_is_none_over_the_last() -> None:
     drive = started()
-    drive.receive(m.Verify(commit=0))
-    drive(e.StateVerified(commit=0, num_damaged=0))
+    drive.receive(m.Disputed(commit=0))
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive(e.ModelSaved(commit=1))
@@ -881,14 +881,24 @@ def test_a_site_that_is_asked_lists_the_payloads_of_the_attempt_it_is_done_with(
     assert drive.sent() == [m.PayloadList(sync=1, attempt=1, term=1, hashes=HASH)]
 
 
-def test_a_site_that_is_asked_looks_at_its_bytes_and_says_what_it_found() -> None:
+def test_a_site_that_is_asked_shows_what_settles_a_dispute() -> None:
     drive = started()
-    drive.receive(m.Verify(commit=7))
+    asked = m.Show(commit=7, evidence=m.Evidence.RECORD, chunk=3, first_byte=5)
+    drive.receive(asked)
+    assert drive.wants(e.ShowEvidence) == e.ShowEvidence(asked)
+    shown = m.Shown(commit=7, evidence=m.Evidence.RECORD, chunk=3, first_byte=5, total_bytes=9, data=b"data")
+    drive(e.EvidenceShown(shown))
+    assert drive.sent() == [shown]
+
+
+def test_a_dispute_is_said_once_for_what_changes() -> None:
+    drive = started()
+    drive.receive(m.Disputed(commit=7))
     assert not drive.out, "it does not hold that"
-    drive.receive(m.Verify(commit=0))
-    assert drive.wants(e.VerifyState) == e.VerifyState(0)
-    drive(e.StateVerified(commit=0, num_damaged=2))
-    assert drive.sent() == [m.Verified(commit=0, num_damaged=2)]
+    for is_over, num_said in ((False, 1), (False, 0), (True, 1), (True, 0), (False, 1)):
+        drive.receive(m.Disputed(commit=0, is_over=is_over))
+        assert len(drive.out) == num_said, is_over
+        drive.out.clear()
 
 
 def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_state() -> None:

@@ -1,0 +1,79 @@
+"""A model of five chunks whose states and payloads are real, so that sites in stories can show what their hashes are
+made of. A state is called s0, s1, ... after its commit. Any other name is a state with another third chunk, but those
+that begin with "made-up", which are no more than a hash."""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+
+from atoll.protocol import messages as m
+from atoll.protocol.codecs import EncodedHeader
+from atoll.protocol.digest import Digest
+from atoll.protocol.layout import Layout, Manifest, chunk_hash, state_hash
+from atoll.protocol.messages import Evidence
+from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.recompute import recomputed, record_bytes, slots_of
+from atoll.protocol.settings import RunSettings
+
+DAMAGED_CHUNK = 3
+
+
+class TinyModel:
+    def __init__(self, settings: RunSettings, manifest: Manifest) -> None:
+        self._settings = settings
+        self._layout = Layout(manifest, settings.sync.chunk_elements)
+        self._slots = slots_of(settings.outer)
+        self.records = cache(self._records)
+
+    def state(self, name: str, commit: int) -> bytes:
+        if name.startswith("made-up"):
+            return Digest("story").text(name).finish()
+        return state_hash(self._layout.manifest, self._slots, self.hashes(name, commit))
+
+    def hashes(self, name: str, commit: int) -> list[bytes]:
+        found = [chunk_hash(record) for record in self.records(commit)]
+        if name != f"s{commit}":
+            found[DAMAGED_CHUNK] = Digest("story").text(name).finish()
+        return found
+
+    def payloads_digest(self, plan: m.Plan | m.Commit) -> bytes:
+        return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync)])
+
+    def show(self, asked: m.Show, held: str, commit: int) -> bytes:
+        """By a site that says that it holds the state `held` of `commit`."""
+        match asked.evidence:
+            case Evidence.CHUNK_HASHES:
+                return b"".join(self.hashes(held if asked.commit == commit else f"s{asked.commit}", asked.commit))
+            case Evidence.RECORD:
+                return self.records(asked.commit)[asked.chunk]
+            case Evidence.PAYLOAD_HASHES:
+                return b"".join(payload_hash(p) for p in self._payloads(asked.commit))
+            case _:
+                return self._payloads(asked.commit)[asked.chunk]
+
+    def _records(self, commit: int) -> tuple[bytes, ...]:
+        """Commits and syncs have the same numbers here."""
+        chunks, tensors = self._layout.chunks, self._layout.manifest.tensors
+        if not commit:
+            sizes = [record_bytes(c.role, "F32", c.num_elements, self._settings.outer) for c in chunks]
+            return tuple(struct.pack(f"<{size // 4}f", *[0.5 + i] * (size // 4)) for i, size in enumerate(sizes))
+        return tuple(
+            recomputed(
+                role=chunk.role,
+                dtype=tensors[chunk.tensor].dtype,
+                num_elements=chunk.num_elements,
+                settings=self._settings.outer,
+                record=record,
+                payload=payload,
+            )
+            for chunk, record, payload in zip(chunks, self.records(commit - 1), self._payloads(commit), strict=True)
+        )
+
+    def _payloads(self, commit: int) -> list[bytes]:
+        found = []
+        for chunk in self._layout.chunks:
+            count = chunk.num_elements
+            header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", block=0, num_elements=count).pack()
+            found.append(header + struct.pack(f"<{count}f", *[commit / 8 + chunk.index] * count))
+        return found
