@@ -2501,6 +2501,14 @@ MUTATIONS = (
         tests=(SOURCES,),
     ),
     Mutation(
+        name="a donor that has dialled is forgotten when others are asked for",
+        rule="donors that have dialled a site stay its donors",
+        file="node/exchange/donors.py",
+        old="here = [donor for donor in self.known.donors if self._expected.is_here(donor)]",
+        new="here: list[Donor] = []",
+        tests=(DONORS,),
+    ),
+    Mutation(
         name="everybody joins from the same donors",
         rule="sites that join one after the other ask different donors",
         file="node/exchange/donors.py",

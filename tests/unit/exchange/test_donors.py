@@ -19,7 +19,7 @@ from atoll.node.exchange.sources import Known
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, PeerError, StateError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import MAX_DONORS, Donor, Header, Sources
+from atoll.protocol.messages import MAX_DONORS, MAX_LISTED_DONORS, Donor, Header, Sources
 from atoll.protocol.v1 import common_pb2, peer_pb2
 
 
@@ -260,6 +260,23 @@ def test_one_that_dialled_is_asked_before_more_are_dialled_in_vain(monkeypatch: 
         await donors.ask_again("a test")
         assert expected.num_here == 1, "it was waited for"
         assert asked.undialled[0][3] in {client.donor.site_id for client in donors.usable()}
+        await donors.close()
+
+    asyncio.run(main())
+
+
+def test_one_that_dialled_is_asked_though_the_coordinator_tells_of_others_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(donor_pool, "ASK_AGAIN_S", 0.0)
+
+    async def main() -> None:
+        first, next_ones = ([donor(i) for i in range(n, n + MAX_LISTED_DONORS)] for n in (100, 200))
+        expected, asked = ExpectedDonors(), Asked(next_ones)
+        donors = donors_of(1, first, undialable=lambda: range(100, 300), expected=expected, asked=asked)
+        expected.expect([(100, 1)])
+        dials(expected, 100)
+        for _ in range(2):
+            assert [client.donor.site_id for client in donors.usable()] == [100]
+            await donors.ask_again("a test")
         await donors.close()
 
     asyncio.run(main())
