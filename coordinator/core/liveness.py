@@ -53,7 +53,7 @@ def hang(run: Run, site: Site) -> Hang | None:
     since, what = max(site.progress_at, site.held_up_at), "fetched nor made a state"
     if site.standing is Standing.MEMBER:
         assert run.sync is not None
-        since, what = max(since, run.sync.opened_at), f"trained nor been ready for sync {run.sync.open.sync}"
+        what = f"trained nor been ready for sync {run.sync.open.sync}"
     why = f"it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
     return Hang(since + idle_limit_s(run), why)
 

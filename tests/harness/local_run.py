@@ -165,9 +165,10 @@ class LocalRun:
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
         environment: dict[str, str] | None = None,
+        program: Sequence[str] = ("-m", "atoll"),
     ) -> Process:
         """`worker`: the command of the site's workers; empty for the built-in trainer."""
-        command = [*prefix, sys.executable, "-m", "atoll", "node", "--coordinator", self.address]
+        command = [*prefix, sys.executable, *program, "node", "--coordinator", self.address]
         command += ["--name", name, "--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
         if worker:
             command += ["--", *worker]

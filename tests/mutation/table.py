@@ -875,6 +875,14 @@ MUTATIONS = (
         tests=(WAITS,),
     ),
     Mutation(
+        name="every sync is a new chance to hang",
+        rule="a site that does nothing is evicted, however often the others commit meanwhile",
+        file="coordinator/core/liveness.py",
+        old='        what = f"trained nor been ready',
+        new='        since = max(since, run.sync.opened_at)\n        what = f"trained nor been ready',
+        tests=(LIVENESS,),
+    ),
+    Mutation(
         name="heard for ever",
         rule="a site is taken at its word some times in a row",
         file="coordinator/core/standstill.py",

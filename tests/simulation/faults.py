@@ -11,10 +11,9 @@ from typing import Any
 from atoll.node.core import events as e
 from atoll.node.daemon.node import Node
 from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import Encoded
 from atoll.protocol import messages as m
 from atoll.protocol.layout import state_hash
-from atoll.protocol.v1 import peer_pb2
+from tests.harness import hostile
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
 from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
@@ -281,66 +280,34 @@ def _misbehave(
 
 def mute_member(world: World, fault: Fault, generator: random.Random) -> None:
     """It trains, and is never ready."""
-
-    def does(output: e.Output) -> bool:
-        return not (isinstance(output, e.Send) and isinstance(output.message, m.Ready))
-
-    _misbehave(world, fault, generator, Misconduct(what="never says that it is ready", does=does))
+    _misbehave(world, fault, generator, Misconduct(what="never says that it is ready", does=hostile.is_never_ready))
 
 
 def ready_only(world: World, fault: Fault, generator: random.Random) -> None:
     """It says that it is ready, and exchanges nothing."""
-
-    def does(output: e.Output) -> bool:
-        return not isinstance(output, e.BeginExchange | e.WeighExchange)
-
-    _misbehave(world, fault, generator, Misconduct(what="exchanges nothing", does=does))
-
-
-class _KeptBack(list[Encoded]):
-    """Payloads of which nobody hears."""
-
-    def append(self, payload: Encoded) -> None:
-        pass
-
-    def __iadd__(self, payloads: Any) -> _KeptBack:  # type: ignore[override,misc]
-        return self
+    _misbehave(world, fault, generator, Misconduct(what="exchanges nothing", does=hostile.exchanges_nothing))
 
 
 def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
     """As a reducer it takes contributions and says for ever that it waits: for all others, who have sent everything,
     for one of them, for itself, or for nobody. Of what it says that it moves meanwhile, some is true, or none; so it
     speaks to its peers, and to the coordinator as well."""
-    hostile = _misbehave(world, fault, generator, Misconduct(what="says as a reducer only that it waits"))
-    if hostile is None:
+    found = _misbehave(world, fault, generator, Misconduct(what="says as a reducer only that it waits"))
+    if found is None:
         return
-    assert hostile.node is not None
-    hub = hostile.node.hub
+    assert found.node is not None
+    hub = found.node.hub
     begin, claims_to_move, tells_the_coordinator = hub.begin, generator.random() < 0.5, generator.random() < 0.5
     named, draw = generator.choice(["all", "all", "one", "itself", "nobody"]), generator.randrange(1 << 30)
 
     def names(exchange: Exchange) -> list[int]:
-        others = [member.site_id for member in exchange.others]
+        others = hostile.others(exchange)
         one = others[draw % len(others)] if others else 0
         return {"all": others, "one": [one], "itself": [exchange.me.site_id], "nobody": []}[named]
 
     def begin_so(*args: Any, **options: Any) -> Exchange:
         exchange = begin(*args, **options)
-        exchange.payloads = _KeptBack()
-        num_said = 0
-
-        def waiting(for_site_id: int) -> peer_pb2.Waiting:
-            nonlocal num_said
-            num_said += claims_to_move
-            hub.counters.moved_bytes += claims_to_move and tells_the_coordinator
-            return peer_pb2.Waiting(moved_bytes=num_said, site_ids=names(exchange), received_bytes=num_said)
-
-        def waits_for() -> tuple[list[int], list[int]]:
-            return names(exchange), []
-
-        exchange.waiting = waiting  # type: ignore[method-assign]
-        if tells_the_coordinator:
-            exchange.waits_for = waits_for  # type: ignore[method-assign]
+        hostile.only_waits(exchange, names, claims_to_move=claims_to_move, tells_the_coordinator=tells_the_coordinator)
         return exchange
 
     hub.begin = begin_so  # type: ignore[method-assign]

@@ -45,6 +45,25 @@ def test_7_a_member_whose_node_hangs_is_evicted_whatever_its_heartbeats_say() ->
     assert [c.site_id for c in story.plan().contributors] == [1]
 
 
+def test_7_a_member_whose_node_hangs_is_evicted_though_the_others_commit_again_and_again() -> None:
+    story = a_run("a", "b", "c", steps=10_000)
+    story.commit_one("a", "b", "c", state="s0", following="s1")
+    stands_still(story, "c")
+    site, run = story.core.run.members.sites["c"], story.core.run
+    run.trouble.receive_only.note([site.site_id] * 4, 1)  # so that nobody waits for it
+    until, num_commits = story.now + IDLE_S + 2, run.log.last
+    while story.now < until and site.live:
+        for name in "ab":
+            story.ready(name)
+        for name in "ab":
+            story.done(name, f"s{run.log.last}", plan=story.plan())
+        for name in "ab":
+            story.applied(name, run.log.last, f"s{run.log.last}")
+        story.wait(1.0)
+    assert run.log.last > num_commits + 10
+    assert "it has neither trained nor been ready" in site.evicted
+
+
 def test_7_a_member_that_never_applies_the_commit_is_evicted() -> None:
     story = a_run("a", "b")
     for name in "ab":

@@ -1,0 +1,64 @@
+"""What members that mean harm do to a node's parts: in the simulator, and in a process (tests/workers/hostile_node.py).
+
+mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
+reducer says for ever that it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from atoll.node.core import events as e
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.parts import Encoded
+from atoll.protocol import messages as m
+from atoll.protocol.v1 import peer_pb2
+
+KINDS = ("mute", "ready", "waiting")
+
+
+def is_never_ready(output: e.Output) -> bool:
+    """Whether a member that is mute does this."""
+    return not (isinstance(output, e.Send) and isinstance(output.message, m.Ready))
+
+
+def exchanges_nothing(output: e.Output) -> bool:
+    """Whether a member that is ready only does this."""
+    return not isinstance(output, e.BeginExchange | e.WeighExchange)
+
+
+class _KeptBack(list[Encoded]):
+    """Payloads of which nobody hears."""
+
+    def append(self, payload: Encoded) -> None:
+        pass
+
+    def __iadd__(self, payloads: Any) -> _KeptBack:  # type: ignore[override,misc]
+        return self
+
+
+def only_waits(
+    exchange: Exchange,
+    names: Callable[[Exchange], Sequence[int]],
+    *,
+    claims_to_move: bool,
+    tells_the_coordinator: bool,
+) -> None:
+    """`names`: for whom it says that it waits, to its peers and, if it tells, to the coordinator."""
+    exchange.payloads = _KeptBack()
+    num_said = 0
+
+    def waiting(for_site_id: int) -> peer_pb2.Waiting:
+        nonlocal num_said
+        num_said += claims_to_move
+        exchange.counters.moved_bytes += claims_to_move and tells_the_coordinator
+        return peer_pb2.Waiting(moved_bytes=num_said, site_ids=names(exchange), received_bytes=num_said)
+
+    exchange.waiting = waiting  # type: ignore[method-assign]
+    if tells_the_coordinator:
+        exchange.waits_for = lambda: (list(names(exchange)), [])  # type: ignore[method-assign]
+
+
+def others(exchange: Exchange) -> list[int]:
+    return [member.site_id for member in exchange.others]

@@ -1,0 +1,42 @@
+"""A node that means harm: `python hostile_node.py KIND node ...`, see tests/harness/hostile.py for the kinds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from atoll.__main__ import run
+from atoll.node.core import events as e
+from atoll.node.core.site import SiteCore
+from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.hub import Hub
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.harness import hostile
+
+DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
+
+
+def misbehave(kind: str) -> None:
+    handle, begin = SiteCore.handle, Hub.begin
+
+    def handle_so(self: SiteCore, event: e.Event, now: float) -> list[e.Output]:
+        return [output for output in handle(self, event, now) if DOES[kind](output)]
+
+    def begin_so(self: Hub, *args: Any, **options: Any) -> Exchange:
+        exchange = begin(self, *args, **options)
+        hostile.only_waits(exchange, hostile.others, claims_to_move=True, tells_the_coordinator=True)
+        return exchange
+
+    if kind in DOES:
+        SiteCore.handle = handle_so  # type: ignore[method-assign]
+    elif kind == "waiting":
+        Hub.begin = begin_so  # type: ignore[method-assign]
+    else:
+        sys.exit(f"hostile_node.py: there is no {kind!r}, there are {', '.join(hostile.KINDS)}")
+
+
+if __name__ == "__main__":
+    misbehave(sys.argv.pop(1))
+    sys.exit(run())
