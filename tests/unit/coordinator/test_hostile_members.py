@@ -95,7 +95,7 @@ class Play:
                 continue
             beat = m.Heartbeat(phase="training", doing="step", inner_step=self.num_beats, limit_s=1000)
             if name in self.strangers:
-                beat = replace(beat, phase=f"exchanging {self.num_beats}", moved_bytes=self.num_beats)
+                beat = self.claims(replace(beat, phase=f"exchanging {self.num_beats}", moved_bytes=self.num_beats))
                 if self.kind == "together":
                     beat = replace(beat, waits_for_contributions=tuple(i for i in ids if i != site.site_id))
             elif attempt is not None and site.site_id not in attempt.done:
@@ -137,10 +137,14 @@ class Play:
             if took_s >= self.tick_s:
                 story.done(name, f"s{plan.base_commit}")
             return
-        if took_s >= plan.stall_limit_s * (2 if self.kind == "together" and len(plan.contributors) == 5 else 1):
+        if took_s >= plan.stall_limit_s * self.stalls_waited(plan):
             self.reported.add((name, *key))
             peer = next(n for n in self.strangers if self.story.sites[n].site_id == stranger)
             story.failed(name, peer, lacks=True)
+
+    def stalls_waited(self, plan: m.Plan) -> int:
+        """After how many an honest site reports what it lacks."""
+        return 2 if self.kind == "together" and len(plan.contributors) == 5 else 1
 
     def lacked(self, plan: m.Plan) -> int:
         """The first contributor that gives nothing; a liar exchanges as it should."""
@@ -154,6 +158,10 @@ class Play:
         return next(iter(strangers), 0)
 
     # --- strangers
+
+    def claims(self, beat: m.Heartbeat) -> m.Heartbeat:
+        """What a stranger says of itself."""
+        return beat
 
     def misbehave(self, name: str) -> None:
         story = self.story
