@@ -324,6 +324,31 @@ def test_what_is_on_its_way_to_a_reducer_is_waited_for(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_a_site_says_for_whom_it_waits_once_nothing_moves(tmp_path: Path) -> None:
+    """Of chunks that the first site reduces, the third's contributions; of the second's chunks, payloads."""
+
+    async def main() -> None:
+        async with (
+            Run(tmp_path, small_layout()) as run,
+            fake_reducer(waits_and_says_that_something_moves(3)) as address,
+        ):
+            first, second, _ = await run.add(3)
+            first.train(1)
+            second.address = address
+            plan = star_plan(run.layout, run.sites, stall_limit_s=5)
+            trees = tuple(replace(t, parents=(1, -1, 1) if i % 2 else (-1, 0, 0)) for i, t in enumerate(plan.trees))
+            exchange = first.begin(replace(plan, trees=trees))
+            running = asyncio.create_task(exchange.run())
+            assert first.hub.waits_for() == ([], [])
+            await until(lambda: first.hub.waits_for() != ([], []))
+            assert first.hub.waits_for() == ([2, 3], [2])
+            exchange.cancel()
+            assert first.hub.waits_for() == ([], [])
+            await ended(running)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("site_ids", [(1, 3), (4,)], ids=["this site too, which has sent all", "a receiver"])
 def test_whom_a_reducer_cannot_wait_for_is_no_excuse(tmp_path: Path, site_ids: tuple[int, ...]) -> None:
     answer = waits_and_says_that_something_moves(*site_ids)
