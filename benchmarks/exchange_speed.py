@@ -103,7 +103,9 @@ async def _site(args: argparse.Namespace) -> None:
             sync = int(line)
             cpu = time.process_time()
             data = SyncData(layout, settings, outer, snapshot, {"w": "F32"})
-            exchange = hub.begin(_plan(sync, addresses, layout), data, site_id=args.site, contributes=True)
+            plan = _plan(sync, addresses, layout)
+            share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
+            exchange = hub.begin(plan, data, share, site_id=args.site, contributes=True)
             result = await exchange.run()
             print(
                 json.dumps(

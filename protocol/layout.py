@@ -219,6 +219,8 @@ class Layout:
             if role is Role.BUFFER_LOWEST:
                 self.num_sync_chunks = len(chunks)
         self.chunks = tuple(chunks)
+        self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
+        """Those that travel in syncs."""
 
     def name_of(self, chunk: int) -> str:
         return self.manifest.tensors[self.chunks[chunk].tensor].name

@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.step_times import StepTimes
 from atoll.node.daemon.worker_group import (
+    AllJoined,
     DataSet,
     GroupEvent,
     Outcome,
@@ -31,8 +33,10 @@ from atoll.node.daemon.worker_group import (
     SealedReport,
     Watch,
     WorkerGroup,
+    site_pieces,
 )
 from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId
+from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
@@ -70,8 +74,11 @@ class _Connection:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
-        self._queue.append((local_protocol.encode_frame(response), fds))
+    def send(self, response: local_pb2.LocalResponse) -> None:
+        self.send_frame(local_protocol.encode_frame(response))
+
+    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        self._queue.append((frame, fds))
         self._idle.clear()
         self._ready.set()
 
@@ -140,7 +147,7 @@ class LocalServer:
         server = LocalServer(on_event, on_failure)
         await server.start()
         server.begin(generation, world_size, greeting)    # then launch workers with ATOLL_SOCKET=server.path
-        server.send_layout(...)                           # after RanksJoined
+        await server.send_layout(...)                     # after RanksJoined
         server.answer(generation, step, seq, answer)      # after BoundaryAsked
         await server.close()                              # workers that are still there end themselves
 
@@ -265,7 +272,7 @@ class LocalServer:
         if self._group is not None:
             self._group.end()
 
-    def send_layout(
+    async def send_layout(
         self,
         *,
         generation: int,
@@ -276,31 +283,42 @@ class LocalServer:
         snapshot: SharedBuffer,
         publish: SharedBuffer,
     ) -> None:
-        """Admit the ranks: they map the buffers and ask for their first values. `layout` is of `pieces.manifest`."""
+        """Admit the ranks: they map the buffers and ask for their first values. `layout` is of `pieces.manifest`.
+        Nothing is sent if their generation is over, or ends meanwhile."""
         group = self._group
         if group is None or group.generation != generation or group.failed:
-            return  # that generation is over
-        assert group.pieces is not None
-        manifest = wire.to_proto(layout.manifest)
-        checkpoint = group.checkpoint
-        for rank, connection in self._of_rank.items():
-            reader, num_readers = group.reader_of(rank)
-            body = local_pb2.LocalLayout(
-                site_id=site_id,
-                incarnation=incarnation,
-                run_seed=run_seed,
-                buffer_bytes=layout.buffer_bytes,
-                chunk_elements=layout.chunk_elements,
-                manifest=manifest,
-                owned_pieces=group.pieces.owned[rank],
-                data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),
-                shared_pieces=group.pieces.shared_of(rank),
-                reader=reader,
-                num_readers=num_readers,
-                checkpoint=None if checkpoint is None else local_protocol.checkpoint_to_proto(checkpoint),
-            )
-            response = local_pb2.LocalResponse(generation=generation, layout=body)
-            connection.send(response, (snapshot.fd, publish.fd))
+            return
+        pieces, checkpoint = group.pieces, group.checkpoint
+        assert pieces is not None
+        readers = {rank: group.reader_of(rank) for rank in self._of_rank}
+
+        def encode() -> dict[int, bytes]:
+            manifest = wire.to_proto(layout.manifest)
+            frames = {}
+            for rank, (reader, num_readers) in readers.items():
+                body = local_pb2.LocalLayout(
+                    site_id=site_id,
+                    incarnation=incarnation,
+                    run_seed=run_seed,
+                    buffer_bytes=layout.buffer_bytes,
+                    chunk_elements=layout.chunk_elements,
+                    manifest=manifest,
+                    owned_pieces=pieces.owned[rank],
+                    data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),
+                    shared_pieces=pieces.shared_of(rank),
+                    reader=reader,
+                    num_readers=num_readers,
+                    checkpoint=None if checkpoint is None else local_protocol.checkpoint_to_proto(checkpoint),
+                )
+                frames[rank] = local_protocol.encode_frame(local_pb2.LocalResponse(generation=generation, layout=body))
+            return frames
+
+        frames = await run_to_its_end(encode)
+        if self._group is not group or group.failed:
+            return
+        for rank, frame in frames.items():
+            if rank in self._of_rank:  # else it is lost, and the core hears of that next
+                self._of_rank[rank].send_frame(frame, (snapshot.fd, publish.fd))
         group.layout_sent(self._clock())
 
     def answer(self, generation: int, step: int, seq: int, answer: Answer) -> None:
@@ -355,7 +373,11 @@ class LocalServer:
         end = "closed its connection without a word"
         try:
             while (frame := await connection.read_frame()) is not None:
-                self._handle(connection, local_protocol.decode(local_pb2.LocalRequest, frame))
+                request = local_protocol.decode(local_pb2.LocalRequest, frame)
+                tensors = None
+                if request.WhichOneof("body") == "join":
+                    tensors = await run_to_its_end(partial(_tensors_of, request.join))
+                self._handle(connection, request, tensors)
         except RefusedError as error:
             self.num_malformed += isinstance(error, InvalidMessage)
             end = f"was cut off: {error}"
@@ -384,6 +406,9 @@ class LocalServer:
                 response = local_pb2.LocalResponse(generation=self.generation, answer=body)
                 if item.rank in self._of_rank:  # else it is lost, and the core hears of that next
                     self._of_rank[item.rank].send(response)
+            elif isinstance(item, AllJoined):
+                assert self._group is not None, "its ranks have joined"
+                self._spawn(self._put_together(self._group, item))
             else:
                 self._tell(item)
 
@@ -393,7 +418,10 @@ class LocalServer:
         except Exception as error:  # else it would be taken for an error of the connection that brought the event
             self._on_failure(error)
 
-    def _handle(self, connection: _Connection, request: local_pb2.LocalRequest) -> None:
+    def _handle(
+        self, connection: _Connection, request: local_pb2.LocalRequest, tensors: RankTensors | None = None
+    ) -> None:
+        """`tensors`: of a join."""
         group = self._group
         if group is None or request.generation != group.generation:
             raise StaleError(
@@ -404,7 +432,12 @@ class LocalServer:
         elif connection.rank is None or request.rank != connection.rank:
             raise InvalidMessage(f"a message of rank {request.rank} on a connection of rank {connection.rank}")
         else:
-            self._deliver(_said(group, connection, request, self._clock()))
+            self._deliver(_said(group, connection, request, tensors, self._clock()))
+
+    async def _put_together(self, group: WorkerGroup, joined: AllJoined) -> None:
+        pieces = await run_to_its_end(partial(site_pieces, joined))
+        if self._group is group:
+            self._deliver(group.put_together(pieces))
 
     def _hello(self, connection: _Connection, group: WorkerGroup, request: local_pb2.LocalRequest) -> None:
         hello, rank, greeting = request.hello, request.rank, self._greeting
@@ -435,19 +468,32 @@ class LocalServer:
         connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
 
 
-def _said(group: WorkerGroup, connection: _Connection, request: local_pb2.LocalRequest, now: float) -> Outcome:
+def _tensors_of(join: local_pb2.LocalJoin) -> RankTensors:
+    """In a thread. Raises InvalidMessage."""
+    if len(join.pieces) > MAX_TENSORS:
+        raise InvalidMessage(f"a rank lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
+    pieces = tuple(local_protocol.piece_from_proto(p) for p in join.pieces)
+    return RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
+
+
+def _said(
+    group: WorkerGroup,
+    connection: _Connection,
+    request: local_pb2.LocalRequest,
+    tensors: RankTensors | None,
+    now: float,
+) -> Outcome:
     """What follows from one request of a known rank. Raises InvalidMessage."""
     rank = request.rank
     match request.WhichOneof("body"):
         case "join":
             join = request.join
-            if len(join.pieces) > MAX_TENSORS or len(join.data_fingerprint) > 64:
-                raise InvalidMessage(f"rank {rank} lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
+            assert tensors is not None, "they were read before"
+            if len(join.data_fingerprint) > 64:
+                raise InvalidMessage(f"rank {rank} has a fingerprint of {len(join.data_fingerprint)} bytes, at most 64")
             if len(join.checkpoints) > local_protocol.MAX_CHECKPOINTS:
                 raise InvalidMessage(f"rank {rank} offers {len(join.checkpoints)} checkpoints, which is impossible")
             checkpoints = frozenset(local_protocol.checkpoint_from_proto(c) for c in join.checkpoints)
-            pieces = tuple(local_protocol.piece_from_proto(p) for p in join.pieces)
-            tensors = RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
             return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now, checkpoints=checkpoints)
         case "boundary":
             return group.boundary(rank, request.boundary.step, request.boundary.seq, now)

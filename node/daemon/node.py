@@ -139,7 +139,8 @@ class Node:
         self._session: asyncio.Task[None] | None = None
         self._layout: asyncio.Task[None] | None = None
         self._has_buffers = False
-        self._after_layout: deque[e.Output] = deque()
+        self._of_exchanges: deque[e.Output] = deque()  # not carried out yet; see `_go_on_with_exchanges`
+        self._beginning: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
         self._fetch: asyncio.Task[None] | None = None
         self._worker_lock = asyncio.Lock()
@@ -273,10 +274,20 @@ class Node:
     # --- outputs
 
     def _execute(self, output: e.Output) -> None:
-        if isinstance(output, OF_AN_EXCHANGE) and (not self._has_buffers or self._after_layout):
-            self._after_layout.append(output)  # an exchange needs the buffers; the order is kept
+        if isinstance(output, OF_AN_EXCHANGE):
+            self._of_exchanges.append(output)
+            self._go_on_with_exchanges()
         else:
             self._carry_out(output)
+
+    def _go_on_with_exchanges(self) -> None:
+        """In their order. An exchange needs the buffers, and what grows with the model is done in a thread."""
+        while self._of_exchanges and self._has_buffers and self._beginning is None:
+            output = self._of_exchanges.popleft()
+            if isinstance(output, e.BeginExchange):
+                self._beginning = self._spawn(self._begin_exchange(output.plan, output.contributes))
+            else:
+                self._carry_out(output)
 
     def _carry_out(self, output: e.Output) -> None:
         match output:
@@ -302,8 +313,6 @@ class Node:
             case e.CancelFetch():
                 if self._fetch is not None:
                     self._fetch.cancel()
-            case e.BeginExchange(plan):
-                self._begin_exchange(plan, output.contributes)
             case e.WeighExchange(plan):
                 self.hub.weigh(plan)
             case e.CancelExchange():
@@ -460,7 +469,8 @@ class Node:
         try:
             room = await asyncio.to_thread(measure)
         except AtollError as error:
-            self.local_server.refuse(str(error))
+            if self.local_server.generation == ranks.generation:  # not those who came after them
+                self.local_server.refuse(str(error))
             self.handle(
                 e.WorkersFailed(
                     generation=ranks.generation,
@@ -470,14 +480,16 @@ class Node:
                 )
             )
             return
-        self.hub.allow(room.max_retained_bytes, room.reduce_buffer_bytes)
+        # Where workers join again, plans are made by what the site has offered.
+        max_retained_bytes = self.hub.max_retained_bytes or room.max_retained_bytes
+        self.hub.allow(max_retained_bytes, room.reduce_buffer_bytes)
         log.info("as a reducer this node holds %s", room)
         self.handle(
             e.WorkersJoined(
                 generation=ranks.generation,
                 manifest=ranks.manifest,
                 data_fingerprint=ranks.data_fingerprint,
-                max_retained_bytes=room.max_retained_bytes,
+                max_retained_bytes=max_retained_bytes,
             )
         )
 
@@ -526,9 +538,8 @@ class Node:
             assert plane.publish_buffer is not None
             self.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
             self._has_buffers = True
-            while self._after_layout:
-                self._carry_out(self._after_layout.popleft())
-            self.local_server.send_layout(
+            self._go_on_with_exchanges()
+            await self.local_server.send_layout(
                 generation=output.generation,
                 site_id=output.site_id,
                 incarnation=self.home.incarnation,
@@ -544,7 +555,8 @@ class Node:
                 text=str(error),
                 exit_code=exit_code_of(error),
             )
-            self.local_server.refuse(failed.text)
+            if self.local_server.generation == output.generation:  # not those who came after them
+                self.local_server.refuse(failed.text)
             self.handle(failed)
 
     def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
@@ -616,18 +628,23 @@ class Node:
         finally:
             self._sources = None
 
-    def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
+    async def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
         assert self.plane is not None
         site_id = self.core.site.site_id
+        broken: e.ExchangeBroken | None = None
         try:
-            self._exchange = self.hub.begin(plan, self.plane.sync_data(), site_id=site_id, contributes=contributes)
+            data = self.plane.sync_data()
+            share = await run_to_its_end(self.hub.share(plan, data, site_id=site_id), self.hub.pool)
+            self._exchange = self.hub.begin(plan, data, share, site_id=site_id, contributes=contributes)
+            self._spawn(self._run_exchange(self._exchange))
         except AtollError as error:
             broken = _broken(plan, error)
             if isinstance(error, NoRoomError):
                 broken = replace(broken, peer_site_id=site_id, phase="holding contributions")
-            asyncio.get_running_loop().call_soon(self.handle, broken)
-            return
-        self._spawn(self._run_exchange(self._exchange))
+        self._beginning = None
+        if broken is not None:
+            self.handle(broken)
+        self._go_on_with_exchanges()
 
     async def _run_exchange(self, exchange: Exchange) -> None:
         plan, started = exchange.plan, time.monotonic()
@@ -734,10 +751,11 @@ class Node:
             "site": self.config.name,
         }
         trouble = ""
-        async with self._model_lock:
+        # The state first: while an earlier model is put in place or removed the run goes on.
+        async with self.plane.frozen(output.commit) as frozen, self._model_lock:
             self._model_folder, self._has_model_beside = folder or at_home, True
             # Rather in another place than nowhere: the run may be over, and the other sites gone.
-            why = await self.plane.save(output.commit, self._model_folder, info, at_home if folder else None)
+            why = await self.plane.save(frozen, self._model_folder, info, at_home if folder else None)
             if why is not None:
                 self._model_folder = at_home
                 trouble = f"the model of commit {output.commit} is in {at_home}, as --save could not be followed: {why}"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from atoll.node.core.events import Content, Difference, Values
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
+from atoll.node.dataplane.bases import check_base_dtypes
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState, TornState
@@ -69,7 +71,11 @@ class DataPlane:
         return cls(home, settings, _read_manifest(home.manifest_file), num_threads)
 
     def attach_workers(self, dtypes: Mapping[str, str]) -> None:
-        """In a thread: allocate the shared buffers (once) and note what the workers receive."""
+        """In a thread: allocate the shared buffers (once) and note what the workers receive.
+
+        Raises ConfigError for a dtype that has no base, HostError for the memory.
+        """
+        check_base_dtypes(self.layout.manifest, dtypes)
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
             self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
@@ -241,10 +247,10 @@ class DataPlane:
 
     async def apply(self, commit: Commit) -> bytes:
         """The state hash after `commit`. Raises StateError if its payloads are not in the log or not its own."""
-        outer = self.outer
-        assert outer is not None
 
         def work() -> bytes:
+            outer = self.outer
+            assert outer is not None
             if commit.commit > self._spared_until:
                 self.snapshots.spared = None
             self._shown = None
@@ -324,11 +330,11 @@ class DataPlane:
     async def publish(self, content: Content) -> None:
         """Fill PUBLISH. Raises StateError if the outer state is not at that version, or if PUBLISH does not hold the
         values that a difference starts from."""
-        outer, buffer = self.outer, self.publish_buffer
-        assert outer is not None
-        assert buffer is not None
 
         def work() -> None:
+            outer, buffer = self.outer, self.publish_buffer
+            assert outer is not None
+            assert buffer is not None
             held, self._published = self._published, None
             if outer.commit != content.version:
                 raise StateError(f"{content} cannot be published: the outer state is at commit {outer.commit}")
@@ -350,31 +356,34 @@ class DataPlane:
         async with self.lock:
             await run_to_its_end(work)
 
-    async def save(
-        self, commit: int, folder: Path, info: Mapping[str, Any], instead: Path | None = None
-    ) -> Exception | None:
-        """Write the model of `commit`, at which the outer state is, beside `folder`. Commits go on meanwhile. If it
-        cannot be written there it is beside `instead`; then the reason is returned.
-
-        Raises StateError if the outer state has gone on already.
-        """
-        outer = self.outer
-        assert outer is not None
+    @asynccontextmanager
+    async def frozen(self, commit: int) -> AsyncIterator[FrozenState]:
+        """The outer state, which is at `commit`. Commits go on meanwhile. Raises StateError if it has gone on
+        already."""
         async with self.lock:
+            outer = self.outer
+            assert outer is not None
             frozen = await run_to_its_end(outer.freeze)
         try:
             if frozen.commit != commit:
                 raise StateError(f"the model of commit {commit} is to be saved, the outer state is at {frozen.commit}")
-            try:
-                await self._write_model(folder, frozen, info)
-            except (HostError, ConfigError, OSError) as error:
-                if instead is None:
-                    raise
-                await self._write_model(instead, frozen, info)
-                return error
-            return None
+            yield frozen
         finally:
             await run_to_its_end(frozen.close)
+
+    async def save(
+        self, frozen: FrozenState, folder: Path, info: Mapping[str, Any], instead: Path | None = None
+    ) -> Exception | None:
+        """Write the model beside `folder`. If it cannot be written there it is beside `instead`; then the reason is
+        returned."""
+        try:
+            await self._write_model(folder, frozen, info)
+        except (HostError, ConfigError, OSError) as error:
+            if instead is None:
+                raise
+            await self._write_model(instead, frozen, info)
+            return error
+        return None
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
         await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, self.optimizer.slots, info))

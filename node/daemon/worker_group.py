@@ -69,6 +69,21 @@ class SealedReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AllJoined:
+    """Every rank has said what it holds. What `site_pieces` gives, in a thread, goes to `WorkerGroup.put_together`."""
+
+    ranks: tuple[RankTensors, ...]
+
+
+def site_pieces(joined: AllJoined) -> SitePieces | str:
+    """Or why the ranks' pieces make no model."""
+    try:
+        return merge_ranks(joined.ranks)
+    except ConfigError as error:
+        return str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RanksJoined:
     """Every rank has connected and their pieces tile every tensor exactly once."""
 
@@ -89,7 +104,7 @@ class DataSet:
 GroupEvent = (
     RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
 )
-Outcome = list[GroupEvent | Reply]
+Outcome = list[GroupEvent | Reply | AllJoined]
 
 
 class Due(Enum):
@@ -215,11 +230,17 @@ class WorkerGroup:
         other = next((r for r, (_, f, _) in enumerate(in_order) if f != in_order[0][1]), None)
         if other is not None:
             return self.fail(f"ranks 0 and {other} of this site see different data; give all ranks the same files")
-        try:
-            self.pieces = merge_ranks([t for t, _, _ in in_order])
-        except ConfigError as error:
-            return self.fail(str(error))
-        return [RanksJoined(generation=self.generation, manifest=self.pieces.manifest, data_fingerprint=in_order[0][1])]
+        return [AllJoined(ranks=tuple(t for t, _, _ in in_order))]
+
+    def put_together(self, pieces: SitePieces | str) -> Outcome:
+        """What the ranks of `AllJoined` hold together."""
+        if self.failed:
+            return []
+        if isinstance(pieces, str):
+            return self.fail(pieces)
+        self.pieces = pieces
+        fingerprint = self._tensors[0][1]
+        return [RanksJoined(generation=self.generation, manifest=pieces.manifest, data_fingerprint=fingerprint)]
 
     def layout_sent(self, now: float) -> None:
         """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.layout import Manifest, Role
 
 Floats = npt.NDArray[np.float32]
 BASE_DTYPES = ("F32", "BF16", "F16")
 
 
-def check_base_dtype(dtype: str, name: str) -> None:
-    """Raises ConfigError unless a worker may hold trainable tensors as `dtype`."""
-    if dtype not in BASE_DTYPES:
-        raise ConfigError(
-            f"{name!r} is trained as {dtype}; atoll synchronizes parameters of dtype {', '.join(BASE_DTYPES)}"
-        )
+def check_base_dtypes(manifest: Manifest, dtypes: Mapping[str, str]) -> None:
+    """Raises ConfigError unless a worker may hold each trainable tensor as its dtype."""
+    for spec in manifest.tensors:
+        if spec.role is Role.TRAINABLE and (dtype := dtypes[spec.name]) not in BASE_DTYPES:
+            raise ConfigError(_no_base(repr(spec.name), dtype))
+
+
+def _no_base(name: str, dtype: str) -> str:
+    return f"{name} is trained as {dtype}; atoll synchronizes parameters of dtype {', '.join(BASE_DTYPES)}"
 
 
 def cast_base(values: Floats, dtype: str, out: Floats) -> None:
@@ -30,4 +36,4 @@ def cast_base(values: Floats, dtype: str, out: Floats) -> None:
         with np.errstate(over="ignore"):  # an infinite base is refused by the encoder, by name of the tensor
             out[:] = values.astype(np.float16)
     else:
-        check_base_dtype(dtype, "a tensor")
+        raise ConfigError(_no_base("a tensor", dtype))

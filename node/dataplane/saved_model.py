@@ -30,7 +30,7 @@ from atoll.node.dataplane.saved_manifest import (
     where_saved,
 )
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import ConfigError
+from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
 
 __all__ = ["discard", "load_manifest", "put_in_place", "restore", "save", "take_back", "write_aside"]
@@ -254,4 +254,7 @@ def put_in_place(folder: Path) -> None:
         sync_folder(folder.parent)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
-        raise disk_error(error, folder) from error
+        failed = disk_error(error, folder)
+        if (written := _aside(folder)).is_dir():
+            failed = HostError(f"{failed}; the model that was to be there is whole in {written}")
+        raise failed from error

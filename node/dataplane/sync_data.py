@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.bases import cast_base, check_base_dtype
+from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
 from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
@@ -25,10 +25,9 @@ _LARGEST = np.finfo(np.float32).max
 
 
 class SyncData:
-    """`snapshot` is the shared buffer of `layout.buffer_bytes`; `dtypes` maps trainable names to the worker's dtype.
-
-    Raises ConfigError for a dtype that has no base.
-    """
+    """`snapshot` is the shared buffer of `layout.buffer_bytes`; `dtypes` maps trainable names to the worker's dtype,
+    each of which has a base (`bases.check_base_dtypes`). Nothing here grows with the model: it is made in an event
+    loop."""
 
     def __init__(
         self,
@@ -46,13 +45,10 @@ class SyncData:
         self._zstd_level = settings.zstd_level
         self._outer = outer
         self._snapshot = snapshot.cast("B")
-        self._dtypes = dict(dtypes)
+        self._dtypes = dtypes
         self._last_payload = last_payload
         self._nearest: list[tuple[float, Outlier]] = []  # of each chunk that was averaged, by share of the limit
-        self.chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
-        for spec in layout.manifest.tensors:
-            if spec.role is Role.TRAINABLE:
-                check_base_dtype(self._dtypes[spec.name], spec.name)
+        self.chunks = layout.sync_chunks
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, or the value of a buffer, or that it is unchanged.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import bisect
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -14,11 +13,12 @@ import grpc.aio
 
 from atoll.node.exchange.counters import Counters, Traffic
 from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.held import HeldContributions, free
 from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
 from atoll.node.exchange.progress import Pace, Progress
+from atoll.node.exchange.share import Share
 from atoll.node.exchange.spill import Spill, Spilled
 from atoll.node.exchange.turns import Turns
 from atoll.node.exchange.uplink import Uplink
@@ -34,7 +34,7 @@ from atoll.protocol.errors import (
     StaleError,
 )
 from atoll.protocol.messages import Header, Member, Plan
-from atoll.protocol.plans import is_weighed, plan_digest, reducers, weights, with_weights
+from atoll.protocol.plans import is_weighed, plan_digest, weights, with_weights
 from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
@@ -63,6 +63,7 @@ class Exchange:
         self,
         plan: Plan,
         data: SyncData,
+        share: Share,
         *,
         contributes: bool,
         header: Header,
@@ -107,34 +108,17 @@ class Exchange:
                 held.weights[member.site_id, member.incarnation] = member.tokens
         self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
 
-        tops = reducers(plan, data.layout.num_sync_chunks)
-        by_reducer: dict[int, list[int]] = {}
-        for chunk in data.chunks:
-            by_reducer.setdefault(tops[chunk].site_id, []).append(chunk)
-        self.own_chunks = by_reducer.pop(header.site_id, [])
-        self.others = tuple(m for m in plan.contributors if m.site_id != header.site_id) if self.own_chunks else ()
-        # Each site begins with the reducer after itself, so that they do not all begin with the same one.
-        turn = bisect.bisect([m.site_id for m in plan.contributors], header.site_id)
-        self.links = [
-            ReducerLink(self, member, by_reducer[member.site_id])
-            for member in (*plan.contributors[turn:], *plan.contributors[:turn])
-            if member.site_id in by_reducer
-        ]
+        self.own_chunks = share.own_chunks
+        self.others = share.others
+        self.links = [ReducerLink(self, *of_reducer) for of_reducer in share.of_reducers]
         self.turns = Turns(link.member.site_id for link in self.links if self.contributes)
-        self._fit_retained(max_retained_bytes, spill)
-
-        # Of each chunk reduced here: the contributors (site ids) whose contribution is not here yet.
-        self._lacking = {
-            chunk: {m.site_id for m in self.others if held.get(m.site_id, m.incarnation, chunk) is None}
-            for chunk in self.own_chunks
-        }
-        self._num_lacking = {
-            m.site_id: sum(m.site_id in sites for sites in self._lacking.values()) for m in self.others
-        }
+        self._fit_retained(share, max_retained_bytes, spill)
+        self._lacking, self._num_lacking = share.lacking, share.num_lacking
         self._moved_bytes, self._moved_at = 0, self._loop.time()
         self._received_bytes = dict.fromkeys(self._num_lacking, 0)  # contributions, by site
         self._progress_of = {m.site_id: self.new_progress() for m in self.others}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
+        self.payload_bytes = 0
         self._stored: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._finished: asyncio.Future[None] = self._loop.create_future()
@@ -163,31 +147,29 @@ class Exchange:
         role = "contributor" if self.contributes else "receiver"
         raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
 
-    def _fit_retained(self, max_retained_bytes: int, spill: Spill | None) -> None:
+    def _fit_retained(self, share: Share, max_retained_bytes: int, spill: Spill | None) -> None:
         """Forgets contributions of other attempts if they are in the way. NoRoomError if the plan is too big."""
-        members = {(m.site_id, m.incarnation) for m in self.others}
-        own = set(self.own_chunks)
-        payload_bytes = sum(self.data.max_bytes(chunk) for chunk in self.own_chunks)
-        need = (len(self.others) + 1) * payload_bytes
+        need = (len(self.others) + 1) * share.payload_bytes
         if need > max_retained_bytes:
             raise NoRoomError(
-                f"{self.where}: this site would hold up to {need} bytes as reducer of {len(own)} chunks, its bound is "
-                f"{max_retained_bytes}; raise --max-retained-mib, give it more free disk, or let more sites reduce"
+                f"{self.where}: this site would hold up to {need} bytes as reducer of {len(self.own_chunks)} chunks, "
+                f"its bound is {max_retained_bytes}; raise --max-retained-mib, give it more free disk, or let more "
+                "sites reduce"
             )
-        on_disk = 0 if spill is None else len(self.others) * payload_bytes - spill.memory_limit_bytes
+        on_disk = 0 if spill is None else len(self.others) * share.payload_bytes - spill.memory_limit_bytes
         if spill is not None and on_disk > 0:
             # All payloads of this attempt go to the same disk.
-            log_bytes = sum(self.data.max_bytes(chunk) for chunk in self.data.chunks)
-            free = spill.free_bytes() + spill.disk_bytes
-            if on_disk + log_bytes > free:
+            free_bytes = share.free_bytes + spill.disk_bytes
+            if on_disk + share.log_bytes > free_bytes:
                 raise NoRoomError(
                     f"{self.where}: this site would hold up to {on_disk} bytes of contributions in {spill.folder}, "
-                    f"beside {spill.memory_limit_bytes} in memory, and {log_bytes} of payloads, and {free} are free "
-                    "there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib so that other sites "
-                    "reduce more"
+                    f"beside {spill.memory_limit_bytes} in memory, and {share.log_bytes} of payloads, and "
+                    f"{free_bytes} are free there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib "
+                    "so that other sites reduce more"
                 )
         if self.held.num_bytes + need > max_retained_bytes:
-            self.held.keep(lambda key: key[2] in own and (key[0], key[1]) in members, self._pool)
+            members = {(m.site_id, m.incarnation) for m in self.others}
+            self.held.keep(lambda key: key[2] in share.lacking and (key[0], key[1]) in members, self._pool)
 
     # --- running
 
@@ -202,9 +184,12 @@ class Exchange:
 
     async def _run(self) -> ExchangeResult:
         try:
+            if self._finished.cancelled():
+                raise asyncio.CancelledError  # before it began: the log is to have nothing of it
             await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
             self._writer, done = await self.in_pool(self._begin)
             self.payloads += done
+            self.payload_bytes += sum(len(item.data) for item in done)
             self.turns.start(self._loop.time())
             self._restart_clocks()
             for link in self.links:
@@ -236,6 +221,12 @@ class Exchange:
         for task in self._tasks:
             task.cancel()
         self.close(NotYetError(f"{self.where} was cancelled here"))
+
+    def forget_payloads(self) -> None:
+        """It is over. An exchange is part of reference cycles, and the collector may not come for many syncs, as it
+        counts objects, not bytes."""
+        payloads, self.payloads, self.payload_bytes = self.payloads, [], 0
+        free(payloads, self._pool)
 
     def close(self, reason: RefusedError | NotYetError) -> None:
         """Turn peers away from now on."""
@@ -409,6 +400,7 @@ class Exchange:
 
         encoded = await self.in_pool(work)
         self.payloads.append(encoded)
+        self.payload_bytes += len(encoded.data)
         self._note_stored([chunk])
         self.turns.new_payload()
 

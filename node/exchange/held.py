@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.spill import Spill, Spilled
@@ -26,7 +27,11 @@ class HeldContributions:
         self._on_the_way: dict[Key, Encoded] = {}  # of those in memory: they are being written
         self.weights: dict[tuple[int, int], int] = {}  # of each site and incarnation
         self.num_bytes = 0
+        self._memory_bytes = 0  # of these, what is in memory
         self._is_dropped = False
+
+    def keys(self) -> list[Key]:
+        return [*self._in_memory, *self._on_disk]
 
     def weigh(self, site_id: int, incarnation: int, tokens: int) -> None:
         """What the header of a site's contributions says. Raises RefusedError if it said something else before."""
@@ -47,7 +52,10 @@ class HeldContributions:
                 )
             return False
         self._in_memory[key] = encoded
-        self._count(len(encoded.data))
+        self.num_bytes += len(encoded.data)
+        self._memory_bytes += len(encoded.data)
+        if self._spill is not None:
+            self._spill.memory_bytes += len(encoded.data)
         return True
 
     def get(self, site_id: int, incarnation: int, chunk: int) -> Encoded | Spilled | None:
@@ -55,8 +63,7 @@ class HeldContributions:
         return self._in_memory.get(key) or self._on_disk.get(key)
 
     def chunks_of(self, site_id: int, incarnation: int) -> set[int]:
-        keys = [*self._in_memory, *self._on_disk]
-        return {chunk for site, start, chunk in keys if (site, start) == (site_id, incarnation)}
+        return {chunk for site, start, chunk in self.keys() if (site, start) == (site_id, incarnation)}
 
     async def fit_memory(self, pool: Executor) -> None:
         """Puts the newest on the disk until what all syncs hold in memory is within the bound. Raises HostError."""
@@ -75,6 +82,7 @@ class HeldContributions:
                 is_held = self._in_memory.get(key) is item
                 if written is not None and is_held:
                     del self._in_memory[key]
+                    self._memory_bytes -= len(item.data)
                     self._on_disk[key] = written
                 else:
                     if is_held:
@@ -92,27 +100,47 @@ class HeldContributions:
 
     def keep(self, wanted: Callable[[Key], bool], pool: Executor) -> None:
         """Forgets what is not wanted; who still reads it from the disk gets it, or a StaleError."""
-        for key, encoded in list(self._in_memory.items()):
-            if not wanted(key):
-                del self._in_memory[key]
-                self._count(-len(encoded.data), in_memory=self._on_the_way.get(key) is not encoded)
-        dropped = [key for key in self._on_disk if not wanted(key)]
-        spilled = [self._on_disk.pop(key) for key in dropped]
-        if spilled and self._spill is not None:
-            for item in spilled:
-                item.is_dropped = True
-            self._count(-sum(item.num_bytes for item in spilled), in_memory=False)
-            pool.submit(self._spill.remove, spilled)
+        in_memory = {key: item for key, item in self._in_memory.items() if not wanted(key)}
+        on_disk = {key: item for key, item in self._on_disk.items() if not wanted(key)}
+        for key in in_memory:
+            del self._in_memory[key]
+        for key in on_disk:
+            del self._on_disk[key]
+        memory_bytes = sum(len(item.data) for item in in_memory.values())
+        self._forget(in_memory, memory_bytes, on_disk, sum(item.num_bytes for item in on_disk.values()), pool)
 
     def drop(self, pool: Executor) -> None:
         """Forgets all, and what a stream still brings: nobody would ever forget that."""
         self._is_dropped = True
-        self.keep(lambda _: False, pool)
+        in_memory, self._in_memory = self._in_memory, {}
+        on_disk, self._on_disk = self._on_disk, {}
+        self._forget(in_memory, self._memory_bytes, on_disk, self.num_bytes - self._memory_bytes, pool)
 
-    def _count(self, num_bytes: int, *, in_memory: bool = True) -> None:
-        self.num_bytes += num_bytes
-        if in_memory and self._spill is not None:
-            self._spill.memory_bytes += num_bytes
+    def _forget(
+        self,
+        in_memory: dict[Key, Encoded],
+        memory_bytes: int,
+        on_disk: dict[Key, Spilled],
+        disk_bytes: int,
+        pool: Executor,
+    ) -> None:
+        self.num_bytes -= memory_bytes + disk_bytes
+        self._memory_bytes -= memory_bytes
+        if self._spill is not None:
+            on_the_way = (item for key, item in self._on_the_way.items() if in_memory.get(key) is item)
+            self._spill.memory_bytes -= memory_bytes - sum(len(item.data) for item in on_the_way)
+            if on_disk:
+                pool.submit(self._spill.remove, list(on_disk.values()))
+        free(in_memory, pool)
+
+
+def free(items: dict[Any, Any] | list[Any], pool: Executor) -> None:
+    """Empties it in a thread: the system takes back the memory of what is large when its last reference goes, and needs
+    as long for that as for giving it."""
+    try:
+        pool.submit(items.clear)
+    except RuntimeError:
+        items.clear()  # the pool is closed
 
 
 def _remove_written(spill: Spill, pool: Executor, writing: asyncio.Future[Spilled]) -> None:

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import grpc.aio
@@ -25,6 +26,7 @@ from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
 from atoll.node.exchange.ports import SyncData
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.requests import check_header
+from atoll.node.exchange.share import Share, share_of
 from atoll.node.exchange.spill import Spill
 from atoll.node.exchange.uplink import Uplink
 from atoll.protocol import PROTOCOL_VERSION
@@ -101,7 +103,7 @@ class Hub:
     @property
     def retained_bytes(self) -> int:
         """Of contributions, and of payloads reduced here."""
-        payloads = sum(len(p.data) for exchange in self._exchanges.values() for p in exchange.payloads)
+        payloads = sum(exchange.payload_bytes for exchange in self._exchanges.values())
         return payloads + sum(held.num_bytes for held in self._held.values())
 
     # --- life
@@ -180,12 +182,17 @@ class Hub:
 
     # --- exchanges
 
-    def begin(self, plan: Plan, data: SyncData, *, site_id: int, contributes: bool) -> Exchange:
-        """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled.
+    def share(self, plan: Plan, data: SyncData, *, site_id: int) -> Callable[[], Share]:
+        """What the plan asks of this site, to be made in a thread: see `share_of`."""
+        held = self._held[plan.sync].keys() if plan.sync in self._held else []
+        return partial(share_of, plan, data, site_id, held, self.spill)
+
+    def begin(self, plan: Plan, data: SyncData, share: Share, *, site_id: int, contributes: bool) -> Exchange:
+        """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
+        the same plan, and no other exchange was begun or dropped since it was asked for.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this site in that role, NoRoomError if
-        it asks it to hold more than `max_retained_bytes` or the disk has room for, InvalidMessage if its trees are not
-        right.
+        it asks it to hold more than `max_retained_bytes` or the disk has room for.
         """
         assert self._log is not None, "serve() comes before begin()"
         if plan.sync in self._dropped:
@@ -197,6 +204,7 @@ class Hub:
         exchange = Exchange(
             plan,
             data,
+            share,
             contributes=contributes,
             header=self.header(site_id, plan.term),
             log=self._log,
@@ -218,7 +226,7 @@ class Hub:
             old.cancel()
             if _order(old.plan) < _order(plan):
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
-            old.payloads.clear()
+            old.forget_payloads()
         self._exchanges[plan.sync] = exchange
         self._held[plan.sync] = held
         self._close_unused_channels()
@@ -238,9 +246,7 @@ class Hub:
         if exchange is not None:
             exchange.cancel()
             exchange.close(StaleError(f"sync {sync} is over here"))
-            # An exchange is part of reference cycles. The collector may not come for many syncs, as it counts objects,
-            # not bytes.
-            exchange.payloads.clear()
+            exchange.forget_payloads()
         held = self._held.pop(sync, None)
         if held is not None:
             held.drop(self.pool)

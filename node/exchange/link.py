@@ -48,11 +48,12 @@ Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 class ReducerLink:
     """`run` ends when every payload of this reducer is stored; it raises PeerError when the peer cannot give them."""
 
-    def __init__(self, exchange: Exchange, member: Member, chunks: list[int]) -> None:
+    def __init__(self, exchange: Exchange, member: Member, chunks: list[int], expected: frozenset[int]) -> None:
+        """`expected`: the same chunks."""
         self.member = member
         self.chunks = chunks
         self._exchange = exchange
-        self._expected = set(chunks)
+        self._expected = expected
         self.phase = "connecting"
         self.progress = exchange.new_progress()
         self.waits_for: tuple[int, ...] = ()

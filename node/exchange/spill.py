@@ -96,6 +96,7 @@ class Spill:
     def remove(self, items: Iterable[Spilled]) -> None:
         """In a thread."""
         for item in items:
+            item.is_dropped = True
             try:
                 item.path.unlink(missing_ok=True)
             except OSError as error:

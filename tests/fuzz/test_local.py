@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from atoll.node import local_protocol
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import Greeting, LocalServer, _tensors_of
+from atoll.node.daemon.worker_group import site_pieces
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
@@ -63,7 +64,7 @@ class FakeConnection:
         self.rank: int | None = None
         self.sent: list[local_pb2.LocalResponse] = []
 
-    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
+    def send(self, response: local_pb2.LocalResponse) -> None:
         local_protocol.encode_frame(response)
         self.sent.append(response)
 
@@ -75,7 +76,10 @@ class Site:
         self.data = data
         self.num_ranks = num_ranks
         self.events: list[e.Event] = []
-        self.server = LocalServer(self._happened, unexpected, lambda: 100.0)
+        server: Any = LocalServer(self._happened, unexpected, lambda: 100.0)
+        self.server = server
+        self.server._put_together = lambda group, joined: group.put_together(site_pieces(joined))  # as if in a thread
+        self.server._spawn = self.server._deliver
         self.server.begin(GENERATION, num_ranks, GREETING)
         self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
         self.asked: list[e.BoundaryAsked] = []
@@ -95,9 +99,10 @@ class Site:
             wire.unpack(wire.request(ready, header, 1, 0))
 
     def say(self, connection: Any, request: local_pb2.LocalRequest) -> None:
-        server: Any = self.server
+        server = self.server
         try:
-            server._handle(connection, request)
+            is_join = request.WhichOneof("body") == "join"
+            server._handle(connection, request, _tensors_of(request.join) if is_join else None)
         except (RefusedError, ConfigError):
             if connection.rank is not None and server._of_rank.get(connection.rank) is connection:
                 del server._of_rank[connection.rank]

@@ -38,6 +38,7 @@ from tests.harness.peer_streams import (
     Aborted,
     Disk,
     FakeContext,
+    begin,
     opening,
     plan,
     serving,
@@ -190,7 +191,7 @@ def test_a_stream_finds_its_exchange_or_is_refused(
     async def main() -> None:
         async with serving(disk) as hub:
             if begun:
-                hub.begin(plan(), disk.data, site_id=1, contributes=True)
+                begin(hub, plan(), disk.data)
             if over:
                 hub.drop_sync(2)
             hub._num_early = MAX_EARLY  # nothing is held until it is not early any more
@@ -223,7 +224,7 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
 
     async def main() -> None:
         async with serving(disk) as hub:
-            hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            begin(hub, plan(), disk.data)
             hub._num_early = MAX_EARLY
             context: Any = FakeContext(received)
             with pytest.raises(Aborted) as ended:
@@ -245,10 +246,10 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
 def test_a_plan_that_cannot_be_run_leaves_nothing_behind(disk: Disk, found: m.Plan, contributes: bool) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
-            hub.begin(plan(sync=3), disk.data, site_id=1, contributes=True)
+            begin(hub, plan(sync=3), disk.data)
             before = held_by(hub)
             try:
-                hub.begin(found, disk.data, site_id=1, contributes=contributes)
+                begin(hub, found, disk.data, contributes=contributes)
             except RefusedError:
                 assert held_by(hub) == before
 

@@ -30,9 +30,12 @@ import grpc
 from atoll.cli.template import render
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
+from tests.harness.loop_guard import BlockingInLoop
 
 Status = dict[str, Any]
 POLL_S = 0.05
+ATOLL = ("-m", "tests.harness.guarded")
+"""The `atoll` command, with event loops in which nothing may block."""
 
 
 class Process:
@@ -139,6 +142,9 @@ class LocalRun:
             process.end()
         if error is not None:
             sys.stderr.write(self.story())
+            return
+        blocked = [line for process in self.processes for line in process.lines if BlockingInLoop.__name__ in line]
+        assert not blocked, "\n".join([*blocked, self.story()])
 
     def start(self, name: str, command: Sequence[str], environment: dict[str, str] | None = None) -> Process:
         process = Process(name, command, self.folder, environment or {})
@@ -150,7 +156,7 @@ class LocalRun:
     ) -> Process:
         """Again after it was killed: on the same port and store."""
         listen = self.address or listen
-        command = [*prefix, sys.executable, "-m", "atoll", "coordinator", str(self.toml), "--listen", listen]
+        command = [*prefix, sys.executable, *ATOLL, "coordinator", str(self.toml), "--listen", listen]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
         self.coordinator = process
@@ -165,7 +171,7 @@ class LocalRun:
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
         environment: dict[str, str] | None = None,
-        program: Sequence[str] = ("-m", "atoll"),
+        program: Sequence[str] = ATOLL,
     ) -> Process:
         """`worker`: the command of the site's workers; empty for the built-in trainer."""
         command = [*prefix, sys.executable, *program, "node", "--coordinator", self.address]

@@ -12,17 +12,23 @@ import os
 import shutil
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
-from atoll.node.dataplane import publish
-from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.sync_data import SyncData
+from atoll.protocol import wire
+from atoll.protocol.digest import Digest
+from atoll.protocol.layout import Layout, Manifest
 
 TESTS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
 SIMULATION = f"{TESTS}simulation{os.sep}"
+ENDED = 97
+"""An exit code that no process of the program has."""
+MUCH_BYTES = 1 << 20
+STARTS = ("coordinator/main.py", "node/daemon/main.py")
+"""What their coroutines call themselves happens before anybody is served."""
 LOOKERS_ON = ("watched", "watched_output", "guarded")
 """Functions of the simulator around those of the program."""
 SMALL = (
@@ -42,37 +48,110 @@ class BlockingInLoop(AssertionError):
     pass
 
 
-def install() -> None:
-    """Once, for the life of this process."""
+def install(*, coordinator: bool = True, node: bool = True, ends_process: bool = False) -> None:
+    """Once, for the life of this process, in which a `coordinator` or a `node` may run. `ends_process`: it raises, and
+    ends at once with exit code `ENDED`, whoever would catch the error."""
     if getattr(os.fsync, "is_guarded", False):
         return
-    for module, name in (
+    named: list[tuple[Any, str]] = [
         (os, "fsync"),
         (os, "fdatasync"),
         (os, "posix_fallocate"),
         (os, "unlink"),
         (os, "remove"),
+        (os, "pread"),
+        (os, "pwrite"),
         (shutil, "rmtree"),
-        (OuterState, "_replace"),
-        (OuterState, "damaged"),
-        (OuterState, "_verify"),
-        (SyncData, "contribution"),
-        (SyncData, "reduce"),
+        (shutil, "copyfile"),
+        (Layout, "__init__"),
+        (Manifest, "__post_init__"),
+    ]
+    named += of_the_coordinator() if coordinator else []
+    named += of_the_node() if node else []
+    for owner, name in named:
+        kind = name.strip("_") if name != "__init__" else f"making of a {owner.__name__}"
+        _put(owner, name, _guarded(getattr(owner, name), kind, _always, ends_process=ends_process))
+    for name in ("encode", "to_proto", "decode", "from_proto"):
+        _put(
+            wire, name, _guarded(getattr(wire, name), f"{name} of a manifest", _is_manifest, ends_process=ends_process)
+        )
+    _put(Digest, "data", _guarded(Digest.data, "hash of much", _is_much, ends_process=ends_process))
+
+
+def of_the_coordinator() -> list[tuple[Any, str]]:
+    from atoll.coordinator.core.chunk_sizes import ChunkSizes
+    from atoll.coordinator.sqlite_store import SqliteStore
+
+    store = ("begin", "persist", "read_commits", "commit_times")
+    return [*((SqliteStore, name) for name in store), (ChunkSizes, "of")]
+
+
+def of_the_node() -> list[tuple[Any, str]]:
+    """Whoever copies, hashes, encodes or computes what is as large as a chunk or the model."""
+    from atoll.node.daemon.shared_memory import SharedBuffer
+    from atoll.node.dataplane import publish
+    from atoll.node.dataplane.outer_state import OuterState
+    from atoll.node.dataplane.payload_file import PayloadFile
+    from atoll.node.dataplane.payload_log import PayloadLog
+    from atoll.node.dataplane.snapshot import Snapshots
+    from atoll.node.dataplane.sync_data import SyncData
+    from atoll.node.exchange import share
+    from atoll.protocol.codecs import kernels
+
+    return [
+        *((OuterState, name) for name in ("_replace", "damaged", "_verify")),
+        *((SyncData, name) for name in ("contribution", "reduce", "check", "check_payload", "payload_hash")),
+        *((PayloadLog, name) for name in ("__init__", "begin", "commit", "hashes", "read", "roll_back", "drop")),
+        *((PayloadFile, name) for name in ("put", "read", "seal")),
+        *((kernels, name) for name in ("encode", "decode", "accumulate", "check")),
+        (Snapshots, "write"),
+        (SharedBuffer, "__init__"),
         (publish, "_each"),
-    ):
-        setattr(module, name, _guarded(getattr(module, name), name.strip("_")))
+        (share, "share_of"),
+    ]
 
 
-def _guarded(real: Callable[..., Any], kind: str) -> Callable[..., Any]:
+def _put(owner: Any, name: str, guarded: Callable[..., Any]) -> None:
+    """Where modules have a function under its name, there too."""
+    real = getattr(owner, name)
+    setattr(owner, name, guarded)
+    if isinstance(owner, ModuleType):
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith("atoll.") and vars(module).get(name) is real:
+                setattr(module, name, guarded)
+
+
+def _always(*args: Any) -> bool:
+    return True
+
+
+def _is_manifest(*args: Any) -> bool:
+    return isinstance(args[0], Manifest) or args[0] is Manifest
+
+
+def _is_much(*args: Any) -> bool:
+    return len(args[1]) > MUCH_BYTES
+
+
+def _guarded(
+    real: Callable[..., Any], kind: str, applies: Callable[..., bool], *, ends_process: bool
+) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         is_part = kwargs.get("dir_fd") is not None  # of a whole folder that is removed, which was looked at
         if (
             asyncio._get_running_loop() is not None
+            and applies(*args)
             and not is_part
             and not _is_small(args[0])
             and not _is_the_tests_own()
         ):
-            raise BlockingInLoop(f"{kind} of {_name(args[0])!r} in the event loop; give it to a thread")
+            error = BlockingInLoop(f"{kind} of {_name(args[0])!r} in the event loop; give it to a thread")
+            if ends_process:
+                traceback.print_stack()
+                sys.stderr.write(f"{type(error).__name__}: {error}\n")
+                sys.stderr.flush()
+                os._exit(ENDED)
+            raise error
         return real(*args, **kwargs)
 
     call.is_guarded = True  # type: ignore[attr-defined]
@@ -82,7 +161,9 @@ def _guarded(real: Callable[..., Any], kind: str) -> Callable[..., Any]:
 def _name(what: object) -> str:
     if isinstance(what, int):
         what = os.readlink(f"/proc/self/fd/{what}")
-    return os.fsdecode(what) if isinstance(what, str | bytes | os.PathLike) else type(what).__name__
+    if isinstance(what, type):
+        return what.__name__
+    return os.fsdecode(what) if isinstance(what, str | os.PathLike) else type(what).__name__
 
 
 def _is_small(what: object) -> bool:
@@ -90,7 +171,12 @@ def _is_small(what: object) -> bool:
     name = path.name.removeprefix(".").removesuffix(".new")
     if isinstance(what, int) and path.is_dir():
         return not name.startswith(("state", "payloads", "snapshots"))  # a home, for the names above
-    return name in SMALL or path.name.startswith(SMALL_FOLDERS) or path.parent.name.startswith(SMALL_FOLDERS)
+    return (
+        name in SMALL
+        or path.suffix == ".sock"
+        or path.name.startswith(SMALL_FOLDERS)
+        or path.parent.name.startswith(SMALL_FOLDERS)
+    )
 
 
 def _is_the_tests_own() -> bool:
@@ -105,6 +191,6 @@ def _is_the_tests_own() -> bool:
             if not (code.co_filename.startswith(SIMULATION) and code.co_name in LOOKERS_ON):
                 return True
         elif code.co_flags & inspect.CO_COROUTINE:
-            return False
+            return code.co_filename.endswith(STARTS) and code.co_name in ("serve", "run_node", "_run")
         frame = frame.f_back
     return False

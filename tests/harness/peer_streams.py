@@ -12,7 +12,9 @@ from typing import Any
 import grpc
 
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.dialer import Dialer
+from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.progress import Pace
@@ -42,6 +44,12 @@ def plan(**changes: Any) -> m.Plan:
         slowest_bytes_per_s=1000,
     )
     return replace(whole, **changes)
+
+
+def begin(hub: Hub, plan: m.Plan, data: SyncData, *, contributes: bool = True) -> Exchange:
+    """As a node does, but for the thread."""
+    share = hub.share(plan, data, site_id=1)()
+    return hub.begin(plan, data, share, site_id=1, contributes=contributes)
 
 
 class Aborted(Exception):

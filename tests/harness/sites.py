@@ -127,7 +127,9 @@ class Site:
 
     def begin(self, plan: Plan, data: SyncData | None = None) -> Exchange:
         contributes = any(m.site_id == self.site_id for m in plan.contributors)
-        return self.hub.begin(plan, data or self.data, site_id=self.site_id, contributes=contributes)
+        data = data or self.data
+        share = self.hub.share(plan, data, site_id=self.site_id)()
+        return self.hub.begin(plan, data, share, site_id=self.site_id, contributes=contributes)
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)

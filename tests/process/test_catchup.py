@@ -410,7 +410,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 return len([c async for c in of.chunks(wanted, lambda c: len(site.outer.read(c).data))])
 
             async def payloads(of: DonorClient, commit: int) -> int:
-                got = [i async for items in of.payloads(commit, site.data.chunks, lambda c: 5000) for i in items]
+                got = [i async for items in of.payloads(commit, list(site.data.chunks), lambda c: 5000) for i in items]
                 return len(got)
 
             ask = client(site)

@@ -92,7 +92,7 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     node.layout = layout
     node.buffers = tuple(SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH"))
     snapshot, publish = node.buffers
-    node.server.send_layout(
+    await node.server.send_layout(
         generation=1, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=snapshot, publish=publish
     )
     # The seed: replaced by values that a few quarters never round.

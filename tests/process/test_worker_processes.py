@@ -97,7 +97,7 @@ class Site:
         assert isinstance(event, RanksJoined), event
         layout = Layout(event.manifest)
         self.buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
-        self.server.send_layout(
+        await self.server.send_layout(
             generation=generation, site_id=1, incarnation=1, run_seed=5, layout=layout, snapshot=self.buffers[0],
             publish=self.buffers[1],
         )  # fmt: skip

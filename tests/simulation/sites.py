@@ -155,9 +155,12 @@ class SimConnection:
 
     # the node's end, as `LocalServer` uses it
 
-    def send(self, response: local_pb2.LocalResponse, fds: tuple[int, ...] = ()) -> None:
+    def send(self, response: local_pb2.LocalResponse) -> None:
         if not self.closed:
             self._later(self._to_rank.put_nowait, response)
+
+    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        self.send(local_pb2.LocalResponse.FromString(frame[local_protocol.LENGTH_BYTES :]))
 
     async def write_all(self) -> None:
         await self._loop.create_future()
@@ -207,9 +210,9 @@ class SimLocalServer(LocalServer):
         self._spawn(self._serve(connection))  # type: ignore[arg-type]
         return connection
 
-    def send_layout(self, *, snapshot: Any, publish: Any, **rest: Any) -> None:
+    async def send_layout(self, *, snapshot: Any, publish: Any, **rest: Any) -> None:
         self.buffers = snapshot.view, publish.view
-        super().send_layout(snapshot=snapshot, publish=publish, **rest)
+        await super().send_layout(snapshot=snapshot, publish=publish, **rest)
 
 
 class SimLauncher:

@@ -52,10 +52,11 @@ class TinyNode:
         if isinstance(event, RanksJoined):
             layout = Layout(event.manifest)
             buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
-            self.server.send_layout(
+            layout_sent = self.server.send_layout(
                 generation=GENERATION, site_id=1, incarnation=1, run_seed=1, layout=layout, snapshot=buffers[0],
                 publish=buffers[1],
             )  # fmt: skip
+            self.admitting = asyncio.get_running_loop().create_task(layout_sent)
         elif isinstance(event, BoundaryAsked):
             self.server.answer(
                 GENERATION, event.step, event.seq, Answer(kind=AnswerKind.CONTINUE, next_step=event.step + (1 << 40))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from atoll.cli.words import byte_count, count
+from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import machine_of, room_for
 from atoll.node.daemon.script_model import model_of_script
@@ -75,7 +76,8 @@ def described(settings: RunSettings, config: NodeConfig) -> Described:
 
 
 def facts(settings: RunSettings, config: NodeConfig, described: Described) -> Iterator[tuple[str, str]]:
-    """(what, in words). Raises HostError, after what is known, if the model does not fit on this machine."""
+    """(what, in words). Raises ConfigError or HostError, after what is known, if the run does not take the model, or it
+    does not fit on this machine."""
     manifest = described.manifest
     yield "model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"
     yield "manifest", manifest.digest.hex()
@@ -83,6 +85,8 @@ def facts(settings: RunSettings, config: NodeConfig, described: Described) -> It
     yield "data", data
     yield "ports", ports(config)
     yield "device", f"{described.device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"
+    chunks = ChunkSizes.of(manifest, settings.sync)
+    yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)
     yield from room_lines(settings, config, manifest, home_of(settings, config))
 

@@ -18,7 +18,7 @@ from atoll.node.daemon import room
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.daemon.shared_memory import MemoryLimit
-from atoll.protocol.errors import HostError, PeerError, WorkerError
+from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings, settings_to_json
 
@@ -121,3 +121,10 @@ def test_with_and_without_a_coordinator(
         assert code == 5
         assert "unknown: no coordinator answers" in out
         assert "what follows is for the default settings" in out
+
+
+def test_a_model_of_more_chunks_than_the_run_takes_is_refused_before_anything_is_joined() -> None:
+    settings = replace(SETTINGS, sync=replace(SETTINGS.sync, chunk_elements=1024, max_chunks=1023))
+    described = dry_run.Described(manifest=MANIFEST, device="CPU")
+    with pytest.raises(ConfigError, match="has 1024 chunks of 1024 elements, a run takes 1023: raise"):
+        dict(dry_run.facts(settings, CONFIG, described))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -127,6 +128,31 @@ def test_an_interrupted_save_leaves_the_former_one(
     assert load_manifest(folder) == before
     save(folder, outer, used, SLOTS, INFO)
     assert load_manifest(folder).commit == 3
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_model_that_cannot_be_put_in_place_is_named_where_it_lies(
+    tmp_path: Path, used: Layout, outer: OuterState, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    folder = tmp_path / "model"
+    if not is_first:
+        save(folder, outer, used, SLOTS, INFO)
+
+    replace = os.replace
+
+    def fails(first: Path, second: Path) -> None:
+        if folder in {first, second}:
+            raise PermissionError(errno.EPERM, "not permitted")
+        replace(first, second)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fails)
+        patch.setattr(saved_model, "exchange_names", fails)
+        says = r"not permitted; the model that was to be there is whole in .*/\.model\.new"
+        with pytest.raises(HostError, match=says):
+            save(folder, outer, used, SLOTS, INFO)
+    os.replace(tmp_path / ".model.new", tmp_path / "found")
+    assert load_manifest(tmp_path / "found").commit == outer.commit
 
 
 class Killed(BaseException):

@@ -22,7 +22,7 @@ from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedErr
 from atoll.protocol.messages import Member
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
-from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, opening, plan, serving
+from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, begin, opening, plan, serving
 from tests.simulation.loop import SimLoop
 
 SECOND = plan(attempt=2)
@@ -41,7 +41,7 @@ def found_in_attempt_2(disk: Disk, message: peer_pb2.ExchangeOpen) -> Any:
 
     async def main() -> Any:
         async with serving(disk) as hub:
-            hub.begin(SECOND, disk.data, site_id=1, contributes=True)
+            begin(hub, SECOND, disk.data)
             hub.drop_sync(3)
             hub._num_early = MAX_EARLY  # what is early is told so at once
             return await hub.find(message)
@@ -85,7 +85,7 @@ AHEAD = replace(plan(), contributors=(MEMBERS[0], replace(MEMBERS[1], tokens=0))
 def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_header(disk: Disk) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
-            exchange = hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            exchange = begin(hub, AHEAD, disk.data)
             with pytest.raises(RefusedError, match="0 tokens"):
                 await hub.find(opening(tokens=0))
             await hub.find(opening(tokens=7))
@@ -100,9 +100,9 @@ def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_
 def test_12_the_weight_of_a_plan_replaces_what_a_header_said_in_the_attempt_before(disk: Disk) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
-            hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            begin(hub, AHEAD, disk.data)
             await hub.find(opening(tokens=7))
-            exchange = hub.begin(SECOND, disk.data, site_id=1, contributes=True)
+            exchange = begin(hub, SECOND, disk.data)
             assert exchange.weights() == (5, 5)
 
     asyncio.run(main())
@@ -113,7 +113,7 @@ def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) 
 
     async def main() -> None:
         async with serving(disk) as hub:
-            exchange = hub.begin(AHEAD, disk.data, site_id=1, contributes=True)
+            exchange = begin(hub, AHEAD, disk.data)
             watching = asyncio.ensure_future(exchange._watch())
             await asyncio.sleep(10 * AHEAD.deadline_s)
             assert not watching.done()
@@ -131,7 +131,7 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
 
     async def main() -> tuple[grpc.StatusCode, list[int]]:
         async with serving(disk) as hub:
-            hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            begin(hub, plan(), disk.data)
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
@@ -155,7 +155,7 @@ def test_a_contribution_that_is_verified_when_its_sync_is_over_is_not_held(
     async def main() -> None:
         async with serving(disk) as hub:
             spill = hub.spill = Spill(tmp_path, limit_bytes)
-            exchange = hub.begin(plan(), disk.data, site_id=1, contributes=True)
+            exchange = begin(hub, plan(), disk.data)
             take = exchange.take_contribution
 
             def verified(member: Member, item: Encoded) -> None:
@@ -204,6 +204,6 @@ def test_30_a_plan_that_asks_too_much_of_a_reducer_is_refused(disk: Disk) -> Non
     async def main() -> None:
         async with serving(disk, max_retained_bytes=1000) as hub:
             with pytest.raises(RefusedError, match="its bound is 1000"):
-                hub.begin(plan(), disk.data, site_id=1, contributes=True)
+                begin(hub, plan(), disk.data)
 
     asyncio.run(main())

@@ -73,8 +73,8 @@ class Site:
         await asyncio.to_thread(client.hello, self.num_ranks, rank)
         return client
 
-    def send_layout(self, buffers: tuple[SharedBuffer, SharedBuffer], layout: Layout) -> None:
-        self.server.send_layout(
+    async def send_layout(self, buffers: tuple[SharedBuffer, SharedBuffer], layout: Layout) -> None:
+        await self.server.send_layout(
             generation=self.generation, site_id=9, incarnation=2, run_seed=7, layout=layout, snapshot=buffers[0],
             publish=buffers[1],
         )  # fmt: skip
@@ -122,7 +122,7 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             assert site.server.pieces.dtypes == {"a": "F32", "b": "BF16"}
             layout = Layout(MANIFEST, 4)
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
-            site.send_layout(buffers, layout)
+            await site.send_layout(buffers, layout)
             joined: list[JoinedLayout] = await asyncio.gather(*joins)
             assert [(j.owned_pieces, j.shared_pieces) for j in joined] == [((0, 1), (1,)), ((0,), (1,))]
             assert {(j.site_id, j.incarnation, j.run_seed, j.data_seed) for j in joined} == {
@@ -299,7 +299,7 @@ def test_a_checkpoint_whose_workers_crash_without_a_step_is_said_to_the_next(num
             join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0, [checkpoint]))
             await site.event()
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
-            site.send_layout(buffers, layout)
+            await site.send_layout(buffers, layout)
             assert (await join).checkpoint == checkpoint
             client.progress(num_steps, math.nan, math.nan)
             await asyncio.to_thread(client.close)

@@ -6,12 +6,14 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -24,17 +26,25 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.node import Node
+from atoll.node.daemon.room import Room
+from atoll.node.daemon.worker_group import RanksJoined
 from atoll.node.dataplane import saved_model
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.spill import Spill
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import messages as m
-from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StateError
+from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StaleError, StateError
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.data_plane import layout
+from tests.harness.sites import until
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
 NOBODY = "127.0.0.1:1"
+MANIFEST = layout().manifest
+A_COMMIT = m.Commit(
+    commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
+)
 GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
 
 
@@ -86,6 +96,10 @@ def on_a_disk_that_fails(error: Exception) -> Any:
         def close(self) -> None:
             pass
 
+        @asynccontextmanager
+        async def frozen(self, commit: int) -> AsyncIterator[None]:
+            yield await self.outer_at(commit)
+
     return Failing()
 
 
@@ -129,7 +143,7 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
     saved: list[Path] = []
     monkeypatch.setattr(saved_model, "put_in_place", saved.append)
 
-    async def save(commit: int, folder: Path, info: object, instead: Path) -> Exception:
+    async def save(frozen: object, folder: Path, info: object, instead: Path) -> Exception:
         assert (folder, instead) == (asked, tmp_path / "home" / "model")
         return error
 
@@ -137,6 +151,7 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         node.config = replace(node.config, save_dir=asked)
         plane = on_a_disk_that_fails(error)
         plane.save = save
+        plane.frozen = lambda commit: nullcontext()
         node.plane = plane
         node.core.site.outer = Outer(commit=1, state_hash=b"", run_step=1, run_tokens=1)
         node.core.site.final, node.core.site.saving = True, Saving(commit=1, state_hash=bytes(32))
@@ -168,6 +183,7 @@ def test_a_model_of_the_number_of_a_void_commit_stays_when_the_node_ends(
 
         plane = on_a_disk_that_fails(StateError("not asked for"))
         plane.save = save
+        plane.frozen = lambda commit: nullcontext()
         node.plane = plane
         await done(e.SaveModel(commit=4, run_step=40, run_tokens=1))
         await done(e.DropModel(4))  # the run went back to commit 3
@@ -177,6 +193,104 @@ def test_a_model_of_the_number_of_a_void_commit_stays_when_the_node_ends(
 
     assert ended_by(happen, tmp_path) == (130, "enough")
     assert calls == ["save", "discard", "save", "put_in_place"]
+
+
+def test_a_model_is_of_its_commit_though_the_one_before_is_still_being_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on meanwhile: the state is taken before the place of the model is free."""
+    goes_on = threading.Event()
+    saved: list[int] = []
+    monkeypatch.setattr(saved_model, "discard", lambda _: goes_on.wait(60))
+
+    async def save(frozen: int, *_: object) -> None:
+        saved.append(frozen)
+
+    async def happen(node: Node) -> None:
+        held = 4
+
+        @asynccontextmanager
+        async def frozen(commit: int) -> AsyncIterator[int]:
+            assert held == commit
+            yield held
+
+        async def apply(commit: m.Commit) -> bytes:
+            nonlocal held
+            held = commit.commit
+            return bytes(32)
+
+        plane = on_a_disk_that_fails(StateError("not asked for"))
+        plane.save, plane.frozen, plane.apply, plane.snapshot_is_due = save, frozen, apply, False
+        node.plane = plane
+        node._has_model_beside = True
+        before = set(node._tasks)
+        node._execute(e.DropModel(3))
+        await until(node._model_lock.locked)
+        node._execute(e.SaveModel(commit=4, run_step=40, run_tokens=1))
+        node._execute(e.ApplyCommit(A_COMMIT))
+        await until(lambda: held == 5)
+        goes_on.set()
+        await asyncio.gather(*set(node._tasks) - before)
+        assert saved == [4]
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+
+
+def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_after_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    measuring, goes_on = asyncio.Event(), threading.Event()
+
+    async def happen(node: Node) -> None:
+        loop = asyncio.get_running_loop()
+
+        def room_for(*_: object, **__: object) -> None:
+            loop.call_soon_threadsafe(measuring.set)
+            assert goes_on.wait(60)
+            raise HostError("no room")
+
+        monkeypatch.setattr(node_module, "room_for", room_for)
+        monkeypatch.setattr(node.local_server, "refuse", refused.append)
+        node.local_server.begin(1, 1, GREETING)
+        joined = asyncio.create_task(node._joined(RanksJoined(generation=1, manifest=MANIFEST, data_fingerprint=b"")))
+        await measuring.wait()
+        node.local_server.begin(2, 1, GREETING)
+        goes_on.set()
+        await joined
+        layout = e.SendLayout(generation=1, site_id=1, run_seed=1)
+        with patch.object(node, "_attached", side_effect=HostError("no memory")):
+            pieces = SimpleNamespace(manifest=None)
+            with patch.object(LocalServer, "pieces", pieces), patch.object(LocalServer, "generation", 1):
+                sending = asyncio.create_task(node._send_layout(layout, None))
+                await asyncio.sleep(0)
+            await sending
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    assert not refused
+
+
+def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans are made by the offer. What memory there is then bounds the part that is in memory."""
+    rooms = [Room(max_retained_bytes=1000, reduce_buffer_bytes=100), Room(max_retained_bytes=10, reduce_buffer_bytes=5)]
+    offered: list[int] = []
+
+    async def happen(node: Node) -> None:
+        monkeypatch.setattr(node_module, "room_for", lambda *_, **__: rooms.pop(0))
+        node.hub.spill = Spill(tmp_path / "spill")
+        with patch.object(node, "handle", lambda event: offered.append(event.max_retained_bytes)):
+            for generation in (1, 2):
+                ranks = RanksJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"")
+                await node._joined(ranks)
+        assert (node.hub.max_retained_bytes, node.hub.spill.memory_limit_bytes) == (1000, 5)
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    assert offered == [1000, 1000]
 
 
 def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_path: Path) -> None:
@@ -198,7 +312,11 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
         dtypes = {tensor.name: "F32" for tensor in used.manifest.tensors}
         group.pieces = SimpleNamespace(manifest=used.manifest, dtypes=dtypes)  # type: ignore[assignment]
         sent = asyncio.Event()
-        node.local_server.send_layout = lambda **_: sent.set()  # type: ignore[method-assign]
+
+        async def send(**_: Any) -> None:
+            sent.set()
+
+        node.local_server.send_layout = send  # type: ignore[method-assign]
         await done(e.SendLayout(generation=1, site_id=1, run_seed=1))
         assert sent.is_set(), node._result
         assert node.plane is not None
@@ -330,25 +448,50 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         slowest_bytes_per_s=0,
     )
     outputs: list[e.Output] = [e.BeginExchange(plan, contributes=False), e.CancelExchange(4, 1), e.DropSync(4)]
-    carried_out: list[e.Output] = []
+    happened: list[object] = []
+    begins, goes_on = asyncio.Event(), threading.Event()
 
     async def happen(node: Node) -> None:
+        loop = asyncio.get_running_loop()
         for output in outputs:
             node._execute(output)
-        assert list(node._after_layout) == outputs
+        assert list(node._of_exchanges) == outputs
         pieces = SimpleNamespace(manifest=None)
-        plane: Any = SimpleNamespace(snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None)
+        plane: Any = SimpleNamespace(
+            snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None, sync_data=lambda: None
+        )
+
+        def share() -> str:
+            assert threading.current_thread() is not threading.main_thread()
+            loop.call_soon_threadsafe(begins.set)
+            assert goes_on.wait(60)
+            return "a share"
+
+        def begin(plan: m.Plan, data: None, share: str, **options: Any) -> Any:
+            happened.append((plan, share))
+            raise StaleError("it is over")
+
         with (
             patch.object(LocalServer, "pieces", pieces),
-            patch.object(node, "_carry_out", carried_out.append),
+            patch.object(node, "_carry_out", happened.append),
             patch.object(node, "_attached", lambda *_: plane),
             patch.object(node.hub, "serve"),
-            patch.object(node.local_server, "send_layout"),
+            patch.object(node.hub, "share", lambda *_, **__: share),
+            patch.object(node.hub, "begin", begin),
+            patch.object(node, "handle", happened.append),
+            patch.object(node.local_server, "send_layout", AsyncMock()),
         ):
             await node._send_layout(e.SendLayout(generation=0, site_id=2, run_seed=1), None)
-            assert carried_out == outputs
+            await begins.wait()
+            assert not happened, "the end of an exchange waits for its beginning"
+            assert node._beginning is not None
+            goes_on.set()
+            await node._beginning
+            broken = happened[1]
+            assert isinstance(broken, e.ExchangeBroken)
+            assert happened == [(plan, "a share"), broken, *outputs[1:]]
             node._execute(e.DropSync(5))
-        assert carried_out == [*outputs, e.DropSync(5)], "from then on they are carried out at once"
+        assert happened[-1] == e.DropSync(5), "from then on they are carried out at once"
         node._result.set_result((0, ""))
 
     assert ended_by(happen, tmp_path) == (0, "")

@@ -13,7 +13,7 @@ from atoll.node.core.events import Answer, AnswerKind, SnapshotSealed
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import SealedReport, WorkerGroup
+from atoll.node.daemon.worker_group import AllJoined, SealedReport, WorkerGroup, site_pieces
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import InvalidMessage
@@ -33,7 +33,9 @@ def asked(answer: Answer, num_ranks: int = 1) -> WorkerGroup:
     group = WorkerGroup(1, num_ranks, 0.0, StepTimes())
     for rank in range(num_ranks):
         group.hello(rank, 1, 0.0)
-        group.join(rank, TENSORS, b"", rank, 0.0)
+        outcome = group.join(rank, TENSORS, b"", rank, 0.0)
+    assert isinstance(outcome[0], AllJoined)
+    group.put_together(site_pieces(outcome[0]))
     group.layout_sent(0.0)
     for rank in range(num_ranks):
         group.boundary(rank, 0, 0, 0.0)

@@ -175,6 +175,40 @@ def test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force(home
 SAVED = {"run_step": 20, "run_tokens": 100, "settings": {}}
 
 
+async def save_model(plane: DataPlane, commit: int, folder: Path, instead: Path | None = None) -> Exception | None:
+    async with plane.frozen(commit) as frozen:
+        return await plane.save(frozen, folder, SAVED, instead)
+
+
+@pytest.mark.parametrize("work", ["publish", "frozen"])
+def test_work_that_waits_for_a_rollback_is_done_on_what_that_leaves(home: Home, work: str) -> None:
+    """The outer state that was there before is closed by then, and of void commits."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    asyncio.run(plane.write_snapshot())
+    asyncio.run(plane.apply(logged(plane.log, outer, 2, payloads(outer, (3,)))))
+
+    async def rolled_back_first() -> None:
+        rolling_back = asyncio.create_task(plane.roll_back(1))
+        await asyncio.sleep(0)  # it has the lock
+        assert plane.lock.locked()
+        if work == "publish":
+            await plane.publish(Values(1))
+        else:
+            async with plane.frozen(1):
+                pass
+        assert await rolling_back is not None
+
+    asyncio.run(rolled_back_first())
+    assert plane.outer is not None
+    assert plane.outer is not outer
+    assert plane.outer.commit == 1
+    plane.close()
+
+
 @pytest.mark.parametrize("num_later", [1, 3])
 def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_written(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_later: int
@@ -204,7 +238,7 @@ def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_writ
             write(*args)
 
         monkeypatch.setattr(saved_model, "write", written_slowly)
-        await plane.save(1, tmp_path / "model", SAVED)
+        await save_model(plane, 1, tmp_path / "model")
 
     asyncio.run(save())
     assert not (tmp_path / "model").exists(), "it is put in place when it counts"
@@ -226,8 +260,8 @@ def test_a_model_that_cannot_be_written_where_it_shall_be_is_written_elsewhere(h
     publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="no place for a saved model"):
-        asyncio.run(plane.save(0, tmp_path / "file" / "model", SAVED))
-    why = asyncio.run(plane.save(0, tmp_path / "file" / "model", SAVED, tmp_path / "elsewhere"))
+        asyncio.run(save_model(plane, 0, tmp_path / "file" / "model"))
+    why = asyncio.run(save_model(plane, 0, tmp_path / "file" / "model", tmp_path / "elsewhere"))
     assert isinstance(why, ConfigError)
     saved_model.put_in_place(tmp_path / "elsewhere")
     assert saved_model.load_manifest(tmp_path / "elsewhere").state_hash == outer.state_hash()
@@ -254,7 +288,7 @@ def test_no_room_for_what_a_save_still_reads_fails_the_save_and_not_the_commit(
     frozen.close()
     assert not list(tmp_path.glob(".model*"))
     with pytest.raises(StateError, match="commit 0 is to be saved, the outer state is at 1"):
-        asyncio.run(plane.save(0, tmp_path / "model", SAVED))
+        asyncio.run(save_model(plane, 0, tmp_path / "model"))
     plane.close()
 
 

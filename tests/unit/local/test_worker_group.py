@@ -23,12 +23,14 @@ from atoll.node.daemon.pieces import RankTensors
 from atoll.node.daemon.step_times import StepTimes
 from atoll.node.daemon.worker_group import (
     REPLICAS_EVERY_SYNCS,
+    AllJoined,
     DataSet,
     Outcome,
     RanksJoined,
     Reply,
     SealedReport,
     WorkerGroup,
+    site_pieces,
 )
 from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.protocol.errors import InvalidMessage
@@ -50,6 +52,13 @@ def apply(version: int, next_step: int, *, fresh: bool = False) -> Answer:
     return Answer(kind=AnswerKind.APPLY, version=version, next_step=next_step, fresh=fresh)
 
 
+def put_together(group: WorkerGroup, outcome: Outcome) -> Outcome:
+    """As the node does in a thread."""
+    (all_joined,) = outcome
+    assert isinstance(all_joined, AllJoined)
+    return group.put_together(site_pieces(all_joined))
+
+
 def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     """A group whose ranks may ask at step 0."""
     group = WorkerGroup(3, num_ranks, 0.0, StepTimes())
@@ -59,7 +68,7 @@ def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     for rank in range(num_ranks):
         assert outcome == []
         outcome = group.join(rank, TENSORS, b"f", (data_ranks or range(num_ranks))[rank], 0.0)
-    assert outcome == [RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
+    assert put_together(group, outcome) == [RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
     group.layout_sent(0.0)
     return group
 
@@ -311,7 +320,16 @@ def test_ranks_that_see_other_data_or_build_other_models() -> None:
 
     group = WorkerGroup(3, 1, 0.0, StepTimes())
     group.hello(0, 1, 0.0)
-    assert "held by no rank" in failure(group.join(0, RankTensors(MANIFEST, ()), b"", 0, 0.0))
+    assert "held by no rank" in failure(put_together(group, group.join(0, RankTensors(MANIFEST, ()), b"", 0, 0.0)))
+
+
+def test_ranks_that_are_lost_while_their_pieces_are_put_together_have_not_joined() -> None:
+    group = WorkerGroup(3, 1, 0.0, StepTimes())
+    group.hello(0, 1, 0.0)
+    outcome = group.join(0, TENSORS, b"f", 0, 0.0)
+    (crashed,) = group.lost(0, "closed")
+    assert isinstance(crashed, WorkersFailed)
+    assert put_together(group, outcome) == []
 
 
 def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
