@@ -98,6 +98,21 @@ def test_a_site_whose_workers_are_starting_is_waited_for() -> None:
     assert story.view.branch == 1
 
 
+def test_a_run_that_is_to_stop_waits_for_those_who_may_have_its_newest_commit_and_says_what_to_do() -> None:
+    """Ending it there would leave it without a model; what the others may have is an operator's to give up."""
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "a", 1)
+    story.happens(e.StopAsked("atoll stop"))
+    story.wait(10 * story.core.run.limits.lease_s)
+    assert not story.view.finished
+    assert "give the later commits up with `atoll rollback`" in story.view.state
+    story.happens(e.RollbackAsked("atoll rollback"))
+    story.commit_one("a", state="s1", following="t2")
+    assert story.view.finished
+    assert story.view.last_commit == 2
+
+
 def test_a_site_whose_workers_are_starting_hears_that_an_operator_gave_commits_up() -> None:
     """Else it would say the old branch in its next Hello, and be told to destroy what it has done since."""
     story = committed("a", "b")

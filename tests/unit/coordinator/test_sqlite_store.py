@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 from pathlib import Path
@@ -15,6 +16,17 @@ from atoll.protocol.errors import ConfigError, HostError, StateError
 from tests.harness.coordinator_story import a_hash, some_settings
 
 SETTINGS = some_settings()
+
+
+SCHEMA = (5, "438aa9c0dfd84c95c62566b1d6125a97")
+"""The format of the store, and the BLAKE2b-128 of schema.sql."""
+
+
+def test_another_schema_is_another_format() -> None:
+    """A store of another one under the same number would be called damaged, not another version's."""
+    schema = (Path(__file__).parents[3] / "coordinator" / "schema.sql").read_bytes()
+    found = (sqlite_store.SCHEMA_VERSION, hashlib.blake2b(schema, digest_size=16).hexdigest())
+    assert found == SCHEMA, "raise SCHEMA_VERSION, if stores of this number were released, and write both here"
 
 
 def test_a_second_store_on_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
