@@ -22,26 +22,35 @@ from atoll.protocol.settings import SyncSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What one contributor says that it trained, and in how many steps of the run."""
+    """What one contributor says that it trained."""
 
     tokens: int
     num_steps: int
+    """Steps of the run that it covers, as the coordinator saw it: what the site may have trained in."""
+    num_trained_steps: int
+    """Of these, what the site says that it trained in: it may have been without workers for most of them."""
 
 
 def within_ratio(said: Sequence[Said], max_ratio: int) -> tuple[int, ...]:
     """The weights: at most `max_ratio` times the pace of the median contributor, over the steps that each covers.
 
-    Of an even number the slower one of the two in the middle is the median: of two sites it is the other one.
+    The pace that others are measured by is over the steps in which a site trained: one that comes back after many
+    windows without workers was not slow. Of an even number the slower one of the two in the middle is the median: of
+    two sites it is the other one.
     """
-    paces = sorted(Fraction(s.tokens, s.num_steps) for s in said)
+    paces = sorted(Fraction(s.tokens, max(1, min(s.num_trained_steps, s.num_steps))) for s in said)
     most = max_ratio * paces[(len(paces) - 1) // 2]
     return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)
 
 
 def weights(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[int, ...]:
     """Of contributors that are all ready."""
-    said = [Said(tokens=sync.ready[s.site_id].tokens, num_steps=_steps_covered(sync, s)) for s in contributors]
+    said = [_said(sync, site, sync.ready[site.site_id]) for site in contributors]
     return within_ratio(said, run.settings.sync.max_weight_ratio)
+
+
+def _said(sync: Sync, site: Site, ready: Ready) -> Said:
+    return Said(tokens=ready.tokens, num_steps=_steps_covered(sync, site), num_trained_steps=ready.num_steps)
 
 
 def cut_now(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[str, ...]:

@@ -1052,6 +1052,22 @@ MUTATIONS = (
         tests=(WEIGHTS,),
     ),
     Mutation(
+        name="a site that had no workers is a slow one",
+        rule="the pace that others are measured by is over the steps in which a site trained",
+        file="coordinator/core/weighing.py",
+        old="max(1, min(s.num_trained_steps, s.num_steps))",
+        new="s.num_steps",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
+        name="a site trained in more steps than there were",
+        rule="the steps that a site says it trained in are those of the run at most",
+        file="coordinator/core/weighing.py",
+        old="max(1, min(s.num_trained_steps, s.num_steps))",
+        new="max(1, s.num_trained_steps)",
+        tests=(WEIGHTS,),
+    ),
+    Mutation(
         name="a cut weight with the commit's plan",
         rule="where sites said their weights to each other, a cut one needs a plan that says it",
         file="coordinator/core/plans.py",

@@ -140,8 +140,6 @@ class Checks:
         self.liars: list[SimNode] = []
         """Of state hashes: where nobody knows at the end who is right, sites keep the state and save no model."""
         self._applied_by_others: set[int] = set()  # commits of which a liar is not the only one who can tell
-        self.was_said: Callable[[str], bool] = lambda text: False
-        """Whether it is in the story: a site beside one that is far slower has its weight cut, in so many words."""
         self.num_events = 0
         self.num_commits = 0
 
@@ -295,9 +293,7 @@ class Checks:
         mine = next(c for c in plan.contributors if c.site_id == site_id)
         true = TOKENS_A_STEP * len(sealed.steps)
         self.require(
-            mine.tokens == sealed.tokens == true
-            or (sealed.tokens > true and 0 < mine.tokens <= sealed.tokens)
-            or (sealed.tokens == true and self.was_said(f"says {true} tokens, which count as {mine.tokens} (")),
+            mine.tokens == sealed.tokens == true or (sealed.tokens > true and 0 < mine.tokens <= sealed.tokens),
             f"12: {node.process} has weight {mine.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
         )
 

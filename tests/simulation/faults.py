@@ -199,6 +199,7 @@ def crash_workers(world: World, fault: Fault, generator: random.Random) -> None:
     if name is not None:
         world.hands[name].crash_in_steps = generator.randrange(4)
         world.hands[name].crashes_after = generator.choice((0, 0, 1, 2))
+        world.hands[name].start_s *= generator.choice((1, 1, 1, 40))  # many windows go by without this site
 
 
 def no_tokens(world: World, fault: Fault, generator: random.Random) -> None:

@@ -183,6 +183,16 @@ def test_no_weight_is_beyond_the_ratio_of_the_others_pace() -> None:
     assert num_cut > 5
 
 
+def test_a_site_that_had_no_workers_for_many_windows_costs_the_other_no_weight() -> None:
+    """Its workers crash, and take some forty windows to start."""
+    for seed in (7, 8, 11, 14, 21, 22):
+        shape = draw_shape_of(seed, num_sites=2)
+        settings = replace(shape.settings, steps=150, min_sites=2, quorum=1, save_every=0)
+        crash = Fault(kind="crash_workers", after_events=40 + 5 * seed, delay_s=0.01, lasts_s=1.0, draw=seed)
+        outcome = one(seed, [crash], replace(shape, settings=settings))
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+
+
 def test_a_cut_weight_is_recorded_though_the_coordinator_dies_between_plan_and_commit() -> None:
     num_cut = 0
     for seed in range(30):

@@ -164,7 +164,6 @@ class World:
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
         self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
-        self.checks.was_said = lambda text: any(text in line for _, _, line in self.story.lines)
         self.network.on_message = self.checks.on_message
         self.coordinator: SimCoordinator | None = None
         self._stand_in: SimCoordinator | MuteCoordinator | None = None

@@ -37,7 +37,7 @@ def commit(story: Story, tokens: dict[str, int], state: str, following: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "found"),  # tokens, steps of the run, and of these those in which it trained, if there are fewer
     [
         ([(100, 10)], [100]),
         ([(100, 10), (1600, 10)], [100, 1600]),
@@ -48,10 +48,31 @@ def commit(story: Story, tokens: dict[str, int], state: str, following: str) -> 
         ([(100, 10), (100, 10), (7000, 40)], [100, 100, 6400]),
         ([(1, 1000), (1000, 10)], [1, 1]),
         ([(0, 10), (5, 10)], [0, 1]),
+        ([(100, 1000, 10), (1600, 10)], [100, 1600]),
+        ([(100, 1000, 10), (1601, 10)], [100, 1600]),
+        ([(100, 10, 1000), (1600, 10)], [100, 1600]),
+        ([(100, 10, 0), (100, 10)], [100, 100]),
+        ([(100, 10), (200_000, 1000, 1)], [100, 160_000]),
     ],
 )
-def test_12_a_weight_is_within_the_ratio_of_the_median_pace(said: list[tuple[int, int]], found: list[int]) -> None:
-    assert list(within_ratio([Said(tokens=t, num_steps=n) for t, n in said], 16)) == found
+def test_12_a_weight_is_within_the_ratio_of_the_median_pace(said: list[tuple[int, ...]], found: list[int]) -> None:
+    contributions = [Said(tokens=t, num_steps=n, num_trained_steps=(*trained, n)[0]) for t, n, *trained in said]
+    assert list(within_ratio(contributions, 16)) == found
+
+
+def test_12_a_site_that_had_no_workers_for_many_windows_is_not_taken_for_a_slow_one() -> None:
+    """Its workers crashed, and loaded for twenty windows. The weight of the other was cut when it was back."""
+    story = a_run("a", "b", steps=1000)
+    commit(story, {"a": 100, "b": 100}, "s0", "s1")
+    for number in range(1, 21):
+        story.ready("a", tokens=100)
+        story.wait(LIMITS.sync_wait_s + 1)
+        story.done("a", f"s{number}")
+        story.applied("a", number + 1, f"s{number + 1}")
+        story.applied("b", number + 1, f"s{number + 1}")
+    made = commit(story, {"a": 100, "b": 100}, "s21", "s22")
+    assert [c.tokens for c in made.contributors] == [100, 100]
+    assert story.view.commits[-1].cut == ()
 
 
 def test_12_a_huge_weight_is_cut_said_and_recorded_and_the_run_goes_on() -> None:
