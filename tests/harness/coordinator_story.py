@@ -491,9 +491,19 @@ class Story:
             self._owners.pop(stream, None)
             self.happens(e.StreamClosed(stream, "connection reset"))
 
-    def beats(self, name: str, phase: str, doing: str, step: int, limit: float = 0.0) -> None:
-        """What its heartbeats say from now on."""
-        beat = m.Heartbeat(phase=phase, doing=doing, inner_step=step, limit_s=limit)
+    def beats(
+        self, name: str, *, phase: str, doing: str, step: int, limit: float = 0.0, lacks: str = "", waits: str = ""
+    ) -> None:
+        """What its heartbeats say from now on. `lacks`: names of one letter whose contributions it waits for as a
+        reducer; `waits`: whose payloads it waits for."""
+        beat = m.Heartbeat(
+            phase=phase,
+            doing=doing,
+            inner_step=step,
+            limit_s=limit,
+            waits_for_contributions=tuple(self.sites[n].site_id for n in lacks),
+            waits_for_payloads=tuple(self.sites[n].site_id for n in waits),
+        )
         self.sites[name].heartbeat = beat
         self.sites[name].trains = False
         self.says(name, beat)
