@@ -232,10 +232,16 @@ class DataPlane:
             return await run_to_its_end(work)
 
     def sync_data(self) -> SyncData:
-        assert self.outer is not None
+        """Raises StateError if a rollback has left no outer state."""
         assert self.snapshot is not None
-        outer, view = self.outer, self.snapshot.view
+        outer, view = self._present_outer(), self.snapshot.view
         return SyncData(self.layout, self.settings.sync, outer, view, self.dtypes, last_payload=self._last_payload)
+
+    def _present_outer(self) -> OuterState:
+        """Under the lock it stays so. Raises StateError if a rollback has left none."""
+        if self.outer is None:
+            raise StateError(f"{self.home.state_folder}: the outer state is gone, as the run has gone back")
+        return self.outer
 
     def _last_payload(self, chunk: int) -> bytes | None:
         """Of the commit that is held; None if its payloads are not."""
@@ -249,8 +255,7 @@ class DataPlane:
         """The state hash after `commit`. Raises StateError if its payloads are not in the log or not its own."""
 
         def work() -> bytes:
-            outer = self.outer
-            assert outer is not None
+            outer = self._present_outer()
             if commit.commit > self._spared_until:
                 self.snapshots.spared = None
             self._shown = None
@@ -332,8 +337,7 @@ class DataPlane:
         values that a difference starts from."""
 
         def work() -> None:
-            outer, buffer = self.outer, self.publish_buffer
-            assert outer is not None
+            outer, buffer = self._present_outer(), self.publish_buffer
             assert buffer is not None
             held, self._published = self._published, None
             if outer.commit != content.version:
@@ -361,9 +365,7 @@ class DataPlane:
         """The outer state, which is at `commit`. Commits go on meanwhile. Raises StateError if it has gone on
         already."""
         async with self.lock:
-            outer = self.outer
-            assert outer is not None
-            frozen = await run_to_its_end(outer.freeze)
+            frozen = await run_to_its_end(self._present_outer().freeze)
         try:
             if frozen.commit != commit:
                 raise StateError(f"the model of commit {commit} is to be saved, the outer state is at {frozen.commit}")

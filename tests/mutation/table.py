@@ -1168,8 +1168,8 @@ MUTATIONS = (
         name="publishes what a rollback has closed",
         rule="the outer state is looked up under its lock: a rollback takes another one",
         file="node/daemon/plane.py",
-        old="        def work() -> None:\n            outer, buffer = self.outer, self.publish_buffer\n",
-        new="        outer, buffer = self.outer, self.publish_buffer\n\n        def work() -> None:\n",
+        old="        def work() -> None:\n            outer, buffer = self._present_outer(), self.publish_buffer\n",
+        new="        outer, buffer = self._present_outer(), self.publish_buffer\n\n        def work() -> None:\n",
         tests=("tests/unit/local/test_plane.py",),
     ),
     Mutation(

@@ -26,6 +26,7 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.node import Node
+from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
 from atoll.node.daemon.worker_group import RanksJoined
 from atoll.node.dataplane import saved_model
@@ -270,6 +271,34 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
 
     assert ended_by(happen, tmp_path) == (130, "enough")
     assert not refused
+
+
+def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_no_node(tmp_path: Path) -> None:
+    broken: list[e.Event] = []
+
+    async def happen(node: Node) -> None:
+        node.plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
+        await asyncio.to_thread(node.plane.attach_workers, {tensor.name: "F32" for tensor in MANIFEST.tensors})
+        plan = m.Plan(
+            sync=1,
+            attempt=1,
+            term=1,
+            base_commit=0,
+            contributors=(),
+            trees=(),
+            stall_limit_s=1.0,
+            num_steps=1,
+            deadline_s=1.0,
+            slowest_bytes_per_s=1,
+        )
+        with patch.object(node, "handle", broken.append):
+            await node._begin_exchange(plan, contributes=False)
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    (event,) = broken
+    assert isinstance(event, e.ExchangeBroken)
+    assert "the run has gone back" in event.text
 
 
 def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
