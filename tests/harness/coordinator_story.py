@@ -79,11 +79,18 @@ class Story:
     """One run: sites that do what they are told, and everything the core answered."""
 
     def __init__(
-        self, settings: RunSettings, parent_json: str = "", store: Store | None = None, *, real: bool = False
+        self,
+        settings: RunSettings,
+        parent_json: str = "",
+        store: Store | None = None,
+        *,
+        real: bool = False,
+        manifest: Manifest | None = None,
     ) -> None:
         """`real`: states and payloads are those of a model, so that sites can show what their hashes are made of."""
         self.settings = settings
-        self.model = TinyModel(settings, a_manifest()) if real else None
+        self.manifest = manifest
+        self.model = TinyModel(settings, manifest or a_manifest()) if real else None
         self.now = 100.0
         self.store = store or MemoryStore()
         self.sites: dict[str, FakeSite] = {}
@@ -320,7 +327,7 @@ class Story:
         self.happens(e.Received(site.stream, header, hello, site.received.get(site.stream, 0)))
 
     def offer(self, name: str, *, width: int = 6, data: str = "data", retain: int = 1 << 30, speed: int = 0) -> None:
-        self.sites[name].manifest = a_manifest(width)
+        self.sites[name].manifest = self.manifest or a_manifest(width)
         message = m.Offer(
             manifest_digest=self.sites[name].manifest.digest,
             data_fingerprint=a_hash(data),

@@ -1,6 +1,6 @@
-"""A model of five chunks whose states and payloads are real, so that sites in stories can show what their hashes are
-made of. A state is called s0, s1, ... after its commit. Any other name is a state with another third chunk, but those
-that begin with "made-up", which are no more than a hash."""
+"""A small model whose states and payloads are real, so that sites in stories can show what their hashes are made of. A
+state is called s0, s1, ... after its commit. Any other name is a state with another chunk `damaged`, but those that
+begin with "made-up", which are no more than a hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import EncodedHeader
-from atoll.protocol.digest import Digest
+from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.layout import Layout, Manifest, chunk_hash, state_hash
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import payload_digest, payload_hash
@@ -24,6 +24,7 @@ class TinyModel:
         self._settings = settings
         self._layout = Layout(manifest, settings.sync.chunk_elements)
         self._slots = slots_of(settings.outer)
+        self.damaged = DAMAGED_CHUNK
         self.records = cache(self._records)
 
     def state(self, name: str, commit: int) -> bytes:
@@ -34,11 +35,11 @@ class TinyModel:
     def hashes(self, name: str, commit: int) -> list[bytes]:
         found = [chunk_hash(record) for record in self.records(commit)]
         if name != f"s{commit}":
-            found[DAMAGED_CHUNK] = Digest("story").text(name).finish()
+            found[self.damaged] = Digest("story").text(name).finish()
         return found
 
     def payloads_digest(self, plan: m.Plan | m.Commit) -> bytes:
-        return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync)])
+        return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync) if p])
 
     def show(self, asked: m.Show, held: str, commit: int) -> bytes:
         """By a site that says that it holds the state `held` of `commit`."""
@@ -48,7 +49,7 @@ class TinyModel:
             case Evidence.RECORD:
                 return self.records(asked.commit)[asked.chunk]
             case Evidence.PAYLOAD_HASHES:
-                return b"".join(payload_hash(p) for p in self._payloads(asked.commit))
+                return b"".join(payload_hash(p) if p else bytes(DIGEST_BYTES) for p in self._payloads(asked.commit))
             case _:
                 return self._payloads(asked.commit)[asked.chunk]
 
@@ -58,22 +59,27 @@ class TinyModel:
         if not commit:
             sizes = [record_bytes(c.role, "F32", c.num_elements, self._settings.outer) for c in chunks]
             return tuple(struct.pack(f"<{size // 4}f", *[0.5 + i] * (size // 4)) for i, size in enumerate(sizes))
+        payloads = self._payloads(commit)
         return tuple(
-            recomputed(
+            record  # frozen, or empty
+            if chunk.index >= len(payloads) or not payloads[chunk.index]
+            else recomputed(
                 role=chunk.role,
                 dtype=tensors[chunk.tensor].dtype,
                 num_elements=chunk.num_elements,
                 settings=self._settings.outer,
                 record=record,
-                payload=payload,
+                payload=payloads[chunk.index],
             )
-            for chunk, record, payload in zip(chunks, self.records(commit - 1), self._payloads(commit), strict=True)
+            for chunk, record in zip(chunks, self.records(commit - 1), strict=True)
         )
 
     def _payloads(self, commit: int) -> list[bytes]:
         found = []
-        for chunk in self._layout.chunks:
-            count = chunk.num_elements
+        for chunk in self._layout.chunks[: self._layout.num_sync_chunks]:
+            if not (count := chunk.num_elements):
+                found.append(b"")
+                continue
             header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", block=0, num_elements=count).pack()
             found.append(header + struct.pack(f"<{count}f", *[commit / 8 + chunk.index] * count))
         return found

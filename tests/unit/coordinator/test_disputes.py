@@ -7,17 +7,20 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core import evidence
 from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
+from atoll.protocol.errors import UnsupportedError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
 from tests.harness.coordinator_story import FakeSite, Story, some_settings
 from tests.harness.tiny_model import DAMAGED_CHUNK
 
 
-def before_it(names: str, *, receiver: str = "", silent: str = "") -> Story:
+def before_it(names: str, *, receiver: str = "", silent: str = "", manifest: Manifest | None = None) -> Story:
     """`names` have committed sync 1 and not said yet what they hold; `receiver` is at commit 0. `silent` show nothing
     before they are told to (`show`)."""
-    story = Story(some_settings(min_sites=len(names)), real=True)
+    story = Story(some_settings(min_sites=len(names)), real=True, manifest=manifest)
     story.start(*names, *receiver)
     for name in names:
         story.ready(name)
@@ -80,6 +83,39 @@ def test_the_chunk_is_named() -> None:
     text = story.last("b", m.Evicted).reason
     assert f"chunk {DAMAGED_CHUNK} of commit 1, in 'weight'," in text
     assert "it must fetch the state again" in text
+
+
+@pytest.mark.parametrize(("chunk", "num_shown"), [(0, 0), (1, 4), (2, 4), (3, 1)])
+def test_a_chunk_without_elements_and_a_frozen_one_need_no_sum(chunk: int, num_shown: int) -> None:
+    """`num_shown`: what is asked for beside the hashes of both."""
+    shapes = {"empty": (0,), "frozen": (3,), "mean": (2,), "w": (4,)}
+    roles = {"frozen": Role.FROZEN, "mean": Role.BUFFER_MEAN}
+    specs = [
+        TensorSpec(name=name, shape=shape, dtype="F32", role=roles.get(name, Role.TRAINABLE))
+        for name, shape in shapes.items()
+    ]
+    layout = Layout(Manifest.canonical(specs), 4)
+    order = ["empty", "w", "mean", "frozen"]
+    assert [layout.name_of(chunk.index) for chunk in layout.chunks] == order
+    story = before_it("ab", manifest=layout.manifest)
+    assert story.model is not None
+    story.model.damaged = chunk
+    story.applied("b", 1, "wrong")
+    story.applied("a", 1, "s1")
+    assert evicted(story) == "b"
+    assert f"chunk {chunk} of commit 1, in {order[chunk]!r}," in story.last("b", m.Evicted).reason
+    assert sum(isinstance(message, m.Show) for _, message in story.sent) == 2 + num_shown
+
+
+def test_what_cannot_be_computed_at_the_coordinator_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compressed(**_: object) -> bytes:
+        raise UnsupportedError("the payload is compressed; install zstandard beside the coordinator")
+
+    monkeypatch.setattr(evidence, "recomputed", compressed)
+    story = differing()
+    assert not evicted(story)
+    assert "cannot be computed here (the payload is compressed; install zstandard" in story.view.state
+    assert "keep those out that you do not trust" in story.view.state
 
 
 @pytest.mark.parametrize("wrong", ["wrong", "made-up"])
