@@ -139,6 +139,8 @@ class Checks:
         """A power cut may, without fsync."""
         self.liars: list[SimNode] = []
         """Of state hashes: where nobody knows at the end who is right, sites keep the state and save no model."""
+        self.bad_hosts: list[SimNode] = []
+        """They compute something wrong: what they hold is looked at again once they have fetched it."""
         self._applied_by_others: set[int] = set()  # commits of which a liar is not the only one who can tell
         self.num_events = 0
         self.num_commits = 0
@@ -223,12 +225,14 @@ class Checks:
                 if held is not None and held[0] == 0:  # of a start that was killed before it could say so
                     self._holds(node, 0, held[1])
             case e.StateFetched(commit=commit, state_hash=value) | e.CommitApplied(commit=commit, state_hash=value):
-                self._holds(node, commit, value)
+                if isinstance(event, e.StateFetched) or node not in self.bad_hosts:
+                    self._holds(node, commit, value)
                 if isinstance(event, e.CommitApplied) and node not in self.liars:
                     self._applied_by_others.add(commit)
             case e.SnapshotSealed():
                 assert node.hands.sealed is not None
-                self._sealed.append(node.hands.sealed)
+                if node not in self.bad_hosts:
+                    self._sealed.append(node.hands.sealed)
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
             case e.ModelKept(commit=commit):

@@ -15,10 +15,12 @@ import pytest
 from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Answer, Content, Difference, MergeMode, Values
 from atoll.node.core.state import SiteState
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.exchange.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import DigestMismatch, RefusedError
+from atoll.protocol.layout import Chunk, Role
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, strike, waiting_only
@@ -267,6 +269,51 @@ def test_a_reducer_that_only_says_that_it_waits_does_not_hold_up_the_run() -> No
         assert outcome.num_commits > 0
         num_attempts += "attempt 2" in outcome.story
     assert num_attempts > 5
+
+
+def computes_wrong(world: World, name: str) -> None:
+    """One chunk of the next commit, as a host does whose memory or processor errs once."""
+    site = world.nodes[name]
+    assert site.node is not None
+    plane = site.node.plane
+    assert plane is not None
+    world.checks.bad_hosts.append(site)
+    apply_chunk, num_left = plane._apply_chunk, 1
+
+    def apply_so(outer: OuterState, chunk: Chunk, commit: int) -> None:
+        nonlocal num_left
+        if chunk.role is not Role.TRAINABLE or not chunk.num_elements or not num_left:
+            apply_chunk(outer, chunk, commit)
+            return
+        num_left = 0
+        payload = bytearray(plane.log.read(commit, chunk.index))
+        payload[-1] ^= 1
+        outer.apply(chunk.index, payload, commit, plane.optimizer)
+
+    plane._apply_chunk = apply_so  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("num_sites", [2, 3, 4])
+def test_a_site_that_computes_a_chunk_wrong_is_named_and_repaired_whatever_the_others_are(num_sites: int) -> None:
+    num_named = 0
+    for seed in range(6):
+
+        async def faults(world: World) -> None:
+            while not any(commit.commit for commit in world.checks.commits):
+                await world.events(5, 1.0)
+            computes_wrong(world, "site2")
+            await world.events(40, MOST_WAIT_S)
+
+        shape = draw_shape_of(7300 + seed, num_sites=num_sites)
+        settings = replace(shape.settings, min_sites=num_sites, quorum=num_sites)
+        settings = replace(settings, sync=replace(settings.sync, codec="int8", zstd_level=0))
+        shape = replace(shape, settings=settings, step_s=(0.1,) * num_sites, publish_s=(0.0,) * num_sites)
+        outcome = play(7300 + seed, faults, shape)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert "does not trust" not in outcome.story
+        assert "evicted site1" not in outcome.story
+        num_named += "evicted site2" in outcome.story and "and comes out as" in outcome.story
+    assert num_named > 3
 
 
 def test_a_run_goes_back_by_itself_from_a_commit_after_which_most_sites_have_no_loss() -> None:
