@@ -51,7 +51,7 @@ class Trouble:
         self.reduce_nothing = Probation()
         self.receive_only = Probation()
         # It costs such a site nothing to reduce no more, and the others a stall each time that it holds them up.
-        self.held_up_others = Probation(first_syncs=4, growth=8, most_syncs=2048, remembered_syncs=2048)
+        self.held_up_others = Probation(first_syncs=64, growth=8, most_syncs=4096, remembered_syncs=4096)
 
     def held_back(self, sync: int) -> frozenset[int]:
         """Sites that reduce in that sync only if no others can."""

@@ -83,13 +83,13 @@ def test_probation_doubles_for_who_fails_again_soon() -> None:
 def test_who_held_up_the_others_is_remembered_for_long() -> None:
     trouble = Trouble()
     trouble.held_up_others.note([7], 10)
-    assert [sync for sync in range(10, 30) if trouble.held_back(sync)] == [10, 11, 12, 13, 14]
-    trouble.held_up_others.note([7], 100)
-    assert [sync for sync in range(100, 200) if trouble.held_back(sync)] == list(range(100, 133))
+    assert [sync for sync in range(10, 200) if trouble.held_back(sync)] == list(range(10, 75))
+    trouble.held_up_others.note([7], 1000)
+    assert [sync for sync in range(1000, 2000) if trouble.held_back(sync)] == list(range(1000, 1513))
     trouble.held_up_others.note([7], 9000)
-    assert trouble.held_back(9004) == {7}
-    assert not trouble.held_back(9005), "that was long ago"
+    assert trouble.held_back(9064) == {7}
+    assert not trouble.held_back(9065), "that was long ago"
     for sync in range(10000, 10100):
         trouble.held_up_others.note([7], sync)
-    assert trouble.held_back(10100 + 2048 - 1) == {7}
-    assert not trouble.held_back(10100 + 2048), "there is an end to it"
+    assert trouble.held_back(10100 + 4096 - 1) == {7}
+    assert not trouble.held_back(10100 + 4096), "there is an end to it"

@@ -139,7 +139,7 @@ def test_7_who_held_up_the_others_contributes_soon_and_reduces_much_later() -> N
         story.failed(name, "r", lacks=True)
     story.wait(LIMITS.reconnect_grace_s)
     contributes, reduces = [], []
-    for sync in range(2, 10):
+    for sync in range(2, 70):
         for name in "abcr":
             story.ready(name)
         plan, contributing = story.plan(), contributors(story)
@@ -151,8 +151,8 @@ def test_7_who_held_up_the_others_contributes_soon_and_reduces_much_later() -> N
                 story.done(name, f"s{sync - 1}", plan=plan)
         for name in "abcr":
             story.applied(name, sync, f"s{sync}")
-    assert contributes == [4, 5, 6, 7, 8, 9]
-    assert reduces == [7, 8, 9]
+    assert contributes == list(range(4, 70))
+    assert reduces == [67, 68, 69]
 
 
 def test_7_a_reducer_that_waits_for_a_site_that_gives_nothing_is_not_blamed_for_it() -> None:
