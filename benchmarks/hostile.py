@@ -18,7 +18,7 @@ from atoll.protocol.settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
 from tests.harness.hostile import KINDS
-from tests.harness.local_run import Status
+from tests.harness.local_run import PLAIN, Status
 
 HOSTILE_NODE = str(Path(__file__).parents[1] / "tests" / "workers" / "hostile_node.py")
 PATIENCE_S = 300.0
@@ -48,7 +48,7 @@ def measure(kind: str, measured_s: float, window_s: float) -> tuple[float, float
     run_settings = replace(settings(min_sites=3), sync=SyncSettings(every=NUM_STEPS, chunk_elements=1000))
     with (
         tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder,
-        ChaosRun(Path(folder), run_settings, worker) as run,
+        ChaosRun(Path(folder), run_settings, worker, program=PLAIN) as run,
     ):
         run.begin("abc", SYNCS_BEFORE)
         alone = pace(run, measured_s)

@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.protocol.settings import RunSettings, SyncSettings
 from atoll.protocol.time_limits import time_limits
 from tests.harness.load_sites import Fleet, manifest
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import PLAIN, LocalRun
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         time_limits=args.time_limits,
         sync=SyncSettings(every=1),
     )
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, LocalRun(Path(folder), settings) as run:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, LocalRun(Path(folder), settings, PLAIN) as run:
         coordinator = run.start_coordinator(prefix=["taskset", "-c", str(cores[0])])
         os.sched_setaffinity(0, set(cores[1:] or cores))
         fleet = Fleet(

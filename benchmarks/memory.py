@@ -13,7 +13,7 @@ from pathlib import Path
 
 from atoll.protocol.settings import RunSettings, SyncSettings
 from benchmarks.sync import NAMES, WORKER
-from tests.harness.local_run import LocalRun, Status
+from tests.harness.local_run import PLAIN, LocalRun, Status
 
 BYTES_A_PARAMETER = 20
 
@@ -46,7 +46,7 @@ def _largest_pss(num_parameters: int) -> int:
     )
     worker = [sys.executable, str(WORKER), "--tensors", f"w={num_parameters}"]
     largest = 0
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name, LocalRun(Path(name), settings) as run:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name, LocalRun(Path(name), settings, PLAIN) as run:
         run.start_coordinator()
         for site in NAMES:
             run.start_node(site, worker)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from atoll.protocol.settings import RunSettings, SyncSettings
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import PLAIN, LocalRun
 
 WORKER = Path(__file__).parent / "overhead_worker.py"
 
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     settings = RunSettings(
         run_id="bench", steps=1 << 20, data="local", time_limits="local", sync=SyncSettings(every=1 << 20)
     )
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name, LocalRun(Path(name), settings) as run:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as name, LocalRun(Path(name), settings, PLAIN) as run:
         result = Path(name) / "pairs.json"
         run.start_coordinator()
         run.start_node("a", [str(WORKER), str(result), str(args.pairs), str(args.block_steps)], launcher="python")

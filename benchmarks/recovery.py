@@ -18,7 +18,7 @@ from pathlib import Path
 from atoll.protocol.settings import SyncSettings
 from tests.harness.chaos import PLAIN_WORKER, ChaosRun, settings
 from tests.harness.data_account import LEASED
-from tests.harness.local_run import Status
+from tests.harness.local_run import PLAIN, Status
 
 PATIENCE_S = 120.0
 FAULTS = (("kill -9", "training"), ("kill -9", "exchanging"), ("SIGSTOP", "training"), ("SIGSTOP", "exchanging"))
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     run_settings = replace(settings(min_sites=3), sync=SyncSettings(every=1))
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
-        run = stack.enter_context(ChaosRun(folder, run_settings, worker))
+        run = stack.enter_context(ChaosRun(folder, run_settings, worker, program=PLAIN))
         run.begin("abc")
         run.wait_for_contributors("abc")
         times = _times(run.wait_for_commits(args.undisturbed, PATIENCE_S))[-args.undisturbed :]

@@ -13,7 +13,7 @@ from typing import Any
 
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.chaos import PLAIN_WORKER
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import PLAIN, LocalRun
 
 SETTLED_COMMITS = 3
 """Not counted after somebody came or went."""
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         time_limits="local",
         sync=SyncSettings(every=args.every, log_commits=32),
     )
-    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, LocalRun(Path(folder), settings) as run:
+    with tempfile.TemporaryDirectory(prefix="atoll-bench-") as folder, LocalRun(Path(folder), settings, PLAIN) as run:
         run.start_coordinator()
         for name in "ab":
             run.start_node(name, _worker(args.step_s))

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from atoll.protocol.settings import RunSettings, SyncSettings
 from benchmarks import netns
-from tests.harness.local_run import LocalRun
+from tests.harness.local_run import PLAIN, LocalRun
 
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
@@ -66,7 +66,7 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
         hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000, args.congestion)) if mbit else None
-        run = stack.enter_context(LocalRun(folder, settings))
+        run = stack.enter_context(LocalRun(folder, settings, PLAIN))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
         for i, name in enumerate(NAMES):
             run.start_node(name, worker, prefix=hosts.prefix(i) if hosts else ())

@@ -27,7 +27,7 @@ from typing import Any
 from atoll.coordinator.admin import request_stop
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
-from tests.harness.local_run import LocalRun, Process, Status
+from tests.harness.local_run import GUARDED, LocalRun, Process, Status
 
 PLAIN_WORKER = Path(__file__).parents[1] / "workers" / "plain_worker.py"
 WORKER = (sys.executable, str(PLAIN_WORKER), "--tensors", "a=300x40,b=10", "--step-delay-s", "0.02", *LEASED)
@@ -57,8 +57,14 @@ def settings(every: int = 10, **changes: Any) -> RunSettings:
 class ChaosRun(LocalRun):
     """A run that lasts until it is stopped. All sites start with the same `worker`."""
 
-    def __init__(self, folder: Path, run_settings: RunSettings = SETTINGS, worker: Sequence[str] = WORKER) -> None:
-        super().__init__(folder, run_settings)
+    def __init__(
+        self,
+        folder: Path,
+        run_settings: RunSettings = SETTINGS,
+        worker: Sequence[str] = WORKER,
+        program: Sequence[str] = GUARDED,
+    ) -> None:
+        super().__init__(folder, run_settings, program)
         self.worker = worker
         self.store = self.toml.with_name("run.db")
         self.killed: set[Process] = set()

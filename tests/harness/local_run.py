@@ -34,8 +34,10 @@ from tests.harness.loop_guard import BlockingInLoop
 
 Status = dict[str, Any]
 POLL_S = 0.05
-ATOLL = ("-m", "tests.harness.guarded")
-"""The `atoll` command, with event loops in which nothing may block."""
+GUARDED = ("-m", "tests.harness.guarded")
+"""What Python runs: the `atoll` command, with event loops in which nothing may block."""
+PLAIN = ("-m", "atoll")
+"""The same as it is, to be measured."""
 
 
 class Process:
@@ -116,8 +118,9 @@ class LocalRun:
     `prefix` of a process: a command in front of it (`ip netns exec NAME`).
     """
 
-    def __init__(self, folder: Path, settings: RunSettings) -> None:
+    def __init__(self, folder: Path, settings: RunSettings, program: Sequence[str] = GUARDED) -> None:
         self.folder = folder
+        self.program = program
         self.settings = settings
         self.address = ""
         self.processes: list[Process] = []
@@ -156,7 +159,7 @@ class LocalRun:
     ) -> Process:
         """Again after it was killed: on the same port and store."""
         listen = self.address or listen
-        command = [*prefix, sys.executable, *ATOLL, "coordinator", str(self.toml), "--listen", listen]
+        command = [*prefix, sys.executable, *self.program, "coordinator", str(self.toml), "--listen", listen]
         process = self.start("coordinator", [*command, *extra])
         self.address = process.wait_for_line(r"listening on (\S+)", 30).group(1)
         self.coordinator = process
@@ -171,10 +174,11 @@ class LocalRun:
         prefix: Sequence[str] = (),
         extra: Sequence[str] = (),
         environment: dict[str, str] | None = None,
-        program: Sequence[str] = ATOLL,
+        program: Sequence[str] = (),
     ) -> Process:
-        """`worker`: the command of the site's workers; empty for the built-in trainer."""
-        command = [*prefix, sys.executable, *program, "node", "--coordinator", self.address]
+        """`worker`: the command of the site's workers; empty for the built-in trainer. `program`: of a node that is
+        another one than the run's."""
+        command = [*prefix, sys.executable, *(program or self.program), "node", "--coordinator", self.address]
         command += ["--name", name, "--home", str(self.home(name)), "--launcher", launcher, "--threads", "1", *extra]
         if worker:
             command += ["--", *worker]
