@@ -258,9 +258,10 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
         if message.total_bytes != total or total > need.most_bytes or not message.data or end > total:
             problem = f"bytes {received} to {end} of {message.total_bytes}, at most {need.most_bytes} are expected"
         else:
+            if not asked.total_bytes:  # once for all parts: who sends them one by one does not hold up the run
+                asked.until += total / run.limits.slowest_bytes_per_s
             asked.total_bytes = total
             asked.data += message.data
-            asked.until = run.now + liveness.idle_limit_s(run)
             if end < total:
                 _ask(run, asked)
                 return

@@ -426,6 +426,14 @@ MUTATIONS = (
         tests=(DISPUTES,),
     ),
     Mutation(
+        name="a trickle of evidence is waited for",
+        rule="the time for what settles a dispute is of the whole, not of each part",
+        file="coordinator/core/evidence.py",
+        old="            if not asked.total_bytes:  # once",
+        new="            if True:\n                asked.until = run.now + liveness.idle_limit_s(run)  # once",
+        tests=(DISPUTES,),
+    ),
+    Mutation(
         name="evidence of any size is kept",
         rule="a site shows no more than what it was asked for can have",
         file="coordinator/core/evidence.py",

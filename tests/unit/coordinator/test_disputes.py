@@ -47,8 +47,9 @@ def show(story: Story, name: str) -> None:
     """A site that was silent answers the last question."""
     site = story.sites[name]
     site.shows = True
-    story.says(name, story.shown(site, story.last(name, m.Show)))
+    message = story.shown(site, story.last(name, m.Show))
     site.shows = None
+    story.says(name, message)
 
 
 def attested(story: Story) -> bytes:
@@ -244,6 +245,21 @@ def test_a_site_that_stays_silent_is_evicted_and_the_next_is_asked() -> None:
     story.applied("c", 1, "wrong")
     assert not evicted(story)
     story.wait(idle_limit_s(story.core.run) + 0.1)
+    assert "has not answered" in story.last("b", m.Evicted).reason
+    assert evicted(story) == "bc"
+
+
+def test_a_site_that_shows_a_byte_now_and_then_does_not_hold_up_the_run() -> None:
+    story = before_it("abc", silent="b")
+    story.applied("b", 1, "s1")
+    story.applied("a", 1, "s1")
+    story.applied("c", 1, "wrong")
+    begun, limit_s = story.now, idle_limit_s(story.core.run)
+    story.sites["b"].part_bytes = 1
+    while "b" not in evicted(story):
+        assert story.now - begun < limit_s + 1.0
+        show(story, "b")
+        story.wait(limit_s / 8)
     assert "has not answered" in story.last("b", m.Evicted).reason
     assert evicted(story) == "bc"
 
