@@ -1,8 +1,8 @@
 """What two hostile members cost three honest sites: commits a second beside them, and before they came.
 
 Real processes, one run for each kind (mute: never ready; ready: exchanges nothing; waiting: as a reducer it only says
-that it waits). The pace beside them is measured from the tenth commit after both were found out on, as a ratio to the
-pace of the same run without them.
+that it waits). The pace beside them is measured from the tenth commit after both are members on, as a ratio to the pace
+of the same run without them.
 """
 
 from __future__ import annotations
