@@ -481,10 +481,11 @@ class SqliteStore:
                         wall_time_s,
                     ),
                 )
+                # Of the newest sync, which may be open, all are kept.
                 execute(
-                    "DELETE FROM exclusions WHERE (sync, site_id) NOT IN "
+                    "DELETE FROM exclusions WHERE sync < ? AND (sync, site_id) NOT IN "
                     "(SELECT sync, site_id FROM exclusions ORDER BY sync DESC, site_id DESC LIMIT ?)",
-                    (KEPT_EXCLUSIONS,),
+                    (record.sync, KEPT_EXCLUSIONS),
                 )
             case KeptOutRecord():
                 execute(

@@ -252,7 +252,8 @@ class MemoryStore:
             case ExclusionRecord():
                 kept.exclusions[record.sync, record.site_id] = record
                 for older in sorted(kept.exclusions)[:-KEPT_EXCLUSIONS]:
-                    del kept.exclusions[older]
+                    if older[0] < record.sync:
+                        del kept.exclusions[older]
             case KeptOutRecord():
                 kept.kept_out[record.name] = record
             case LetInRecord(name):

@@ -10,7 +10,8 @@ from atoll.coordinator.core.membership import Site
 from atoll.protocol.messages import Member
 
 KEPT_EXCLUSIONS = 32
-"""In memory and in the store, for people, and to find those who were left out again."""
+"""In memory and in the store, for people, and to find those who were left out again. The store has all of the newest
+sync as well."""
 
 
 class Exclusions:

@@ -47,6 +47,8 @@ def let_in(run: Run, name: str) -> str:
     del run.kept_out[name]
     if (site := run.members.sites.get(name)) is not None:
         site.conduct = Conduct()
+        if site.site_id:
+            run.persist(site.record())
     run.persist(LetInRecord(name))
     run.report(logging.INFO, f"{name} may come in again")
     return ""

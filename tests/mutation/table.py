@@ -589,8 +589,16 @@ MUTATIONS = (
         name="exclusions for ever",
         rule="the store drops exclusions that nobody reads again",
         file="coordinator/sqlite_store.py",
-        old='ORDER BY sync DESC, site_id DESC LIMIT ?)",\n                    (KEPT_EXCLUSIONS,)',
-        new='ORDER BY sync DESC, site_id DESC LIMIT ?)",\n                    (1 << 30,)',
+        old="(record.sync, KEPT_EXCLUSIONS),",
+        new="(record.sync, 1 << 30),",
+        tests=(STORES,),
+    ),
+    Mutation(
+        name="exclusions of the open sync are dropped",
+        rule="whoever was left out of the open sync stays so after a restart",
+        file="coordinator/sqlite_store.py",
+        old="(record.sync, KEPT_EXCLUSIONS),",
+        new="(1 << 30, KEPT_EXCLUSIONS),",
         tests=(STORES,),
     ),
     Mutation(
@@ -744,6 +752,14 @@ MUTATIONS = (
         old="        run.persist(record)\n",
         new="",
         tests=(KEEPING_OUT,),
+    ),
+    Mutation(
+        name="strikes come back after a restart",
+        rule="nothing is held any more against a site that a person let in",
+        file="coordinator/core/keeping_out.py",
+        old="            run.persist(site.record())\n    run.persist(LetInRecord(name))",
+        new="            pass\n    run.persist(LetInRecord(name))",
+        tests=(HOSTILE,),
     ),
     Mutation(
         name="reset in mid-training",

@@ -343,6 +343,10 @@ def test_25_what_is_held_against_a_site_survives_the_coordinator(kind: str, tmp_
     assert "x" not in story.core.run.kept_out
     found_out(story, "x", 1)
     assert "x" in story.core.run.kept_out
+    assert story.let_in("x") == ""
+    story.restart()
+    conduct = story.core.run.members.sites["x"].conduct
+    assert (conduct.strikes, conduct.admitted_again_at) == (0, story.now), "a person let it in"
     store.close()
 
 

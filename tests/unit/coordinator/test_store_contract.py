@@ -292,6 +292,25 @@ def test_the_newest_exclusions_are_found_again(reopen: Reopen) -> None:
     assert reopen().begin(SETTINGS).exclusions == tuple(kept[-KEPT_EXCLUSIONS:])
 
 
+def test_all_exclusions_of_the_newest_sync_are_found_again(reopen: Reopen) -> None:
+    """It may be open: who is not found again would contribute to it once more."""
+    store = reopen()
+    store.begin(SETTINGS)
+    before, after = (
+        [
+            e.ExclusionRecord(sync=n, attempt=1, site_id=site, incarnation=7, by_site_id=1, reason="absurd")
+            for site in range(2, 2 + 2 * KEPT_EXCLUSIONS)
+        ]
+        for n in (1, 2)
+    )
+    store.persist(1, before, 1.0)
+    assert reopen().begin(SETTINGS).exclusions == tuple(before)
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(3, after, 2.0)
+    assert reopen().begin(SETTINGS).exclusions == tuple(after)
+
+
 def test_exclusions_go_when_newer_ones_come_and_with_their_sites(reopen: Reopen) -> None:
     """Nobody would read them: the store has a row of each that is found again, and no other."""
     store = reopen()
