@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Iterable
 from typing import TypeVar
 
+import zstandard
+
 from atoll.protocol.codecs import (
     HEADER_BYTES,
     INT8_BLOCK,
@@ -22,7 +24,7 @@ from atoll.protocol.codecs import (
     parse_header,
     peek_codec,
 )
-from atoll.protocol.errors import InvalidMessage, UnsupportedError
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
 from atoll.protocol.settings import CODECS, OuterSettings
 
@@ -48,7 +50,7 @@ def recomputed(
 ) -> bytes:
     """The record after the commit whose `payload` it is, from the `record` before it. `dtype` is the tensor's own.
 
-    Raises InvalidMessage if they are not of such a chunk, UnsupportedError if the payload cannot be read here.
+    Raises InvalidMessage if they are not of such a chunk.
     """
     if len(record) != record_bytes(role, dtype, num_elements, settings):
         raise InvalidMessage(f"a record of {len(record)} bytes, which is no such chunk's")
@@ -109,10 +111,6 @@ def _body(payload: bytes, header: EncodedHeader) -> bytes:
     body = payload[HEADER_BYTES:]
     if not header.zstd:
         return body
-    try:
-        import zstandard
-    except ImportError:
-        raise UnsupportedError("the payload is compressed; install zstandard beside the coordinator") from None
     size = body_bytes(header.codec, header.num_elements, DTYPE_BYTES[header.dtype])
     try:
         if zstandard.frame_content_size(body) != size:

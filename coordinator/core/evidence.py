@@ -18,7 +18,7 @@ from atoll.coordinator.core.run import Run
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.errors import InvalidMessage, UnsupportedError
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, chunk_at, chunk_hash, chunk_runs, num_chunks, state_hash
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import payload_digest, payload_hash
@@ -182,7 +182,7 @@ def recompute(asked: Recompute) -> Recomputed:
             record=asked.record,
             payload=asked.payload,
         )
-    except (InvalidMessage, UnsupportedError) as error:
+    except InvalidMessage as error:
         return Recomputed(request=asked.request, chunk_hash=b"", problem=str(error))
     return Recomputed(request=asked.request, chunk_hash=chunk_hash(record))
 

@@ -10,7 +10,7 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.core import evidence
 from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
-from atoll.protocol.errors import UnsupportedError
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, Evidence
 from tests.harness.coordinator_story import FakeSite, Story, some_settings
@@ -109,13 +109,13 @@ def test_a_chunk_without_elements_and_a_frozen_one_need_no_sum(chunk: int, num_s
 
 
 def test_what_cannot_be_computed_at_the_coordinator_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    def compressed(**_: object) -> bytes:
-        raise UnsupportedError("the payload is compressed; install zstandard beside the coordinator")
+    def unreadable(**_: object) -> bytes:
+        raise InvalidMessage("encoded chunk: zstd: a broken frame")
 
-    monkeypatch.setattr(evidence, "recomputed", compressed)
+    monkeypatch.setattr(evidence, "recomputed", unreadable)
     story = differing()
     assert not evicted(story)
-    assert "cannot be computed here (the payload is compressed; install zstandard" in story.view.state
+    assert "cannot be computed here (encoded chunk: zstd: a broken frame)" in story.view.state
     assert "keep those out that you do not trust" in story.view.state
 
 
