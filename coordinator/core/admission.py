@@ -264,6 +264,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     }[admitted_as]
     site.gone = ""
     site.progress_at = run.now  # it may have had to wait for this
+    run.log.forget(site.site_id)  # what it said of states before: it says it again
     site.counts_from_step = None  # what it trained before is gone; it trains again once it holds a state
     run.change_epoch(site)
     answer = states.admitted(run, site, admitted_as)

@@ -35,6 +35,7 @@ class CommitLog:
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
         self._witnesses: dict[int, dict[int, bytes]] = {}  # sites that applied a commit without being part of it
+        self.contradicted: dict[int, str] = {}  # site id -> how its words of a commit above contradict each other
         self.losses: list[tuple[int, int, int, float]] = []
         self._loss_stride = 1
         for point in persisted.losses:
@@ -173,21 +174,40 @@ class CommitLog:
         self.attested.clear()
         self._reports.clear()
         self._witnesses.clear()
+        self.contradicted.clear()
         self._from_store.clear()
 
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
+        self._compare(commit, site_id, state_hash)
         self._reports.setdefault(commit, {})[site_id] = state_hash
         for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:
             del self._reports[old]
 
     def witness(self, commit: int, site_id: int, state_hash: bytes) -> None:
         """The site was no contributor, held the commit before, and has computed every chunk of this one itself."""
+        self._compare(commit, site_id, state_hash)
         self._witnesses.setdefault(commit, {})[site_id] = state_hash
         for old in sorted(self._witnesses)[:-REPORTS_OF_COMMITS]:
             del self._witnesses[old]
 
+    def _compare(self, commit: int, site_id: int, state_hash: bytes) -> None:
+        said = self._reports.get(commit, {}).get(site_id) or self._witnesses.get(commit, {}).get(site_id)
+        if said not in (None, state_hash):
+            assert said is not None
+            self.contradicted[site_id] = (
+                f"it said that commit {commit} has hash {said.hex()[:12]}, and now {state_hash.hex()[:12]}"
+            )
+
+    def goes_back(self, commit: int, site_id: int) -> None:
+        """The site says that it is at `commit`, after one that followed it."""
+        votes = {**self._witnesses, **self._reports}
+        later = [n for n in votes if n > commit and self.is_heard(n, site_id)]
+        if later:
+            self.contradicted[site_id] = f"it said what state commit {max(later)} has, and now is at commit {commit}"
+
     def forget(self, site_id: int) -> None:
-        """Its state turned out not to be the run's."""
+        """Its state turned out not to be the run's, or it comes anew."""
+        self.contradicted.pop(site_id, None)
         for votes in (*self._reports.values(), *self._witnesses.values()):
             votes.pop(site_id, None)
 

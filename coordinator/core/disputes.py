@@ -45,7 +45,7 @@ class Asked:
     need: Need
     site_id: int
     stream: int
-    until: float
+    until: float  # of the whole of it, through all streams of the site
     data: bytearray = field(default_factory=bytearray)
     total_bytes: int = 0
 
@@ -57,7 +57,8 @@ class Dispute:
     until: float  # a run that is told to stop does not wait for evidence any longer
     asked: Asked | None = None
     found: dict[Need, bytes] = field(default_factory=dict)
-    tried: set[tuple[Need, int]] = field(default_factory=set)  # streams on which it was asked for, in vain
+    tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
+    due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
     request: int = 0  # of the computation that is under way
     chunk: int | None = None  # the first one in which the two differ

@@ -207,8 +207,10 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
         raise _Waits
     for site in sites:
         is_asked = site.live and site.applied is not None and not site.fetches and site.stream is not None
-        if is_asked and site.stream is not None and (need, site.stream) not in dispute.tried:
-            until = run.now + liveness.idle_limit_s(run)
+        if is_asked and site.stream is not None and dispute.tried.get((need, site.site_id)) != site.stream:
+            # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
+            limit_s = liveness.idle_limit_s(run) + need.most_bytes / run.limits.slowest_bytes_per_s
+            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s)
             dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, until=until)
             _ask(run, dispute.asked)
             raise _Waits
@@ -227,18 +229,18 @@ def expire(run: Run, dispute: Dispute) -> bool:
     if asked is None:
         return False
     site = run.members.by_id(asked.site_id)
-    if site is None or not site.live or site.stream != asked.stream:
-        _in_vain(dispute, asked)
-    elif run.now >= asked.until:
+    if site is not None and site.live and run.now >= asked.until:
         _in_vain(dispute, asked)
         run.evict(site, f"it was asked for {asked.need.in_words()}, and has not answered")
         return True
+    if site is None or not site.live or site.stream != asked.stream:
+        _in_vain(dispute, asked)
     return False
 
 
 def _in_vain(dispute: Dispute, asked: Asked) -> None:
     dispute.asked = None
-    dispute.tried.add((asked.need, asked.stream))
+    dispute.tried[asked.need, asked.site_id] = asked.stream
 
 
 def shown(run: Run, site: Site, message: m.Shown) -> None:
@@ -258,8 +260,6 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
         if message.total_bytes != total or total > need.most_bytes or not message.data or end > total:
             problem = f"bytes {received} to {end} of {message.total_bytes}, at most {need.most_bytes} are expected"
         else:
-            if not asked.total_bytes:  # once for all parts: who sends them one by one does not hold up the run
-                asked.until += total / run.limits.slowest_bytes_per_s
             asked.total_bytes = total
             asked.data += message.data
             if end < total:

@@ -205,6 +205,10 @@ class Run:
         `after_done`: it left by itself; if it was done, the attempt goes on without waiting for it.
         """
         was_live = site.live
+        asked = self.dispute.asked if self.dispute is not None else None
+        if was_live and asked is not None and asked.site_id == site.site_id:
+            why = f"{reason}, while it was asked for {asked.need.in_words()}"
+            self.report(logging.WARNING, f"{site.label}: {self.strike(site, why, is_absence=evicted)}")
         site.standing = Standing.OUT
         site.gone = reason
         site.waits_with = None

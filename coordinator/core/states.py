@@ -38,6 +38,8 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
     if site.counts_from_step is None:
         site.counts_from_step = run.log.run_step
+    if site.applied is not None and commit < site.applied:
+        run.log.goes_back(commit, site.site_id)
     if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
         site.waits_for_sources = None
         site.fetches = False
@@ -48,17 +50,21 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
         site.lacks = 0
     if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
+    elif run.log.is_heard(commit, site.site_id):
+        run.log.witness(commit, site.site_id, state_hash)
 
 
 def resume(run: Run, site: Site, hello: m.Hello) -> None:
     """An admitted site is back on a new stream: everything that is pending."""
     if hello.has_state:
+        _hear(run, site, hello.last_commit, hello.state_hash)
         take(run, site, hello.last_commit, hello.state_hash)
         send_pending(run, site)
     elif site.standing is Standing.MEMBER:
         run.report(logging.WARNING, f"{site.label} came back without the state it had")
         site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
         site.counts_from_step = None
+        run.log.forget(site.site_id)
     if site.applied is None and run.sync is not None:
         run.sync.expected.discard(site.site_id)
 
@@ -98,8 +104,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches
     contributed = site.site_id in run.log.contributors(message.commit)
-    if news and not (joined or fetched or contributed) and site.applied == message.commit - 1:
-        run.log.witness(message.commit, site.site_id, message.state_hash)
+    _hear(run, site, message.commit, message.state_hash)
     take(run, site, message.commit, message.state_hash)
     if run.finished is not None:
         if message.commit == run.finished.commit:
@@ -109,6 +114,13 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
         send_pending(run, site)
 
 
+def _hear(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+    """A member that has come to `commit` from those before it has computed its state, though it was no part of it."""
+    has_come = site.standing is Standing.MEMBER and site.applied is not None and site.applied < commit
+    if has_come and not site.fetches and site.site_id not in run.log.contributors(commit):
+        run.log.witness(commit, site.site_id, state_hash)
+
+
 # --- attestation
 
 
@@ -116,6 +128,7 @@ def advance(run: Run) -> None:
     """Whatever reports of state hashes now decide."""
     if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
+    _evict_who_contradicts_itself(run)
     run.disputed = ""
     undecided: set[int] = set()
     for commit in run.log.reported():
@@ -176,11 +189,25 @@ def judge(run: Run, commit: int) -> None:
         _dispute(run, commit, judgement.claims)
 
 
+def _evict_who_contradicts_itself(run: Run) -> None:
+    """Each other word would be another dispute, with all its time. Whoever is alone says what it likes."""
+    contradicted, run.log.contradicted = run.log.contradicted, {}
+    for site_id, why in contradicted.items():
+        site = run.members.by_id(site_id)
+        others = [s for s in run.members.live() if s.site_id != site_id and s.applied is not None]
+        if site is not None and site.live and others:
+            run.log.forget(site_id)
+            run.evict(site, why)
+
+
 def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> None:
     """Nothing is planned or committed until it is known who is wrong."""
     dispute, order = run.dispute, tuple(claims)
     if dispute is None or dispute.commit != commit or dispute.claims[:2] != order[:2]:
+        old = dispute if dispute is not None and dispute.commit == commit else None
         dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
+        if old is not None:
+            dispute.due = old.due  # nobody gets time anew as another side comes or goes
     dispute.claims = order
     if evidence.expire(run, dispute):
         judge(run, commit)

@@ -21,6 +21,7 @@ LISTED_DONORS = "tests/unit/coordinator/test_listed_donors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
+HOSTILE_DISPUTES = "tests/unit/coordinator/test_hostile_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 GOING_BACK = "tests/unit/coordinator/test_going_back.py"
 KEEPING_OUT = "tests/unit/coordinator/test_keeping_out.py"
@@ -421,17 +422,73 @@ MUTATIONS = (
         name="who was asked may stay silent",
         rule="a site that does not show what it is asked for is evicted",
         file="coordinator/core/evidence.py",
-        old="    elif run.now >= asked.until:\n",
-        new="    elif False:\n",
+        old="    if site is not None and site.live and run.now >= asked.until:\n",
+        new="    if False:\n",
         tests=(DISPUTES,),
     ),
     Mutation(
         name="a trickle of evidence is waited for",
         rule="the time for what settles a dispute is of the whole, not of each part",
         file="coordinator/core/evidence.py",
-        old="            if not asked.total_bytes:  # once",
-        new="            if True:\n                asked.until = run.now + liveness.idle_limit_s(run)  # once",
-        tests=(DISPUTES,),
+        old="            asked.total_bytes = total\n",
+        new="            asked.total_bytes, asked.until = total, run.now + liveness.idle_limit_s(run)\n",
+        tests=(DISPUTES, HOSTILE_DISPUTES),
+    ),
+    Mutation(
+        name="a new stream is given its time anew",
+        rule="the time for what settles a dispute goes on through all streams of a site",
+        file="coordinator/core/evidence.py",
+        old="            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s)\n",
+        new="            until = run.now + limit_s\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="whoever was asked may leave instead",
+        rule="a site that leaves while it is asked for evidence has it held against it",
+        file="coordinator/core/run.py",
+        old="        if was_live and asked is not None and asked.site_id == site.site_id:\n",
+        new="        if False:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="a site says one hash and then another",
+        rule="whose words of one commit contradict each other is evicted",
+        file="coordinator/core/states.py",
+        old="        if site is not None and site.live and others:\n",
+        new="        if False:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="a receiver takes its word back",
+        rule="whose words of one commit contradict each other is evicted, receivers too",
+        file="coordinator/core/states.py",
+        old="    elif run.log.is_heard(commit, site.site_id):\n",
+        new="    elif False:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="a site goes back behind what it claims",
+        rule="who claims a state of a commit and then is at an older one is evicted",
+        file="coordinator/core/states.py",
+        old="    if site.applied is not None and commit < site.applied:\n",
+        new="    if False:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="the word of a site that was evicted counts when it comes back",
+        rule="a claim counts no longer than its site holds that state",
+        file="coordinator/core/admission.py",
+        old="    run.log.forget(site.site_id)  # what it said of states before: it says it again\n",
+        new="",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="a state that was computed while the stream was away is nobody's word",
+        rule="a site that applied a commit without contributing is a party, whichever message says so",
+        file="coordinator/core/states.py",
+        old="        _hear(run, site, hello.last_commit, hello.state_hash)\n",
+        new="",
+        tests=(HOSTILE_DISPUTES,),
     ),
     Mutation(
         name="evidence of any size is kept",

@@ -1,0 +1,133 @@
+"""Rule 22: one site that wants the run to stand still while it is found out whose state is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from atoll.coordinator.core.liveness import idle_limit_s
+from atoll.protocol import messages as m
+from tests.unit.coordinator.test_disputes import attested, before_it, evicted
+
+
+def test_who_says_one_hash_and_then_another_is_found_out() -> None:
+    """Each other hash would be another dispute, with all its time."""
+    story = before_it("abc", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    for i in range(100):
+        story.applied("c", 1, f"made-up {i}")
+        story.wait(1.0)
+        if evicted(story):
+            break
+    assert evicted(story) == "c"
+    assert i < 3
+    assert not story.core.run.disputed
+    assert attested(story) == story.state("s1", 1)
+
+
+@pytest.mark.parametrize("away_s", [0.0, 1.0])
+def test_who_opens_a_new_stream_instead_of_an_answer_is_found_out(away_s: float) -> None:
+    story = before_it("abc", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "made-up")
+    limit_s, begun = idle_limit_s(story.core.run), story.now
+    while not evicted(story) and story.now < begun + 4 * limit_s:
+        story.wait(limit_s / 8)
+        if not evicted(story):
+            story.drop("c")
+            story.wait(away_s)
+            story.connect("c", state=(1, "made-up"))
+    assert evicted(story) == "c"
+    assert story.now - begun < 2 * limit_s
+
+
+def test_who_shows_it_byte_by_byte_is_found_out() -> None:
+    story = before_it("abc", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.sites["c"].part_bytes = 1
+    story.applied("c", 1, "wrong")
+    limit_s, begun = idle_limit_s(story.core.run), story.now
+    while not evicted(story) and story.now < begun + 6 * limit_s:
+        story.wait(limit_s / 2)
+        if not evicted(story):
+            site = story.sites["c"]
+            story.says("c", story.shown(replace(site, shows=True), story.last("c", m.Show)))
+    assert evicted(story) == "c"
+    assert story.now - begun < 2 * limit_s
+
+
+def test_who_takes_its_word_back_before_it_is_found_out_is_found_out() -> None:
+    """A receiver's word of a commit counts when it has come there from the one before."""
+    story = before_it("ab", receiver="c", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "made-up")
+    story.applied("c", 1, "s1")
+    assert evicted(story) == "c"
+    assert not story.core.run.disputed
+
+
+@pytest.mark.parametrize("is_new_stream", [False, True])
+def test_who_goes_back_to_an_older_commit_is_found_out(is_new_stream: bool) -> None:
+    story = before_it("ab", receiver="c", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "made-up")
+    if is_new_stream:
+        story.drop("c")
+        story.connect("c", state=(0, "s0"))
+    else:
+        story.applied("c", 0, "s0")
+    assert evicted(story) == "c"
+    assert not story.core.run.disputed
+
+
+def test_who_leaves_instead_of_an_answer_has_it_held_against() -> None:
+    story = before_it("abc", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    for strikes in (1, 2, 3):
+        story.applied("c", 1, "made-up")
+        assert story.core.run.disputed
+        story.leave("c")
+        assert not story.core.run.disputed
+        assert story.core.run.members.sites["c"].conduct.strikes == strikes
+        story.join("c", state=(1, "made-up"))
+    assert story.core.run.members.sites["c"].waits_with is not None, "it is let in again later, and later each time"
+
+
+def test_a_claim_counts_no_longer_than_its_site_holds_that_state() -> None:
+    """It is evicted as it stays silent, comes back with nothing, and fetches nothing."""
+    story = before_it("abc", silent="c")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "made-up")
+    story.wait(idle_limit_s(story.core.run) + 0.1)
+    assert evicted(story) == "c"
+    story.connect("c", again=True)
+    story.offer("c")
+    assert story.last("c", m.Admitted).admitted_as is m.AdmittedAs.JOINER
+    assert not story.core.run.disputed
+    for name in "ab":
+        story.ready(name)
+    for name in "ab":
+        story.done(name, "s1")
+    assert story.view.last_commit == 2
+
+
+@pytest.mark.parametrize("order", ["ca", "ac"])
+def test_who_computed_a_state_while_its_stream_was_away_is_a_party(order: str) -> None:
+    """c has the commit and applies it; its stream breaks before it has said so."""
+    story = before_it("a", receiver="c")
+    story.drop("c")
+    for name in order:
+        if name == "a":
+            story.applied("a", 1, "wrong")
+        else:
+            story.connect("c", state=(1, "s1"))
+    assert evicted(story) == "a"
+    assert attested(story) == story.state("s1", 1)
