@@ -790,8 +790,8 @@ MUTATIONS = (
         name="who fetched a state bears witness to it",
         rule="a state that was fetched says nothing about who computed the right one",
         file="coordinator/core/states.py",
-        old="if news and not (joined or fetched or contributed) and",
-        new="if news and not contributed or",
+        old="    has_come = site.standing is Standing.MEMBER and site.applied is not None and site.applied < commit\n",
+        new="    has_come = True\n",
         tests=(DISPUTES,),
     ),
     Mutation(
