@@ -17,7 +17,7 @@ from atoll.node.exchange.held import HeldContributions, free
 from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
-from atoll.node.exchange.progress import Pace, Progress
+from atoll.node.exchange.progress import Pace, Progress, Worth
 from atoll.node.exchange.share import Share
 from atoll.node.exchange.spill import Spill, Spilled
 from atoll.node.exchange.turns import Turns
@@ -117,6 +117,8 @@ class Exchange:
         self._moved_bytes, self._moved_at = 0, self._loop.time()
         self._received_bytes = dict.fromkeys(self._num_lacking, 0)  # contributions, by site
         self._progress_of = {m.site_id: self.new_progress() for m in self.others}
+        self._worth_of_others = {m.site_id: Worth(share.payload_bytes) for m in self.others}
+        self._worth_to_others = {site_id: Worth(share.payload_bytes) for site_id in self.members}
         self.payloads: list[Encoded] = []  # reduced here, in the order they were finished
         self.payload_bytes = 0
         self._stored: set[int] = set()
@@ -329,10 +331,15 @@ class Exchange:
 
     def note_contribution_bytes(self, site_id: int, parts: Iterable[peer_pb2.Part]) -> None:
         """What of `parts` is progress of that site."""
-        fresh = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
+        lacking = sum(len(part.data) for part in parts if site_id in self._lacking.get(part.chunk, ()))
+        fresh = self._worth_of_others[site_id].of(lacking)
         self._received_bytes[site_id] += fresh
         self._progress_of[site_id].moved(fresh, self._loop.time())
         self.note_moved(fresh)
+
+    def note_given(self, site_id: int, num_bytes: int) -> None:
+        """Payloads, to a site that says that it lacks them."""
+        self.note_moved(self._worth_to_others[site_id].of(num_bytes))
 
     def note_sent(self, num_bytes: int) -> None:
         self.traffic.sent_bytes += num_bytes

@@ -19,6 +19,7 @@ from atoll.node.exchange.parts import (
     pack_frames,
     parse,
 )
+from atoll.node.exchange.progress import Worth
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
@@ -56,6 +57,8 @@ class ReducerLink:
         self._expected = expected
         self.phase = "connecting"
         self.progress = exchange.new_progress()
+        num_bytes = sum(exchange.data.max_bytes(chunk) for chunk in chunks)
+        self._worth_up, self._worth_down = Worth(num_bytes), Worth(num_bytes)
         self.waits_for: tuple[int, ...] = ()
         """Sites that this reducer says it waits for."""
         self._patience_s = self._longest_wait_s()
@@ -206,7 +209,7 @@ class ReducerLink:
     async def _write(self, call: Stream, frame: bytes) -> None:
         await call.write(frame)
         self._num_written_bytes += len(frame)
-        self._moved(len(frame))
+        self._moved(self._worth_up.of(len(frame)))
         self._exchange.note_sent(len(frame))
 
     async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
@@ -316,7 +319,8 @@ class ReducerLink:
                 if not parts:
                     raise self._invalid("a message that does not belong here")
                 self.waits_for = ()
-                self._moved(sum(len(part.data) for part in parts if not self._exchange.is_stored(part.chunk)))
+                lacking = sum(len(part.data) for part in parts if not self._exchange.is_stored(part.chunk))
+                self._moved(self._worth_down.of(lacking))
                 done = [item for part in parts if (item := assembler.add(part)) is not None]
                 if done:
                     await stores.begin(self._exchange.store(done))
@@ -328,7 +332,9 @@ class ReducerLink:
     def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
         """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner
         than it is judged here. What it says of this site is known better here."""
-        now = self._now()
+        now, num_contributors = self._now(), len(self._exchange.plan.contributors)
+        if len(waiting.site_ids) >= num_contributors:
+            raise self._invalid(f"it waits for {len(waiting.site_ids)} sites, and {num_contributors} contribute")
         self.waits_for = tuple(waiting.site_ids)
         if waiting.moved_bytes != self._peer_moved_bytes:
             self._peer_moved_bytes, self._peer_moved_at = waiting.moved_bytes, now

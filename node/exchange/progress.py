@@ -1,6 +1,7 @@
 """Whether a peer makes progress: chunk bytes by two clocks. Pure.
 
-Only bytes that were lacking count. Signs of life, empty messages, openings and what was sent before do not.
+Only bytes that were lacking count, and of those that come again and again no more than `Worth` says. Signs of life,
+empty messages, openings and what was sent before do not.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 WINDOW_STALLS = 2
+WORTH_TIMES = 4
+"""Streams break, and what was on its way comes again. Beyond so many times what there is, a peer does it on purpose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +30,20 @@ class Pace:
         """Bytes a second that are enough of one of so many peers that share a link, over many windows."""
         # Bytes come in whole messages, up to a stall apart: the last of a window may fall into the next.
         return self.slowest_bytes_per_s * (self.window_s - self.stall_s) / self.window_s / max(share, 1)
+
+
+class Worth:
+    """What of the bytes that go to a peer, or come from it, is progress: a chunk that never becomes whole could be
+    begun for ever, and one that was given be asked for again."""
+
+    def __init__(self, num_bytes: int) -> None:
+        """`num_bytes`: the most that there is."""
+        self._left = WORTH_TIMES * num_bytes
+
+    def of(self, num_bytes: int) -> int:
+        counted = min(num_bytes, self._left)
+        self._left -= counted
+        return counted
 
 
 class Progress:

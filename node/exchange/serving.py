@@ -135,7 +135,7 @@ class ServedStream:
                     lacking = (item for item in fresh if item.chunk not in self._has_payloads)
                     for frame in pack_frames(lacking, exchange.frame_bytes):
                         await self._send(frame)
-                        exchange.note_moved(len(frame))
+                        exchange.note_given(self._member.site_id, len(frame))
                 said_at = loop.time()
             elif num_seen == len(exchange.own_chunks):
                 return

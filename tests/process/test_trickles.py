@@ -137,6 +137,56 @@ def test_what_was_sent_before_and_empty_messages_are_no_progress(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_the_first_part_of_a_contribution_again_and_again_is_no_progress_for_ever(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            first, second = await run.add(2)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites, stall_limit_s=0.6)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
+            running = asyncio.create_task(first.begin(plan).run())
+            data = second.data.contribution(0)
+            part = next(pack_frames([Encoded(0, data, second.data.payload_hash(data))]))
+            for _ in range(200):
+                if running.done():
+                    break
+                async with stream_to(first, plan, second) as call:
+                    await call.write(part)
+                    await asyncio.wait({running}, timeout=0.05)
+            assert running.done()
+            with pytest.raises(PeerError, match=r"site 2.*no byte for 0\.6 s"):
+                await running
+
+    asyncio.run(main())
+
+
+def test_who_takes_its_payloads_again_and_again_gets_nobody_any_further(tmp_path: Path) -> None:
+    """The coordinator waits for a site as long as others say that they get or give chunk data."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            for site in run.sites:
+                site.train(1)
+            plan = star_plan(run.layout, run.sites)
+            plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
+            running = asyncio.create_task(first.begin(plan).run())
+            async with stream_to(first, plan, second) as call:
+                for chunk in second.data.chunks:
+                    await call.write(contribution(second, chunk))
+                await running
+            moved = [first.hub.counters.moved_bytes]
+            for _ in range(8):
+                async with stream_to(first, plan, second) as call:
+                    await read_to_the_end(call)
+                moved.append(first.hub.counters.moved_bytes)
+            assert moved[1] > moved[0]
+            assert moved[-1] == moved[-2]
+
+    asyncio.run(main())
+
+
 def test_a_peer_that_never_reads_its_payloads_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Else its stream would stay for ever, with what is to be sent on it."""
 
@@ -224,6 +274,19 @@ async def waits_for_what_it_was_sent(say: Say) -> None:
         await asyncio.sleep(0.02)
 
 
+async def takes_and_hangs_up(say: Say) -> None:
+    """And holds nothing of it when it is called again."""
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    await asyncio.sleep(0.05)
+
+
+async def waits_for_a_crowd(say: Say) -> None:
+    await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held()))
+    while True:
+        await say(peer_pb2.ExchangeResponse(waiting=peer_pb2.Waiting(site_ids=[3] * 100_000)))
+        await asyncio.sleep(0.05)
+
+
 async def holds_nothing_new_for_ever(say: Say) -> None:
     while True:
         await say(peer_pb2.ExchangeResponse(held=peer_pb2.Held(more=True)))
@@ -246,6 +309,8 @@ async def sends_empty_payloads(say: Say) -> None:
         (waits_and_says_that_something_moves(2), r"no byte for 0\.4 s; it says that it waits for sites 2"),
         (waits_and_says_that_something_moves(3), r"no byte for 0\.4 s; it says that it waits for sites 3"),
         (waits_for_what_it_was_sent, r"no byte for 0\.4 s; it says that it waits for sites 1"),
+        (takes_and_hangs_up, r"no byte for 0\.4 s; the last error: the stream ended early"),
+        (waits_for_a_crowd, "refused bytes.*waits for 100000 sites, and 2 contribute"),
         (holds_nothing_new_for_ever, "refused bytes.*says nothing new"),
         (sends_empty_payloads, "refused bytes.*does not belong here"),
     ],
