@@ -53,18 +53,27 @@ class Asked:
 @dataclass(slots=True)
 class Dispute:
     commit: int
-    claims: tuple[bytes, ...]  # state hashes; the first two are compared
+    claims: tuple[bytes, ...]  # state hashes; the first two that sites show are compared
     until: float  # a run that is told to stop does not wait for evidence any longer
     asked: Asked | None = None
     found: dict[Need, bytes] = field(default_factory=dict)
     tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
     due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
+    pair: tuple[bytes, ...] = ()  # which two; of them is what follows
     request: int = 0  # of the computation that is under way
     chunk: int | None = None  # the first one in which the two differ
     computed: bytes | None = None  # its hash
     problem: str = ""  # why it cannot be computed here
     undecided: str = ""  # why nobody can find out, as things stand
+
+    def compare(self, pair: tuple[bytes, ...]) -> None:
+        """What was found out of two others is void."""
+        if pair == self.pair:
+            return
+        self.pair, self.request, self.chunk, self.computed, self.problem = pair, 0, None, None, ""
+        others = [n for n in self.found if n.commit != self.commit or n.expected in pair]
+        self.found = {need: self.found[need] for need in others}
 
     def is_over(self, now: float) -> bool:
         """Whether no answer can decide it as things stand, or none came in time."""

@@ -57,16 +57,23 @@ def look_into(run: Run, dispute: Dispute, holders: Holders) -> Finding:
 
 
 def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
-    claims = dispute.claims[:2]
-    lists = {claim: _opened(run, dispute, claim, holders[claim]) for claim in claims}
-    opened = {claim: found for claim, found in lists.items() if found is not None}
-    closed = [claim for claim in claims if claim not in opened]
-    if closed:
-        if opened and all(_are_at(holders[claim], dispute.commit) for claim in closed):
-            why = f"nobody shows what that hash of commit {dispute.commit} is made of"
-            return Finding(tuple(closed), dict.fromkeys(closed, why))
+    opened: dict[bytes, bytes] = {}
+    closed: list[bytes] = []  # and somebody has that state now
+    for claim in dispute.claims:
+        if len(opened) == 2:
+            break
+        hashes = _opened(run, dispute, claim, holders[claim])
+        if hashes is not None:
+            opened[claim] = hashes
+        elif _are_at(holders[claim], dispute.commit):
+            closed.append(claim)
+    if opened and closed:
+        why = f"nobody shows what that hash of commit {dispute.commit} is made of"
+        return Finding(tuple(closed), dict.fromkeys(closed, why))
+    if len(opened) < 2:
         dispute.undecided = "not every side shows what its hash is made of"
         return Finding()
+    dispute.compare(tuple(opened))
     one, other = opened.values()
     if dispute.chunk is None:
         dispute.chunk = first_difference(one, other)

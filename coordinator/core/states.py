@@ -203,11 +203,8 @@ def _evict_who_contradicts_itself(run: Run) -> None:
 def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> None:
     """Nothing is planned or committed until it is known who is wrong."""
     dispute, order = run.dispute, tuple(claims)
-    if dispute is None or dispute.commit != commit or dispute.claims[:2] != order[:2]:
-        old = dispute if dispute is not None and dispute.commit == commit else None
+    if dispute is None or dispute.commit != commit:  # nobody gets time anew as another side comes or goes
         dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
-        if old is not None:
-            dispute.due = old.due  # nobody gets time anew as another side comes or goes
     dispute.claims = order
     if evidence.expire(run, dispute):
         judge(run, commit)

@@ -443,6 +443,22 @@ MUTATIONS = (
         tests=(HOSTILE_DISPUTES,),
     ),
     Mutation(
+        name="the first two sides alone are looked at",
+        rule="sides that nobody shows lose to one that is shown, however many they are",
+        file="coordinator/core/evidence.py",
+        old="        if len(opened) == 2:\n",
+        new="        if claim not in dispute.claims[:2]:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="what was found out of two sides is taken for two others",
+        rule="a chunk is computed for the two sides that differ in it",
+        file="coordinator/core/disputes.py",
+        old="        if pair == self.pair:\n",
+        new="        if self.pair:\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
         name="whoever was asked may leave instead",
         rule="a site that leaves while it is asked for evidence has it held against it",
         file="coordinator/core/run.py",

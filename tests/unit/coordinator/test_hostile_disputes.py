@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core.disputes import Dispute, Need
 from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
+from atoll.protocol.messages import Evidence
 from tests.unit.coordinator.test_disputes import attested, before_it, evicted
 
 
@@ -131,3 +133,39 @@ def test_who_computed_a_state_while_its_stream_was_away_is_a_party(order: str) -
             story.connect("c", state=(1, "s1"))
     assert evicted(story) == "a"
     assert attested(story) == story.state("s1", 1)
+
+
+@pytest.mark.parametrize("order", ["dcab", "dacb", "abcd"])
+def test_however_many_sides_show_nothing_those_who_do_are_left(order: str) -> None:
+    story = before_it("abcd")
+    for name in order:
+        story.applied(name, 1, "s1" if name in "ab" else f"made-up {name}")
+    assert evicted(story) == "cd"
+    assert not story.core.run.disputed
+    assert attested(story) == story.state("s1", 1)
+
+
+@pytest.mark.parametrize("order", ["dcab", "cdab", "abcd", "cabd"])
+def test_a_side_that_shows_nothing_and_one_that_shows_a_wrong_state_are_both_found_out(order: str) -> None:
+    story = before_it("abcd")
+    for name in order:
+        story.applied(name, 1, {"c": "made-up", "d": "wrong"}.get(name, "s1"))
+    assert evicted(story) == "cd"
+    assert attested(story) == story.state("s1", 1)
+
+
+def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
+    one, two, three = (bytes([i]) * 32 for i in range(3))
+    dispute = Dispute(2, (one, two, three), until=0.0)
+    lists = [
+        Need(evidence=Evidence.CHUNK_HASHES, commit=n, expected=expected, most_bytes=32)
+        for n, expected in ((2, one), (2, two), (1, three))
+    ]
+    dispute.compare((one, two))
+    dispute.found = dict.fromkeys(lists, b"")
+    dispute.chunk, dispute.computed, dispute.request, dispute.problem = 3, one, 7, "it cannot be read"
+    dispute.compare((one, two))
+    assert (dispute.chunk, dispute.computed, list(dispute.found)) == (3, one, lists)
+    dispute.compare((two, three))
+    assert not [name for name in ("chunk", "computed", "request", "problem") if getattr(dispute, name)]
+    assert list(dispute.found) == lists[1:]
