@@ -972,6 +972,14 @@ MUTATIONS = (
         tests=(WAITS,),
     ),
     Mutation(
+        name="what all say is looked at again for each of them",
+        rule="a reducer that holds up a thousand sites does not make the coordinator stand still",
+        file="coordinator/core/standstill.py",
+        old="_take_at_its_word(run, attempt, site, said, reports)",
+        new="_take_at_its_word(run, attempt, site, _said(run, attempt), reports)",
+        tests=(WAITS,),
+    ),
+    Mutation(
         name="every sync is a new chance to hang",
         rule="a site that does nothing is evicted, however often the others commit meanwhile",
         file="coordinator/core/liveness.py",

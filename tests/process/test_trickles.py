@@ -137,7 +137,7 @@ def test_what_was_sent_before_and_empty_messages_are_no_progress(tmp_path: Path)
     asyncio.run(main())
 
 
-def test_the_first_part_of_a_contribution_again_and_again_is_no_progress_for_ever(tmp_path: Path) -> None:
+def test_a_contribution_that_is_begun_again_and_again_is_no_progress_for_ever(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, big_layout()) as run:
             first, second = await run.add(2)
@@ -147,12 +147,13 @@ def test_the_first_part_of_a_contribution_again_and_again_is_no_progress_for_eve
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
             running = asyncio.create_task(first.begin(plan).run())
             data = second.data.contribution(0)
-            part = next(pack_frames([Encoded(0, data, second.data.payload_hash(data))]))
+            *parts, _ = pack_frames([Encoded(0, data, second.data.payload_hash(data))])
             for _ in range(200):
                 if running.done():
                     break
                 async with stream_to(first, plan, second) as call:
-                    await call.write(part)
+                    for part in parts:
+                        await call.write(part)
                     await asyncio.wait({running}, timeout=0.05)
             assert running.done()
             with pytest.raises(PeerError, match=r"site 2.*no byte for 0\.6 s"):

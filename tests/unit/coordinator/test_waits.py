@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from atoll.coordinator.core import waits
 from atoll.coordinator.core.waits import Waits, to_blame, waits_of
 from atoll.protocol import messages as m
 from atoll.protocol.plans import top_of
@@ -241,6 +242,32 @@ def test_7_who_is_left_behind_again_and_again_is_waited_for_less_each_time_and_e
             with_x.append(sync)
     assert with_x == [2, 4, 7, 12]
     assert x.conduct.strikes == 1
+
+
+def test_what_many_say_that_they_wait_for_is_looked_at_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"s{number}" for number in range(40)]
+    story = exchanging(*names)
+    looks, most = 0, 0
+
+    def counted(site_id: int, heartbeat: m.Heartbeat, contributors: frozenset[int]) -> Waits:
+        nonlocal looks, most
+        looks += 1
+        most = max(most, looks)
+        return waits_of(site_id, heartbeat, contributors)
+
+    monkeypatch.setattr(waits, "waits_of", counted)
+    until = story.now + FOUND_S
+    while story.now < until and story.plan().attempt == 1:
+        for name in names[1:]:
+            looks = 0
+            beats(story, name, payloads=["s0"])
+        looks = 0
+        beats(story, "s0", contributions=["s1"])
+        for _ in range(8):
+            looks = 0
+            story.wait(LIMITS.heartbeat_s / 8)
+    assert story.plan().attempt == 2
+    assert len(names) < most <= 4 * len(names)
 
 
 def test_7_the_deadline_is_for_those_too_who_say_that_they_wait() -> None:
