@@ -229,8 +229,9 @@ class CommitLog:
             del self.attested[commit]
             self._from_store.discard(commit)
 
-    def judge(self, commit: int, live: Collection[int], present: Collection[int]) -> Judgement:
-        """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`.
+    def judge(self, commit: int, live: Collection[int], present: Mapping[int, bytes]) -> Judgement:
+        """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`,
+        and the hash of the state that it holds.
 
         Claims that differ are disputed, however many sites make them, while one of these is at that commit.
         """
@@ -249,7 +250,9 @@ class CommitLog:
             if claim == attested or not here:
                 return Judgement()
             if commit not in self._from_store or len(here) > 1:
-                return Judgement(attest=claim)
+                # They fetched what a contributor said that has gone since: it is not forgotten for another's word.
+                hold = tuple(site_id for site_id, value in present.items() if value == attested)
+                return Judgement(claims={attested: hold, claim: sites}) if hold else Judgement(attest=claim)
             # Who said otherwise, to a former start of the coordinator, may come back; if not, one word is not enough.
             is_last = all(s in votes for s in self.contributors(commit) if s in live)
             return Judgement(losers=sites, against=attested) if is_last else Judgement()

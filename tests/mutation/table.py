@@ -443,6 +443,14 @@ MUTATIONS = (
         tests=(HOSTILE_DISPUTES,),
     ),
     Mutation(
+        name="one word outvotes those who fetched what a contributor said",
+        rule="what a contributor said is not forgotten for another's word while a site holds that state",
+        file="coordinator/core/commits.py",
+        old="if hold else Judgement(attest=claim)\n",
+        new="if False else Judgement(attest=claim)\n",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
         name="the first two sides alone are looked at",
         rule="sides that nobody shows lose to one that is shown, however many they are",
         file="coordinator/core/evidence.py",

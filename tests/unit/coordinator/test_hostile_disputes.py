@@ -169,3 +169,16 @@ def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
     dispute.compare((two, three))
     assert not [name for name in ("chunk", "computed", "request", "problem") if getattr(dispute, name)]
     assert list(dispute.found) == lists[1:]
+
+
+@pytest.mark.parametrize("wrong", ["made-up", "wrong"])
+def test_who_is_alone_with_its_word_does_not_outvote_those_who_fetched_what_a_contributor_said(wrong: str) -> None:
+    """a has said what the state is, and b fetched that; a is gone when c says something else."""
+    story = before_it("ac")
+    story.applied("a", 1, "s1")
+    story.join("b")
+    story.applied("b", 1, "s1")
+    story.leave("a")
+    story.applied("c", 1, wrong)
+    assert evicted(story) == "c"
+    assert attested(story) == story.state("s1", 1)
