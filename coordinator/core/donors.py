@@ -12,18 +12,26 @@ from atoll.coordinator.core.membership import Site
 from atoll.protocol import ring
 from atoll.protocol.messages import MAX_DONORS, MAX_LISTED_DONORS
 
+OF_ALL_EVERY = 4
+"""Times that a site asks."""
+
 
 def chosen(holders: list[Site], asking: Site, undialled_ids: Collection[int]) -> list[Site]:
     """Of `holders`, in the order of ids, which is that of the result too.
 
     Those that `asking` cannot dial are kept, because they are to dial it. The others are the newest ones, from a place
-    in the ring of ids that is another for each site and moves on whenever the site asks.
+    in the ring of ids that is another for each site and moves on whenever the site asks; each fourth time any, because
+    the newest may all be of no use.
     """
     if len(holders) <= MAX_LISTED_DONORS:
         return holders
     to_dial = [s for s in holders if s.site_id in undialled_ids]
     others = [s for s in holders if s.site_id not in undialled_ids]
-    moved = asking.num_sources_asked * (MAX_LISTED_DONORS - MAX_DONORS)
+    times = asking.num_sources_asked
+    is_of_all = times % OF_ALL_EVERY == 0 and len({s.applied for s in others}) > 1
+    moved = (times // OF_ALL_EVERY if is_of_all else times) * (MAX_LISTED_DONORS - MAX_DONORS)
     first = (ring.place(asking.site_id, len(others)) + moved) % len(others)
-    others = sorted(others[first:] + others[:first], key=lambda s: -(s.applied or 0))
+    others = others[first:] + others[:first]
+    if not is_of_all:
+        others.sort(key=lambda s: -(s.applied or 0))
     return sorted(to_dial + others[: MAX_LISTED_DONORS - len(to_dial)], key=lambda s: s.site_id)

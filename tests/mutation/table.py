@@ -2697,8 +2697,16 @@ MUTATIONS = (
         name="donors of an old state are listed before new ones",
         rule="a site is told of the newest donors",
         file="coordinator/core/donors.py",
-        old="sorted(others[first:] + others[:first], key=lambda s: -(s.applied or 0))",
-        new="others[first:] + others[:first]",
+        old="    if not is_of_all:\n",
+        new="    if False:\n",
+        tests=(LISTED_DONORS,),
+    ),
+    Mutation(
+        name="the newest donors hide all others",
+        rule="a site that asks again and again is told of everybody who holds the state",
+        file="coordinator/core/donors.py",
+        old="    if not is_of_all:\n",
+        new="    if True:\n",
         tests=(LISTED_DONORS,),
     ),
     Mutation(

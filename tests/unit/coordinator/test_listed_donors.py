@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from atoll.coordinator.core import donors
 from atoll.coordinator.core.membership import Site
 from atoll.protocol import messages as m
@@ -58,7 +60,7 @@ def test_a_donor_that_cannot_be_dialled_stays_and_is_asked_to_dial() -> None:
 
 def test_the_newest_are_told_of_first_and_all_of_them_in_turn() -> None:
     holders = [site(i, applied=8 if i % 2 else 7) for i in range(1, NUM_HOLDERS + 1)]
-    heard = [donors.chosen(holders, site(1000, num_sources_asked=n), ()) for n in range(8)]
+    heard = [donors.chosen(holders, site(1000, num_sources_asked=n), ()) for n in range(8) if n % donors.OF_ALL_EVERY]
     assert {s.applied for listed in heard for s in listed} == {8}
     assert {s.site_id for listed in heard for s in listed} == set(range(1, NUM_HOLDERS + 1, 2))
     few = [site(i, applied=8 if i < 4 else 7) for i in range(1, NUM_HOLDERS + 1)]
@@ -66,6 +68,14 @@ def test_the_newest_are_told_of_first_and_all_of_them_in_turn() -> None:
     assert ids(listed)[:3] == [1, 2, 3]
     assert len(listed) == m.MAX_LISTED_DONORS
     assert ids(listed) == sorted(ids(listed))
+
+
+@pytest.mark.parametrize("num_holders", [65, 112, 224, 448, 500])
+def test_the_newest_hide_nobody_for_ever(num_holders: int) -> None:
+    """They may all be of no use."""
+    holders = [site(i, applied=8 if i <= m.MAX_LISTED_DONORS else 7) for i in range(1, num_holders + 1)]
+    heard = [donors.chosen(holders, site(1000, num_sources_asked=n), ()) for n in range(1, 61)]
+    assert {s.site_id for listed in heard for s in listed} == set(range(1, num_holders + 1))
 
 
 def test_all_are_told_of_where_there_are_few() -> None:
