@@ -32,6 +32,10 @@ class Blame:
         """In how many failed exchanges the site had a part."""
         return sum(times for pair, times in self._times.items() if site_id in pair)
 
+    def num_accusers(self, site_id: int) -> int:
+        """How many sites said that they could not exchange with it."""
+        return len({reporter for reporter, peer in self._times if peer == site_id})
+
     def to_demote(self, ids: Sequence[int], quorum: int) -> list[int]:
         """Those of the contributors that are to receive only, the most blamed first; at least a quorum is left.
 

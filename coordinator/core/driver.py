@@ -410,7 +410,8 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
         for site_id, why in sync.settle_failures(survivors, run.settings.quorum).items():
             sync.failed[site_id] = f"site {site_id}: {why}"
             sync.demoted.add(site_id)
-            _hold_against(run, site_id, why)
+            if sync.blame.num_accusers(site_id) > 1:  # one alone may be the culprit
+                _hold_against(run, site_id, why)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
     return standstill.advance(run, sync, attempt, survivors)
 

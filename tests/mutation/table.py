@@ -1157,6 +1157,14 @@ MUTATIONS = (
         tests=(BLAME,),
     ),
     Mutation(
+        name="one accuser alone is believed",
+        rule="what one site alone says of another is not held against it",
+        file="coordinator/core/driver.py",
+        old="            if sync.blame.num_accusers(site_id) > 1:",
+        new="            if True:",
+        tests=(BLAME,),
+    ),
+    Mutation(
         name="one accuser is believed",
         rule="who fails with several is suspected before each of them",
         file="coordinator/core/blame.py",

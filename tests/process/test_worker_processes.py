@@ -49,13 +49,14 @@ PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
 NONE_LEFT_S = 5.0
 SETTINGS_JSON = settings_to_json(RunSettings(run_id="run"))
 
-# A process that has children in sessions of their own, one with an empty environment; all wait for ever.
-FAMILY = """
+# A process that has children in sessions of their own, one with an empty environment; all wait for ever. Each line is one
+# write, also where PYTHONUNBUFFERED is set: lines of several processes would be mixed.
+FAMILY = r"""
 import os, subprocess, sys, time
-code = "import os, time; print('pid', os.getpid(), flush=True); time.sleep(1000)"
+code = "import os, time; print(f'pid {os.getpid()}\\n', end='', flush=True); time.sleep(1000)"
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
 subprocess.Popen([sys.executable, "-c", code], start_new_session=True, env={})
-print("pid", os.getpid(), flush=True)
+print(f"pid {os.getpid()}\n", end="", flush=True)
 time.sleep(1000)
 """
 
