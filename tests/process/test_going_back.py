@@ -51,7 +51,8 @@ def test_all_sites_go_back_and_one_that_joined_later_fetches_that_state(tmp_path
         coordinator.wait_for_line(rf"rolled back from commit \d+ to commit {to}, branch 1: wrong data", LIMIT_S)
         run.nodes["c"].wait_for_line(f"the run went back to commit {to}: wrong data", LIMIT_S)
         status = run.wait(
-            lambda s: s["last_commit"] >= to + 3 and sorted(s["commits"][-1]["contributors"]) == ["a", "b", "c"], LIMIT_S
+            lambda s: s["last_commit"] >= to + 3 and sorted(s["commits"][-1]["contributors"]) == ["a", "b", "c"],
+            LIMIT_S,
         )
         assert status["branch"] == 1
         after = {c["commit"]: c["state_hash"] for c in status["commits"]}

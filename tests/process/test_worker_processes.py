@@ -49,7 +49,7 @@ PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
 NONE_LEFT_S = 5.0
 SETTINGS_JSON = settings_to_json(RunSettings(run_id="run"))
 
-# A process that has children in sessions of their own, one with an empty environment; all wait for ever. Each line is one
+# A process that has children in sessions of their own, one with an empty environment; all wait for ever. A line is one
 # write, also where PYTHONUNBUFFERED is set: lines of several processes would be mixed.
 FAMILY = r"""
 import os, subprocess, sys, time

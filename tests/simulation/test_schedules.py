@@ -28,7 +28,7 @@ from tests.simulation.large import NUM_SYNCS, large
 from tests.simulation.processes import SimDataPlane
 from tests.simulation.world import Outcome, World, draw_shape_of, play, with_a_straggler
 
-NUM_SCHEDULES = 500
+NUM_SCHEDULES = 300
 PARTS = 10
 SEEDS_OVERTAKEN = 12
 
