@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
+
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
@@ -106,6 +108,9 @@ class SimulatedSite:
                 envelope = session_pb2.SessionResponse.FromString(data)
                 self._ack, self._term = envelope.seq, envelope.header.term
                 self._received(envelope)
+        except grpc.aio.AioRpcError:
+            if not self.finished:  # else the coordinator ended the stream while its last message was on its way
+                raise
         finally:
             beat.cancel()
             for timer in self._timers:
