@@ -424,7 +424,7 @@ def test_whom_a_reducer_cannot_wait_for_is_no_excuse(tmp_path: Path, site_ids: t
             first, second, third, fourth = await run.add(4)
             first.train(1)
             second.address = address
-            plan = star_plan(run.layout, [first, second, third], [fourth], stall_limit_s=0.4, deadline_s=60)
+            plan = star_plan(run.layout, [first, second, third], [fourth], stall_limit_s=0.4, deadline_s=15)
             plan = replace(plan, trees=tuple(replace(tree, parents=(1, -1, 1)) for tree in plan.trees))
             with pytest.raises(PeerError, match=r"no byte for 0\.4 s; it says that it waits for sites") as caught:
                 await first.begin(plan).run()
