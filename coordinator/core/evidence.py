@@ -213,8 +213,9 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
     if dispute.asked is not None:
         raise _Waits
     for site in sites:
-        is_asked = site.live and site.applied is not None and not site.fetches and site.stream is not None
-        if is_asked and site.stream is not None and dispute.tried.get((need, site.site_id)) != site.stream:
+        if not site.live or site.applied is None or site.fetches or site.stream is None:
+            continue
+        if dispute.tried.get((need, site.site_id)) != site.stream:
             # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
             limit_s = liveness.idle_limit_s(run) + need.most_bytes / run.limits.slowest_bytes_per_s
             until = dispute.due.setdefault((need, site.site_id), run.now + limit_s)
