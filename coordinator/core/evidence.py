@@ -217,12 +217,19 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
             continue
         if dispute.tried.get((need, site.site_id)) != site.stream:
             # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
-            limit_s = liveness.idle_limit_s(run) + need.most_bytes / run.limits.slowest_bytes_per_s
-            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s)
+            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))
             dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, until=until)
             _ask(run, dispute.asked)
             raise _Waits
     raise _Lacking(need)
+
+
+def limit_s(run: Run, need: Need) -> float:
+    """To find it, whatever else the site's disk does, and to send it: a chunk or a list, however large the model is."""
+    num_read = 1 + run.settings.sync.log_commits if need.evidence is Evidence.RECORD else 1  # a snapshot, then the log
+    disk_s = num_read * need.most_bytes / liveness.SLOWEST_DISK_BYTES_PER_S
+    send_s = need.most_bytes / run.limits.slowest_bytes_per_s
+    return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s
 
 
 def _ask(run: Run, asked: Asked) -> None:

@@ -283,7 +283,8 @@ class DataPlane:
         every, commit = self.settings.sync.snapshot_every, self.outer.commit if self.outer is not None else None
         if not every or commit is None or self._snapshot is not None or self._num_rebuilding:
             return False
-        return not self.snapshots.files or commit >= self.snapshots.files[0].newest + every
+        files = self.snapshots.files  # once: a thread may put others in their place
+        return not files or commit >= files[0].newest + every
 
     async def write_snapshot(self) -> None:
         """Commits go on meanwhile. If chunks turn out to be damaged, they are put together again instead.
@@ -328,7 +329,8 @@ class DataPlane:
 
     async def _keep_log_for_snapshot(self, commit: int) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
-        oldest = self.snapshots.files[0].oldest if self.snapshots.files else self._snapshot_began
+        files = self.snapshots.files
+        oldest = files[0].oldest if files else self._snapshot_began
         if self._snapshot is not None and oldest + self.settings.sync.log_commits < commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 

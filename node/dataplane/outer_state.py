@@ -13,7 +13,7 @@ import mmap
 import os
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -485,7 +485,24 @@ class OuterState:
                     self._at_version[found_entry.version] += 1
         for free in self._free:
             free[:] = [slot for slot in free if slot not in taken]
+        self._note_lists(candidates)
         self._note_commit()
+
+    def _note_lists(self, entries: Sequence[Sequence[Entry]]) -> None:
+        """Of the commits of which each chunk has an entry, in force or not: the one before is needed in a dispute, and
+        by those who fetch it."""
+        hashes = [{e.version: e.hash for e in found} for found in entries]
+        sync_chunks = [hashes[c] for c in self._sync_chunks]
+        if not sync_chunks:
+            return
+        frozen = range(self.layout.num_sync_chunks, len(entries))
+        for commit in sorted(set.intersection(*(set(found) for found in sync_chunks))):
+            at = [
+                found.get(0 if c in frozen else commit, b"" if size else _EMPTY_HASH)
+                for c, (found, size) in enumerate(zip(hashes, self._sizes, strict=True))
+            ]
+            if all(at):
+                self._hash_lists[commit] = at
 
     def _intact(self, chunk: int, entry: Entry) -> bool:
         return self._map.fits(chunk, entry.slot) and chunk_hash(self._record(chunk, entry.slot).data) == entry.hash

@@ -96,9 +96,13 @@ def record_at(
     commit: int,
 ) -> ChunkRecord:
     """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
-    if outer.commit == commit:
-        return outer.read(chunk)
     problem: Exception | None = None
+    try:
+        held = outer.read(chunk)
+        if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
+            return held
+    except StateError as error:
+        problem = error
     for file in snapshots.files:
         version = file.version(chunk)
         if version is None or version > commit:

@@ -91,8 +91,8 @@ class Snapshots:
         self._key = state_key(layout, slots, run_id)
         self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
         self._frozen_chunks = [c.index for c in layout.chunks[layout.num_sync_chunks :] if c.num_elements]
-        self.files: list[SnapshotFile] = []
-        """Of the sync's chunks, the newest first."""
+        self.files: tuple[SnapshotFile, ...] = ()
+        """Of the sync's chunks, the newest first. Another tuple takes its place: who reads it sees one moment."""
         self.frozen: SnapshotFile | None = None
         try:
             make_folder(folder)
@@ -111,9 +111,10 @@ class Snapshots:
         newest = self._write_aside(self._aside, outer, self._sync_chunks, lambda chunk: _checked(outer, chunk))
         self._put_in_place(self._aside, num_cleared, f"commit-{newest}.snapshot")
         with self._lock:
-            for old in [f for f in self.files[keep:] if f.newest != self.spared]:
+            gone = [f for f in self.files[keep:] if f.newest != self.spared]
+            self.files = tuple(f for f in self.files if f not in gone)
+            for old in gone:
                 old.path.unlink(missing_ok=True)
-                self.files.remove(old)
 
     def add(
         self, outer: OuterState, commit: int, read: Callable[[int], ChunkRecord], check: Callable[[], None]
@@ -148,7 +149,7 @@ class Snapshots:
             self.spared = None
             for path in sorted(self._folder.iterdir()):
                 path.unlink(missing_ok=True)
-            self.files, self.frozen = [], None
+            self.files, self.frozen = (), None
             sync_folder(self._folder)
 
     def roll_back(self, commit: int) -> None:
@@ -156,10 +157,10 @@ class Snapshots:
         with self._lock:
             self.num_cleared += 1
             self.spared = None
-            for file in self.files:
-                if file.newest > commit:
-                    file.path.unlink(missing_ok=True)
-            self.files = [f for f in self.files if f.newest <= commit]
+            void = [f for f in self.files if f.newest > commit]
+            self.files = tuple(f for f in self.files if f not in void)
+            for file in void:
+                file.path.unlink(missing_ok=True)
             sync_folder(self._folder)
 
     def _write_aside(
@@ -201,8 +202,7 @@ class Snapshots:
             if name == FROZEN:
                 self.frozen = self._open(path, self._frozen_chunks)
             else:
-                self.files = [self._open(path, self._sync_chunks), *(f for f in self.files if f.path != path)]
-                self.files.sort(key=lambda f: -f.newest)
+                self._add(self._open(path, self._sync_chunks))
         return True
 
     # --- opening
@@ -215,11 +215,15 @@ class Snapshots:
                 elif path.name == FROZEN:
                     self.frozen = self._open(path, self._frozen_chunks)
                 elif _NAME.fullmatch(path.name):
-                    self.files.append(self._open(path, self._sync_chunks))
+                    self._add(self._open(path, self._sync_chunks))
             except StateError as error:
                 log.warning("removed a snapshot: %s", error)
                 path.unlink(missing_ok=True)
-        self.files.sort(key=lambda f: -f.newest)
+
+    def _add(self, file: SnapshotFile) -> None:
+        """It takes the place of one with its name."""
+        others = (f for f in self.files if f.path != file.path)
+        self.files = tuple(sorted((file, *others), key=lambda f: -f.newest))
 
     def _open(self, path: Path, expected: Iterable[int]) -> SnapshotFile:
         chunks = list(expected)

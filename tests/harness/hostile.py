@@ -1,7 +1,7 @@
 """What members that mean harm do to a node's parts: in the simulator, and in a process (tests/workers/hostile_node.py).
 
 mute: trains, and is never ready. ready: says that it is ready, and exchanges nothing. waiting: contributes, and as a
-reducer says for ever that it waits.
+reducer says for ever that it waits. In the simulator alone: one that pulls payloads again and again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 from atoll.node.core import events as e
 from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.progress import Worth
 from atoll.protocol import messages as m
+from atoll.protocol.errors import PeerError
 from atoll.protocol.v1 import peer_pb2
 
 KINDS = ("mute", "ready", "waiting")
@@ -58,6 +60,22 @@ def only_waits(
     exchange.waiting = waiting  # type: ignore[method-assign]
     if tells_the_coordinator:
         exchange.waits_for = lambda: (list(names(exchange)), [])  # type: ignore[method-assign]
+
+
+def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> None:
+    """No payload is ever stored, so that its links open stream after stream and ask for all of them. It blames nobody.
+    `hangs_up`: in the middle of what it gets. `claims_to_move`: for ever."""
+
+    async def store(items: list[Encoded]) -> None:
+        if hangs_up:
+            raise PeerError("this site has had enough")
+
+    exchange.store = store  # type: ignore[method-assign]
+    exchange._overdue = lambda *, is_last: None  # type: ignore[method-assign]
+    for link in exchange.links:
+        link.check = lambda now: None  # type: ignore[method-assign]
+        if claims_to_move:
+            link._worth_down = Worth(1 << 40)
 
 
 def others(exchange: Exchange) -> list[int]:

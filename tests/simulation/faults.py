@@ -9,11 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atoll.node.core import events as e
-from atoll.node.daemon.node import Node
 from atoll.node.exchange.exchange import Exchange
-from atoll.protocol import messages as m
-from atoll.protocol.layout import state_hash
 from tests.harness import hostile
+from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
 from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
@@ -225,6 +223,7 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
     if name is None or node is None:
         return
     world.story.tell("world", f"the core of {name} hangs")
+    world.hung.add(name)
     node.core.handle = lambda event, now: []  # type: ignore[method-assign]
     node.core.next_deadline = lambda: None  # type: ignore[method-assign]  # it would be told the time for ever
     hung = world.nodes[name]
@@ -314,43 +313,6 @@ def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
     hub.begin = begin_so  # type: ignore[method-assign]
 
 
-class _Liar:
-    """A member whose bytes are right and whose word is not. It tells the truth about commit 0, of which a lie is undone
-    by `atoll reset`, and about commits of which nobody else can tell."""
-
-    def __init__(self, node: Node, is_lied_about: Callable[[int], bool], spoils: bytes, *, opens: bool, in_hello: bool):
-        self._node, self._is_lied_about, self._spoils = node, is_lied_about, spoils
-        self._opens, self._in_hello = opens, in_hello
-        self._lists: dict[int, bytes] = {}  # what it shows in a dispute
-
-    def says(self, output: e.Output) -> e.Output:
-        match output:
-            case e.Send(m.Applied(commit=commit) as said) if self._is_lied_about(commit):
-                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Done(last_commit=commit) as said) if self._is_lied_about(commit):
-                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Hello(last_commit=commit) as said) if self._in_hello and self._is_lied_about(commit):
-                return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Shown(evidence=m.Evidence.CHUNK_HASHES, commit=commit) as said) if commit in self._lists:
-                data = self._lists[commit][said.first_byte :][: m.EVIDENCE_PART_BYTES]
-                return replace(output, message=replace(said, total_bytes=len(self._lists[commit]), data=data))
-        return output
-
-    def _spoilt(self, commit: int, value: bytes) -> bytes:
-        """A hash that is made of other hashes of chunks, or of nothing."""
-        outer = self._node.plane.outer if self._node.plane is not None else None
-        hashes = outer.chunk_hashes(commit) if outer is not None else None
-        if not self._opens or hashes is None or outer is None:
-            return self._other(value)
-        chunk = self._spoils[0] % len(hashes)
-        hashes[chunk] = self._other(hashes[chunk])
-        self._lists[commit] = b"".join(hashes)
-        return state_hash(outer.layout.manifest, outer.slots, hashes)
-
-    def _other(self, value: bytes) -> bytes:
-        return bytes(a ^ b for a, b in zip(value, self._spoils, strict=True))
-
-
 def _lie(
     world: World,
     fault: Fault,
@@ -375,7 +337,7 @@ def _lie(
         node = world.nodes[name].node
         if node is None:
             continue
-        liar = _Liar(node, lies_about, spoils, opens=opens, in_hello=in_hello)
+        liar = Liar(node, lies_about, spoils, opens=opens, in_hello=in_hello)
         hostile = _misbehave(world, fault, generator, Misconduct(what=what, says=liar.says), name)
         assert hostile is not None
         world.checks.liars.append(hostile)
@@ -409,6 +371,58 @@ def wrong_hash_at_the_end(world: World, fault: Fault, generator: random.Random) 
         return any(c.commit == commit and c.final for c in world.checks.commits)
 
     _lie(world, fault, generator, "says a wrong hash of its last state", is_lied_about)
+
+
+def lies_in_a_dispute(world: World, fault: Fault, generator: random.Random) -> None:
+    """One site says wrong hashes, and does one thing or the other when it is asked for evidence. Others may be in
+    league with it: they say the same hashes, or others, or the truth, and do as badly when they are asked."""
+    names = sorted(world.nodes)
+    if len(names) < 2:
+        return
+    num_liars = min(generator.choice([1, 1, 1, 2, 3]), len(names) - 1)
+    liars, spoils = generator.sample(names, num_liars), generator.randbytes(32)
+    is_lied_about = _some_commits(generator)
+
+    def lies_about(commit: int) -> bool:
+        return world.num_who_attest(commit, but=liars) > 0 and is_lied_about(commit)
+
+    for place, name in enumerate(liars):
+        node, sort = world.nodes[name].node, generator.choice(SORTS)
+        own, opens, in_hello = generator.randbytes(32), generator.random() < 0.7, generator.random() < 0.7
+        mixed = spoils if generator.random() < 0.5 else own
+        tells_the_truth, late_s = place > 0 and generator.random() < 0.3, generator.choice([0.0, 0.0, 0.0, 40.0])
+        if node is None:
+            continue
+        liar = None if tells_the_truth else Liar(node, lies_about, mixed, opens=opens, in_hello=in_hello)
+        when_asked = LiarWhenAsked(world, name, sort=sort, liar=liar, late_s=late_s, generator=generator)
+        what = f"{'says wrong hashes of its state' if liar else 'says what its state is'}, and when it is asked {sort}"
+        found = _misbehave(
+            world,
+            fault,
+            generator,
+            Misconduct(what=what, hears=when_asked.hears, does=when_asked.does, says=when_asked.says),
+            name,
+        )
+        assert found is not None
+        world.checks.liars.append(found)
+        world.keep_out_in_dispute(found, fault.lasts_s, generator.choice([LOOKED_AT_EVERY_S / 2, MOST_WAIT_S]))
+
+
+def pulls_again(world: World, fault: Fault, generator: random.Random) -> None:
+    """It keeps no payload, and comes for them again and again: it takes them to the end, or hangs up in the middle."""
+    found = _misbehave(world, fault, generator, Misconduct(what="pulls payloads again and again"))
+    if found is None:
+        return
+    assert found.node is not None
+    hub = found.node.hub
+    begin, hangs_up, claims_to_move = hub.begin, generator.random() < 0.5, generator.random() < 0.5
+
+    def begin_so(*args: Any, **options: Any) -> Exchange:
+        exchange = begin(*args, **options)
+        hostile.pulls_again(exchange, hangs_up=hangs_up, claims_to_move=claims_to_move)
+        return exchange
+
+    hub.begin = begin_so  # type: ignore[method-assign]
 
 
 def dials_nobody(world: World, fault: Fault, generator: random.Random) -> None:
@@ -624,6 +638,8 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "wrong_hash": (wrong_hash, 0),
     "wrong_hash_at_the_end": (wrong_hash_at_the_end, 0),
     "wrong_hash_of_most": (wrong_hash_of_most, 0),
+    "lies_in_a_dispute": (lies_in_a_dispute, 0),
+    "pulls_again": (pulls_again, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
 ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight)

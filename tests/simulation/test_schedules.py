@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,9 @@ from atoll.protocol.errors import DigestMismatch, RefusedError
 from atoll.protocol.layout import Chunk, Role
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
-from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, strike, waiting_only
+from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, strike
 from tests.simulation.large import NUM_SYNCS, large
+from tests.simulation.liars import SORTS
 from tests.simulation.processes import SimDataPlane
 from tests.simulation.world import Outcome, World, draw_shape_of, play, with_a_straggler
 
@@ -90,14 +92,14 @@ def test_a_power_cut_while_one_site_has_the_starting_state_loses_nothing() -> No
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
-def beside_one_that_only_waits(seed: int) -> tuple[Outcome, list[str]]:
-    """With what other sites were evicted for while the run went on."""
+def beside_one_that_only(kind: str, seed: int) -> tuple[Outcome, list[str]]:
+    """Waits, or pulls payloads. With what other sites were evicted for while the run went on."""
     evicted: list[str] = []
 
     async def faults(world: World) -> None:
         await world.events(10 + 5 * seed, MOST_WAIT_S)
-        hostile = Fault(kind="waiting_only", after_events=0, delay_s=0.0, lasts_s=300.0, draw=seed)
-        waiting_only(world, hostile, random.Random(seed))
+        hostile = Fault(kind=kind, after_events=0, delay_s=0.0, lasts_s=300.0, draw=seed)
+        FAULTS[kind][0](world, hostile, random.Random(seed))
         while world.checks.finished is None and world.loop.time() < hostile.lasts_s:
             await world.events(1, 1.0)
         sites = [record for record in world.store.kept if isinstance(record, SiteRecord)]
@@ -110,10 +112,20 @@ def beside_one_that_only_waits(seed: int) -> tuple[Outcome, list[str]]:
 def test_beside_a_reducer_that_only_waits_no_other_site_is_evicted() -> None:
     num_found = 0
     for seed in range(1, 17):
-        outcome, evicted = beside_one_that_only_waits(seed)
+        outcome, evicted = beside_one_that_only("waiting_only", seed)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
         assert not evicted, f"seed {seed}: {evicted}\n{outcome.story}"
         num_found += "could not exchange" in outcome.story
+    assert num_found > 4
+
+
+def test_beside_a_member_that_pulls_payloads_again_and_again_no_other_site_is_evicted() -> None:
+    num_found = 0
+    for seed in range(1, 17):
+        outcome, evicted = beside_one_that_only("pulls_again", seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert not evicted, f"seed {seed}: {evicted}\n{outcome.story}"
+        num_found += "attempt 2" in outcome.story
     assert num_found > 4
 
 
@@ -259,6 +271,18 @@ def test_members_that_say_wrong_hashes_are_found_out_however_many_they_are(kind:
         assert "does not trust" not in outcome.story, f"seed {seed}\n{outcome.story}"
     assert num_found_out > 5
     assert num_named > 1, "some show what their hashes are made of"
+
+
+def test_whatever_a_party_does_in_a_dispute_no_honest_site_is_evicted_and_the_run_goes_on() -> None:
+    """tests/simulation/disputes.py looks at every schedule."""
+    num_asked: Counter[str] = Counter()
+    for seed in range(48):
+        outcome = beside_a_hostile_member("lies_in_a_dispute", seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        assert outcome.num_commits > 0
+        is_found_out = "its state of commit" in outcome.story or "it was asked for" in outcome.story
+        num_asked.update(sort for sort in SORTS if is_found_out and f"when it is asked {sort}" in outcome.story)
+    assert set(num_asked) == set(SORTS), num_asked
 
 
 def test_a_reducer_that_only_says_that_it_waits_does_not_hold_up_the_run() -> None:

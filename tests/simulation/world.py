@@ -25,6 +25,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.simulation import disputes
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
 from tests.simulation.network import Network
@@ -179,6 +180,8 @@ class World:
         self.short_disks: set[str] = set()
         self.hostile: set[str] = set()
         """Sites that meant harm at some time."""
+        self.hung: set[str] = set()
+        """Sites whose core hung at some time: they answer nothing."""
         self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
         self._operator: asyncio.Task[None] | None = None
@@ -447,6 +450,9 @@ class World:
                 return
             others = [other for other in self.hands if other != name and f"{other} (" in disputed]
             self.checks.require(bool(others), f"22: a dispute names one side alone: {disputed}")
+            self.checks.require("atoll evict NAME --keep-out" in disputed, f"22: no command is named: {disputed}")
+            could = disputes.who_could_settle(self)
+            self.checks.require(not could, f"22: paused though {could}: {disputed}")
             self.story.tell("operator", f"does not trust {name}: {disputed}")
             self.keep_out(name, max(lasts_s, 0.5))
 
@@ -626,6 +632,8 @@ async def _play(world: World, faults: Callable[[World], Awaitable[None]]) -> Non
         world.start_site(f"site{i + 1}")
     await faults(world)
     await world.settle()
+    lost = disputes.honest_who_lost(world)
+    world.checks.require(not lost, f"22: honest sites were evicted for a dispute: {lost}")
 
 
 kernels.warm_up()

@@ -6,10 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core import evidence
 from atoll.coordinator.core.disputes import Dispute, Need
 from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
 from atoll.protocol.messages import Evidence
+from tests.harness.coordinator_story import Story, some_settings
 from tests.unit.coordinator.test_disputes import attested, before_it, evicted
 
 
@@ -182,3 +184,107 @@ def test_who_is_alone_with_its_word_does_not_outvote_those_who_fetched_what_a_co
     story.applied("c", 1, wrong)
     assert evicted(story) == "c"
     assert attested(story) == story.state("s1", 1)
+
+
+def test_the_time_for_evidence_does_not_grow_with_the_model() -> None:
+    story = before_it("abc", silent="c")
+    story.core.run.state_bytes = 1 << 50
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    story.applied("c", 1, "made-up")
+    assert idle_limit_s(story.core.run) == story.settings.max_busy_s
+    story.wait(5 * story.core.run.limits.stall_s)
+    assert evicted(story) == "c"
+
+
+def test_it_grows_with_what_is_asked_for_and_with_what_that_is_put_together_from() -> None:
+    run = before_it("ab").core.run
+    stalls_s, link = 4 * run.limits.stall_s, run.limits.slowest_bytes_per_s
+    size = 32 << 20  # a second of a slow disk
+    listed, record = (
+        Need(evidence=what, commit=1, expected=b"", most_bytes=size)
+        for what in (Evidence.CHUNK_HASHES, Evidence.RECORD)
+    )
+    assert evidence.limit_s(run, listed) == stalls_s + size / link + 1
+    assert evidence.limit_s(run, record) == stalls_s + size / link + 1 + run.settings.sync.log_commits
+
+
+# --- a party that is at an older commit than the others
+
+
+def late(state: str) -> Story:
+    """a and b have come to commit 2 without c, which contributed to commit 1 and says only then what it holds of it."""
+    story = Story(some_settings(min_sites=2), real=True)
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name in "abc":
+        story.done(name, "s0")
+    for name in "ab":
+        story.applied(name, 1, "s1")
+    for name in "ab":
+        story.ready(name)
+    story.wait(story.core.run.limits.sync_wait_s)
+    for name in "ab":
+        story.done(name, "s1")
+    for name in "ab":
+        story.applied(name, 2, "s2")
+    assert story.view.last_commit == 2
+    assert not evicted(story)
+    story.sites["c"].shows = None
+    story.applied("c", 1, state)
+    return story
+
+
+def answers(story: Story, name: str, withheld: Evidence, *, silent: bool) -> None:
+    """Whatever it is asked for, but what it withholds."""
+    site, num_shown = story.sites[name], 0
+    while (num := story.num(name, m.Show)) > num_shown:
+        asked, num_shown = story.last(name, m.Show), num
+        if asked.evidence is not withheld:
+            story.says(name, story.shown(replace(site, shows=True), asked))
+        elif not silent:
+            story.says(name, story.shown(replace(site, shows=False), asked))
+        else:
+            story.wait(idle_limit_s(story.core.run) + 1.0)
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("withheld", [what for what in Evidence if what is not Evidence.UNSPECIFIED])
+def test_a_late_liar_that_withholds_evidence_is_found_out_by_what_the_others_show(
+    withheld: Evidence, silent: bool
+) -> None:
+    story = late("wrong")
+    answers(story, "c", withheld, silent=silent)
+    assert evicted(story) == "c"
+    assert not story.core.run.disputed
+    assert attested(story) == story.state("s1", 1)
+
+
+@pytest.mark.parametrize("order", ["cb", "bc"])
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("shows", [False, True])
+def test_two_colluders_at_two_commits_are_found_out_one_after_the_other(order: str, same: bool, shows: bool) -> None:
+    """b says a wrong hash of commit 2, and c, which is late, of commit 1."""
+    story = Story(some_settings(min_sites=2), real=True)
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    for name in "abcd":
+        story.done(name, "s0")
+    for name in "abd":
+        story.applied(name, 1, "s1")
+        story.ready(name)
+    story.wait(story.core.run.limits.sync_wait_s)
+    for name in "abd":
+        story.done(name, "s1")
+    for name in "ad":
+        story.applied(name, 2, "s2")
+    for name in "bc":
+        story.sites[name].shows = shows
+    for name in order:
+        story.applied(name, 2 if name == "b" else 1, "wrong" if same else f"wrong {name}")
+    assert evicted(story) == "bc"
+    assert not story.core.run.disputed
+    assert attested(story) == story.state("s1", 1)
+    assert story.core.run.log.attested[2] == story.state("s2", 2)

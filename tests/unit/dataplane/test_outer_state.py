@@ -157,6 +157,25 @@ def test_hash_lists_of_the_last_commits_are_kept(tmp_path: Path) -> None:
         assert outer.chunk_hashes(commit) == expected
 
 
+def test_the_list_of_the_commit_before_is_found_again(tmp_path: Path) -> None:
+    """A dispute over the last commit needs it, and all sites may have been started again since."""
+    used = layout()
+    outer = seeded(tmp_path, used)
+    hashes = [outer.chunk_hashes(0)]
+    for commit in (1, 2, 3):
+        apply_all(outer, payloads(outer, (commit,)), commit)
+        hashes.append(outer.chunk_hashes(commit))
+    outer.close()
+    again = reopened(tmp_path, used)
+    assert [again.chunk_hashes(n) for n in range(4)] == [None, None, *hashes[2:]]
+    assert again.state_hash() == state_hash(used.manifest, SLOTS, hashes[3] or [])
+    again.apply(0, payloads(again, (4,))[0], 4, OPTIMIZER)
+    again.close()
+    torn = reopened(tmp_path, used)
+    assert torn.commit is None
+    assert [torn.chunk_hashes(n) for n in range(5)] == [None, None, None, hashes[3], None]
+
+
 def test_it_is_found_again(tmp_path: Path) -> None:
     used = layout()
     outer = seeded(tmp_path, used)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from atoll.node.dataplane import snapshot
 from atoll.node.dataplane.outer_state import ChunkRecord, OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
-from atoll.node.dataplane.snapshot import Snapshots
+from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout, state_hash
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded
@@ -194,6 +196,63 @@ def test_damage_is_found_by_the_own_hash_until_the_next_commit_and_an_older_reco
     assert rebuild(*where) == 3
 
 
+def test_a_record_is_of_its_commit_though_the_next_one_is_applied_meanwhile(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, read = (site.outer, site.log, site.snapshots, OPTIMIZER), site.outer.read
+    site.snapshot().commit()
+
+    def after_a_commit(chunk: int) -> ChunkRecord:
+        monkeypatch.undo()
+        site.commit()
+        return read(chunk)
+
+    monkeypatch.setattr(site.outer, "read", after_a_commit)
+    assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
+
+
+def test_a_record_is_found_in_the_middle_of_the_next_commit(site: Site) -> None:
+    site.commit()
+    site.outer.apply(0, payloads(site.outer)[0], 2, OPTIMIZER)
+    where = site.outer, site.log, site.snapshots, OPTIMIZER
+    assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
+
+
+def test_a_record_is_found_while_another_thread_takes_snapshots_away(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot that it is in stays, and comes after some that go."""
+    site.snapshot().commit(2).snapshot()
+    aside(site, 1)
+    site.commit()
+    is_reading, are_gone = threading.Event(), threading.Event()
+    version, unlink = SnapshotFile.version, Path.unlink
+    num_looked_at, readers = 0, []
+
+    def slow_after_the_first(file: SnapshotFile, chunk: int) -> int | None:
+        nonlocal num_looked_at
+        num_looked_at += 1
+        if num_looked_at == 2:
+            is_reading.set()
+            assert are_gone.wait(30)
+        return version(file, chunk)
+
+    def while_it_is_read(path: Path, missing_ok: bool = False) -> None:
+        if not readers:
+            where = site.outer, site.log, site.snapshots, OPTIMIZER
+            readers.append(pool.submit(record_at, *where, chunk=1, commit=1))
+            assert is_reading.wait(30)
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(SnapshotFile, "version", slow_after_the_first)
+    monkeypatch.setattr(Path, "unlink", while_it_is_read)
+    with ThreadPoolExecutor(1) as pool:
+        site.snapshot(keep=1)
+        are_gone.set()
+        assert readers[0].result() == site.records[1][1]
+    assert [f.newest for f in site.snapshots.files] == [3, 1]
+
+
 def test_what_is_discarded_meanwhile_does_not_come_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     read = site.outer.read
 
@@ -203,7 +262,7 @@ def test_what_is_discarded_meanwhile_does_not_come_back(site: Site, monkeypatch:
 
     monkeypatch.setattr(site.outer, "read", and_clear)
     site.snapshot()
-    assert site.snapshots.files == []
+    assert not site.snapshots.files
     assert not list((site.folder / "snapshots").glob("*.snapshot"))
 
 

@@ -530,7 +530,7 @@ def test_no_snapshot_is_made_of_a_state_that_is_distrusted(home: Home) -> None:
     async def main() -> None:
         assert await plane.distrust() == []
         await plane.write_snapshot()
-        assert plane.snapshots.files == []
+        assert not plane.snapshots.files
         assert plane.fresh_outer() is outer, "what is right of it need not be fetched"
         await plane.write_snapshot()
         assert len(plane.snapshots.files) == 1
