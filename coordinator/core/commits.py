@@ -229,9 +229,11 @@ class CommitLog:
             del self.attested[commit]
             self._from_store.discard(commit)
 
-    def judge(self, commit: int, live: Collection[int], present: Mapping[int, bytes]) -> Judgement:
+    def judge(
+        self, commit: int, live: Collection[int], present: Mapping[int, bytes], later: Collection[int]
+    ) -> Judgement:
         """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`,
-        and the hash of the state that it holds.
+        and the hash of the state that it holds; `later`: who is at a commit after it.
 
         Claims that differ are disputed, however many sites make them, while one of these is at that commit.
         """
@@ -245,18 +247,21 @@ class CommitLog:
         attested = self.attested.get(commit)
         if attested is None:
             return Judgement(attest=next(iter(self._reports[commit].values())), claims=claims)
-        if len(claims) == 1:
-            (claim, sites), here = next(iter(claims.items())), [s for s in votes if s in present]
-            if claim == attested or not here:
-                return Judgement()
-            if commit not in self._from_store or len(here) > 1:
-                # They fetched what a contributor said that has gone since: it is not forgotten for another's word.
-                hold = tuple(site_id for site_id, value in present.items() if value == attested)
-                return Judgement(claims={attested: hold, claim: sites}) if hold else Judgement(attest=claim)
+        here = [s for s in votes if s in present]
+        if not here or list(claims) == [attested]:
+            return Judgement()
+        if len(claims) == 1 and commit in self._from_store and len(here) == 1:
             # Who said otherwise, to a former start of the coordinator, may come back; if not, one word is not enough.
             is_last = all(s in votes for s in self.contributors(commit) if s in live)
-            return Judgement(losers=sites, against=attested) if is_last else Judgement()
-        return Judgement(claims=claims if any(s in present for s in votes) else {})
+            return Judgement(losers=claims.popitem()[1], against=attested) if is_last else Judgement()
+        if attested not in claims:
+            # A contributor said it that has gone since. It is not forgotten for others' words while somebody holds it,
+            # or has gone on from what it fetched.
+            hold = [s for s, value in present.items() if value == attested] or [s for s in later if s not in votes]
+            if not hold and len(claims) == 1:
+                return Judgement(attest=next(iter(claims)))
+            claims = {attested: tuple(hold), **claims} if hold else claims
+        return Judgement(claims=claims)
 
     def attest(self, commit: int, state_hash: bytes) -> None:
         self.attested[commit] = state_hash

@@ -170,7 +170,8 @@ def _say_the_last_state(run: Run) -> None:
 def judge(run: Run, commit: int) -> None:
     live = {s.site_id for s in run.members.live()}
     present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
-    judgement = run.log.judge(commit, live, present)
+    later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]
+    judgement = run.log.judge(commit, live, present, later)
     if judgement.attest is not None:
         old = run.log.attested.get(commit)
         if old is not None:

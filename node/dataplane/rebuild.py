@@ -98,9 +98,9 @@ def record_at(
     """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
     problem: Exception | None = None
     try:
-        held = outer.read(chunk)
-        if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
-            return held
+        with outer.pinned(chunk) as held:
+            if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
+                return ChunkRecord(commit, held.hash, held.data.tobytes())
     except StateError as error:
         problem = error
     for file in snapshots.files:

@@ -387,7 +387,7 @@ def lies_in_a_dispute(world: World, fault: Fault, generator: random.Random) -> N
         return world.num_who_attest(commit, but=liars) > 0 and is_lied_about(commit)
 
     for place, name in enumerate(liars):
-        node, sort = world.nodes[name].node, generator.choice(SORTS)
+        node, sort = world.nodes[name].node, generator.choice(SORTS) if place else SORTS[fault.draw % len(SORTS)]
         own, opens, in_hello = generator.randbytes(32), generator.random() < 0.7, generator.random() < 0.7
         mixed = spoils if generator.random() < 0.5 else own
         tells_the_truth, late_s = place > 0 and generator.random() < 0.3, generator.choice([0.0, 0.0, 0.0, 40.0])

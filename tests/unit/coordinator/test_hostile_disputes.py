@@ -214,7 +214,7 @@ def test_it_grows_with_what_is_asked_for_and_with_what_that_is_put_together_from
 
 def late(state: str) -> Story:
     """a and b have come to commit 2 without c, which contributed to commit 1 and says only then what it holds of it."""
-    story = Story(some_settings(min_sites=2), real=True)
+    story = Story(some_settings(min_sites=3), real=True)
     story.start("a", "b", "c")
     for name in "abc":
         story.ready(name)
@@ -266,7 +266,7 @@ def test_a_late_liar_that_withholds_evidence_is_found_out_by_what_the_others_sho
 @pytest.mark.parametrize("shows", [False, True])
 def test_two_colluders_at_two_commits_are_found_out_one_after_the_other(order: str, same: bool, shows: bool) -> None:
     """b says a wrong hash of commit 2, and c, which is late, of commit 1."""
-    story = Story(some_settings(min_sites=2), real=True)
+    story = Story(some_settings(min_sites=4), real=True)
     story.start("a", "b", "c", "d")
     for name in "abcd":
         story.ready(name)
@@ -288,3 +288,57 @@ def test_two_colluders_at_two_commits_are_found_out_one_after_the_other(order: s
     assert not story.core.run.disputed
     assert attested(story) == story.state("s1", 1)
     assert story.core.run.log.attested[2] == story.state("s2", 2)
+
+
+def gone_on(*late_ones: str, states: str = "", b_shows: bool | None = True) -> Story:
+    """b fetched commit 1 and came to commit 2 with a, which leaves. The others contributed to commit 1, and say only
+    then what they hold of it."""
+    story = Story(some_settings(min_sites=1 + len(late_ones)), real=True)
+    story.start("a", *late_ones)
+    for name in ("a", *late_ones):
+        story.ready(name)
+    for name in ("a", *late_ones):
+        story.done(name, "s0")
+    story.applied("a", 1, "s1")
+    story.join("b")
+    story.sources("b")
+    story.applied("b", 1, "s1")
+    for name in "ab":
+        story.ready(name)
+    story.wait(story.core.run.limits.sync_wait_s)
+    for name in "ab":
+        story.done(name, "s1")
+    for name in "ab":
+        story.applied(name, 2, "s2")
+    assert story.view.last_commit == 2
+    story.sites["b"].shows = b_shows
+    story.leave("a")
+    for name, state in zip(late_ones, states.split(","), strict=True):
+        story.applied(name, 1, state)
+    return story
+
+
+@pytest.mark.parametrize("wrong", ["made-up", "wrong"])
+def test_who_is_late_does_not_outvote_those_who_went_on_from_what_a_contributor_said(wrong: str) -> None:
+    story = gone_on("c", states=wrong)
+    assert evicted(story) == "c"
+    assert attested(story) == story.state("s1", 1)
+    assert not story.core.run.disputed
+
+
+def test_two_who_are_late_do_not_stand_against_each_other_alone() -> None:
+    story = gone_on("c", "d", states="wrong,also wrong")
+    assert evicted(story) == "cd"
+    assert attested(story) == story.state("s1", 1)
+    assert not story.core.run.disputed
+
+
+def test_where_those_who_went_on_cannot_show_it_the_run_pauses_and_says_what_to_type() -> None:
+    story = gone_on("c", states="wrong", b_shows=False)
+    assert not evicted(story)
+    assert attested(story) == story.state("s1", 1)
+    assert "not every side shows what its hash is made of" in story.view.state
+    assert "atoll evict NAME --keep-out" in story.view.state
+    story.evict("c")
+    assert not story.core.run.disputed
+    assert attested(story) == story.state("s1", 1)

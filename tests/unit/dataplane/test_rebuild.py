@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from atoll.node.dataplane import snapshot
-from atoll.node.dataplane.outer_state import ChunkRecord, OuterState
+from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, PinnedChunk
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
@@ -199,15 +200,15 @@ def test_damage_is_found_by_the_own_hash_until_the_next_commit_and_an_older_reco
 def test_a_record_is_of_its_commit_though_the_next_one_is_applied_meanwhile(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, read = (site.outer, site.log, site.snapshots, OPTIMIZER), site.outer.read
+    where, pinned = (site.outer, site.log, site.snapshots, OPTIMIZER), site.outer.pinned
     site.snapshot().commit()
 
-    def after_a_commit(chunk: int) -> ChunkRecord:
+    def after_a_commit(chunk: int) -> AbstractContextManager[PinnedChunk]:
         monkeypatch.undo()
         site.commit()
-        return read(chunk)
+        return pinned(chunk)
 
-    monkeypatch.setattr(site.outer, "read", after_a_commit)
+    monkeypatch.setattr(site.outer, "pinned", after_a_commit)
     assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
 
 
@@ -227,7 +228,8 @@ def test_a_record_is_found_while_another_thread_takes_snapshots_away(
     site.commit()
     is_reading, are_gone = threading.Event(), threading.Event()
     version, unlink = SnapshotFile.version, Path.unlink
-    num_looked_at, readers = 0, []
+    num_looked_at = 0
+    readers: list[Future[ChunkRecord]] = []
 
     def slow_after_the_first(file: SnapshotFile, chunk: int) -> int | None:
         nonlocal num_looked_at
