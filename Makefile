@@ -3,8 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 ARGS ?=
-JOBS ?= 2
-IN_PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder# fast files first
+JOBS ?= 3
+IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order: fast ones first
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint type proto proto-check sim mutate bench soak clean
@@ -32,7 +32,7 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## what CI runs, and then `make mutate` (JOBS=2 ARGS="-k name")
+test: lint type proto-check ## what CI runs, and then `make mutate` (JOBS=3 ARGS="-k name")
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -167,16 +168,28 @@ def _name(what: object) -> str:
 
 
 def _is_small(what: object) -> bool:
-    path = Path(_name(what))
-    name = path.name.removeprefix(".").removesuffix(".new")
-    if isinstance(what, int) and path.is_dir():
-        return not name.startswith(("state", "payloads", "snapshots"))  # a home, for the names above
+    path = _name(what)
+    if _is_small_by_name(path):
+        return True
+    if isinstance(what, int) and os.path.isdir(path):
+        return not _leaf(path).startswith(("state", "payloads", "snapshots"))  # a home, for the names above
+    return False
+
+
+@lru_cache(maxsize=4096)
+def _is_small_by_name(path: str) -> bool:
+    """Kept: the simulator asks some thousand times a second."""
+    folder, name = os.path.split(path)
     return (
-        name in SMALL
-        or path.suffix == ".sock"
-        or path.name.startswith(SMALL_FOLDERS)
-        or path.parent.name.startswith(SMALL_FOLDERS)
+        _leaf(path) in SMALL
+        or name.endswith(".sock")
+        or name.startswith(SMALL_FOLDERS)
+        or os.path.basename(folder).startswith(SMALL_FOLDERS)
     )
+
+
+def _leaf(path: str) -> str:
+    return os.path.basename(path).removeprefix(".").removesuffix(".new")
 
 
 def _is_the_tests_own() -> bool:
