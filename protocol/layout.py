@@ -125,7 +125,7 @@ class Manifest:
         """Of SNAPSHOT, and of PUBLISH."""
         return max(sum(_aligned_bytes(spec) for spec in self.tensors), ALIGNMENT_BYTES)
 
-    @property
+    @cached_property
     def num_trainable(self) -> int:
         return sum(t.num_elements for t in self.tensors if t.role is Role.TRAINABLE)
 
@@ -158,16 +158,6 @@ def chunk_runs(manifest: Manifest, chunk_elements: int) -> Iterator[tuple[Tensor
                     yield spec, whole, chunk_elements
                 if rest or not whole:
                     yield spec, 1, rest
-
-
-def chunk_at(manifest: Manifest, chunk_elements: int, index: int) -> tuple[TensorSpec, int]:
-    """The tensor of a chunk, and its number of elements, without a list of all. Raises IndexError if there is none."""
-    first = 0
-    for spec, count, elements in chunk_runs(manifest, chunk_elements):
-        if index < first + count:
-            return spec, elements
-        first += count
-    raise IndexError(f"chunk {index} of {first}")
 
 
 def num_chunks(manifest: Manifest, chunk_elements: int) -> int:
@@ -228,15 +218,22 @@ class Layout:
 
 def state_hash(manifest: Manifest, slots: tuple[str, ...], chunk_hashes: list[bytes]) -> bytes:
     """The hash of an outer state: manifest, names of slots and the hash of each chunk (values and slots) in order."""
+    return state_digest(manifest, slots, len(chunk_hashes)).digests(b"".join(chunk_hashes)).finish()
+
+
+def state_digest(manifest: Manifest, slots: tuple[str, ...], num_chunks: int) -> Digest:
+    """`state_hash` before the hashes of chunks: it goes on with `digests`."""
     digest = Digest("atoll/state/v1").data(manifest.digest).uint(len(slots))
     for slot in slots:
         digest.text(slot)
-    digest.uint(len(chunk_hashes))
-    for value in chunk_hashes:
-        digest.data(value)
-    return digest.finish()
+    return digest.uint(num_chunks)
 
 
 def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
     """The hash of a chunk's bytes in the outer state: its values, then each slot in order."""
     return Digest("atoll/chunk/v1").data(data).finish()
+
+
+def chunk_digest(num_bytes: int) -> Digest:
+    """`chunk_hash` before the bytes: it goes on with `more`."""
+    return Digest("atoll/chunk/v1").uint(num_bytes)

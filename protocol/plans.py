@@ -63,15 +63,22 @@ def payload_hash(data: bytes | bytearray | memoryview) -> bytes:
     return Digest("atoll/payload/v1").data(data).finish()
 
 
+def encoded_digest(num_bytes: int) -> Digest:
+    """`payload_hash` before the bytes: it goes on with `more`."""
+    return Digest("atoll/payload/v1").uint(num_bytes)
+
+
 def payload_digest(run_id: str, plan: Plan | Commit, payload_hashes: list[bytes]) -> bytes:
     """Over contributors, weights and the hash of each chunk's payload in chunk order (empty chunks left out)."""
+    return payloads_digest(run_id, plan, len(payload_hashes)).digests(b"".join(payload_hashes)).finish()
+
+
+def payloads_digest(run_id: str, plan: Plan | Commit, num_payloads: int) -> Digest:
+    """`payload_digest` before the hashes of payloads: it goes on with `digests`."""
     digest = Digest("atoll/payloads/v1").text(run_id).uint(plan.sync).uint(plan.term).uint(plan.attempt)
     digest.uint(len(plan.contributors))
     digest.uints(value for c in plan.contributors for value in (c.site_id, c.incarnation, c.tokens))
-    digest.uint(len(payload_hashes))
-    for value in payload_hashes:
-        digest.data(value)
-    return digest.finish()
+    return digest.uint(num_payloads)
 
 
 def reducers(plan: Plan, num_chunks: int) -> list[Member]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
+from atoll.coordinator.core.chunk_places import ChunkPlaces
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest, Role, chunk_runs, num_chunks
+from atoll.protocol.layout import Manifest, Role, chunk_runs
 from atoll.protocol.settings import SyncSettings
 
 
 class ChunkSizes:
     """Sizes in the order of chunks, given as (number of chunks, bytes of each)."""
 
-    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, runs: Iterable[tuple[int, int]] = (), places: ChunkPlaces | None = None) -> None:
+        self.places = places or ChunkPlaces()
         self._counts: list[int] = []
         self._sizes: list[int] = []
         self._first: list[int] = []  # chunk of each run
@@ -37,17 +39,19 @@ class ChunkSizes:
     @classmethod
     def of(cls, manifest: Manifest, sync: SyncSettings) -> ChunkSizes:
         """Raises ConfigError if the manifest has more chunks than the run takes."""
-        total = num_chunks(manifest, sync.chunk_elements)
+        places = ChunkPlaces(chunk_runs(manifest, sync.chunk_elements))
+        total = places.num_chunks
         if total > sync.max_chunks:
             raise ConfigError(
                 f"the model has {total} chunks of {sync.chunk_elements} elements, a run takes {sync.max_chunks}: raise "
                 "sync.chunk_elements, or sync.max_chunks"
             )
-        return cls(
+        sizes = (
             (count, max_encoded_bytes(codec_of(spec.role, sync.codec), elements, spec.carried_itemsize))
-            for spec, count, elements in chunk_runs(manifest, sync.chunk_elements)
+            for spec, count, elements in places.runs()
             if spec.role is not Role.FROZEN
         )
+        return cls(sizes, places)
 
     def __len__(self) -> int:
         return self._num_chunks

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.membership import Site
-from atoll.protocol.digest import DIGEST_BYTES
+from atoll.coordinator.core.shown_bytes import Check
 from atoll.protocol.messages import Evidence
 
 Holders = Mapping[bytes, Sequence[Site]]
@@ -46,6 +46,7 @@ class Asked:
     site_id: int
     stream: int
     until: float  # of the whole of it, through all streams of the site
+    check: Check | None = None  # since its first part is here
     data: bytearray = field(default_factory=bytearray)
     total_bytes: int = 0
 
@@ -56,7 +57,7 @@ class Dispute:
     claims: tuple[bytes, ...]  # state hashes; the first two that sites show are compared
     until: float  # a run that is told to stop does not wait for evidence any longer
     asked: Asked | None = None
-    found: dict[Need, bytes] = field(default_factory=dict)
+    found: dict[Need, bytes | bytearray] = field(default_factory=dict)
     tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
     due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
@@ -86,16 +87,3 @@ class Dispute:
         if not self.undecided:
             return f"{text}; their states are being checked"
         return f"{text}, and {self.undecided}: keep those out that you do not trust (atoll evict NAME --keep-out)"
-
-
-def first_difference(one: bytes, other: bytes) -> int:
-    """The first chunk whose hash is not the same in two lists of one length."""
-    for chunk in range(len(one) // DIGEST_BYTES):
-        part = slice(DIGEST_BYTES * chunk, DIGEST_BYTES * (chunk + 1))
-        if one[part] != other[part]:
-            return chunk
-    raise AssertionError("lists with different hashes differ")
-
-
-def hash_at(hashes: bytes, chunk: int) -> bytes:
-    return hashes[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)]

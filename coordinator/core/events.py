@@ -425,8 +425,8 @@ class Recompute:
     dtype: str
     num_elements: int
     outer: OuterSettings
-    record: bytes
-    payload: bytes
+    record: bytes | bytearray
+    payload: bytes | bytearray
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,21 +7,23 @@ coordinator's own. Who is asked for it therefore does not matter. See docs/decis
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core import liveness
-from atoll.coordinator.core.disputes import Asked, Dispute, Holders, Need, first_difference, hash_at
+from atoll.coordinator.core.disputes import Asked, Dispute, Holders, Need
 from atoll.coordinator.core.events import Recompute, Recomputed
+from atoll.coordinator.core.hash_lists import first_difference, hash_at
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.shown_bytes import Check, ListCheck
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import Manifest, Role, chunk_at, chunk_hash, chunk_runs, num_chunks, state_hash
+from atoll.protocol.layout import Manifest, Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
-from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.plans import encoded_digest, payloads_digest
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
 
 
@@ -57,7 +59,7 @@ def look_into(run: Run, dispute: Dispute, holders: Holders) -> Finding:
 
 
 def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
-    opened: dict[bytes, bytes] = {}
+    opened: dict[bytes, bytes | bytearray] = {}
     closed: list[bytes] = []  # and somebody has that state now
     for claim in dispute.claims:
         if len(opened) == 2:
@@ -78,13 +80,13 @@ def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
     if dispute.chunk is None:
         dispute.chunk = first_difference(one, other)
     chunk = dispute.chunk
+    assert chunk is not None, "lists with different hashes differ"
     right = _hash_of(run, dispute, chunk, holders)
     if right is None:
         return Finding()
     found = {claim: hash_at(hashes, chunk) for claim, hashes in opened.items()}
     wrong = tuple(claim for claim, value in found.items() if value != right)
-    manifest = _manifest(run)
-    spec, _ = chunk_at(manifest, run.settings.sync.chunk_elements, chunk)
+    spec, _ = run.chunk_sizes.places.at(chunk)
     name = f"chunk {chunk} of commit {dispute.commit}, in {spec.name!r},"
     if len(wrong) == len(dispute.claims):
         dispute.undecided = f"none of them has {name} as it comes out here, {right.hex()[:12]}"
@@ -101,7 +103,7 @@ def _are_at(sites: Sequence[Site], commit: int) -> bool:
     return any(site.applied == commit for site in sites)
 
 
-def _opened(run: Run, dispute: Dispute, claim: bytes, sites: Sequence[Site]) -> bytes | None:
+def _opened(run: Run, dispute: Dispute, claim: bytes, sites: Sequence[Site]) -> bytes | bytearray | None:
     """The hashes of chunks that `claim` is made of; None if nobody shows them."""
     who = sites if _are_at(sites, dispute.commit) else [*sites, *run.members.live()]
     try:
@@ -122,7 +124,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     if dispute.request:
         raise _Waits
     sync, outer = run.settings.sync, run.settings.outer
-    spec, num_elements = chunk_at(_manifest(run), sync.chunk_elements, chunk)
+    spec, num_elements = run.chunk_sizes.places.at(chunk)
     if not num_elements:
         return chunk_hash(b"")
     before, now = dispute.commit - 1, dispute.commit
@@ -133,7 +135,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     parties = {site.site_id: site for sites in holders.values() for site in sites}
     everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
 
-    def show(evidence: Evidence, commit: int, expected: bytes, most_bytes: int) -> bytes:
+    def show(evidence: Evidence, commit: int, expected: bytes, most_bytes: int) -> bytes | bytearray:
         of = chunk if evidence in (Evidence.RECORD, Evidence.PAYLOAD) else 0
         need = Need(evidence=evidence, commit=commit, chunk=of, expected=expected, most_bytes=most_bytes)
         return _evidence(run, dispute, need, everybody)
@@ -171,8 +173,8 @@ def _manifest(run: Run) -> Manifest:
 
 
 def _hashes_of(run: Run, commit: int, state: bytes) -> Need:
-    total = num_chunks(_manifest(run), run.settings.sync.chunk_elements)
-    return Need(evidence=Evidence.CHUNK_HASHES, commit=commit, expected=state, most_bytes=DIGEST_BYTES * total)
+    size = DIGEST_BYTES * run.chunk_sizes.places.num_chunks
+    return Need(evidence=Evidence.CHUNK_HASHES, commit=commit, expected=state, most_bytes=size)
 
 
 # --- the sum
@@ -186,8 +188,8 @@ def recompute(asked: Recompute) -> Recomputed:
             dtype=asked.dtype,
             num_elements=asked.num_elements,
             settings=asked.outer,
-            record=asked.record,
-            payload=asked.payload,
+            record=bytes(asked.record),
+            payload=bytes(asked.payload),
         )
     except InvalidMessage as error:
         return Recomputed(request=asked.request, chunk_hash=b"", problem=str(error))
@@ -207,7 +209,7 @@ def taken(run: Run, event: Recomputed) -> None:
 # --- what sites show
 
 
-def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> bytes:
+def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> bytes | bytearray:
     if need in dispute.found:
         return dispute.found[need]
     if dispute.asked is not None:
@@ -276,50 +278,32 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
             problem = f"bytes {received} to {end} of {message.total_bytes}, at most {need.most_bytes} are expected"
         else:
             asked.total_bytes = total
+            asked.check = asked.check or _check(run, need, total)
+            asked.check.add(message.data)
             asked.data += message.data
             if end < total:
                 _ask(run, asked)
                 return
-            data = bytes(asked.data)
-            if _is_it(run, need, data):
+            if asked.check.finish() == need.expected:
                 dispute.asked = None
-                dispute.found[need] = data
+                dispute.found[need] = asked.data
                 return
             problem = f"what it shows does not have the hash {need.expected.hex()[:12]}"
     run.report(logging.WARNING, f"{site.label} cannot show {need.in_words()}: {problem}")
     _in_vain(dispute, asked)
 
 
-def _is_it(run: Run, need: Need, data: bytes) -> bool:
+def _check(run: Run, need: Need, total_bytes: int) -> Check:
+    """For what has so many bytes."""
+    places = run.chunk_sizes.places
     match need.evidence:
         case Evidence.CHUNK_HASHES:
-            is_whole = len(data) == need.most_bytes
-            return (
-                is_whole
-                and state_hash(_manifest(run), slots_of(run.settings.outer), list(_split(data))) == need.expected
-            )
+            num_chunks = places.num_chunks
+            return ListCheck(state_digest(_manifest(run), slots_of(run.settings.outer), num_chunks), num_chunks)
         case Evidence.RECORD:
-            return chunk_hash(data) == need.expected
-        case Evidence.PAYLOAD_HASHES:
-            record = run.log.record(need.commit)
-            if record is None or len(data) != need.most_bytes:
-                return False
-            return payload_digest(run.run_id, record.commit, list(_with_elements(run, data))) == need.expected
+            return Check(chunk_digest(total_bytes))
+        case Evidence.PAYLOAD_HASHES if record := run.log.record(need.commit):
+            digest = payloads_digest(run.run_id, record.commit, places.num_payloads)
+            return ListCheck(digest, places.num_sync_chunks, places)
         case _:
-            return payload_hash(data) == need.expected
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    for first in range(0, len(data), DIGEST_BYTES):
-        yield data[first : first + DIGEST_BYTES]
-
-
-def _with_elements(run: Run, data: bytes) -> Iterator[bytes]:
-    """Of the payloads of a sync: chunks without elements have none."""
-    chunk = 0
-    for spec, count, elements in chunk_runs(_manifest(run), run.settings.sync.chunk_elements):
-        if spec.role is Role.FROZEN:
-            return
-        if elements:
-            yield from _split(data[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + count)])
-        chunk += count
+            return Check(encoded_digest(total_bytes))

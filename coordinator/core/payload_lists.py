@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 
+from atoll.coordinator.core.hash_lists import first_difference
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.messages import MAX_LISTED_CHUNKS
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import top_of
 
 
 def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
@@ -41,11 +42,15 @@ def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     if not all(i in attempt.lists for i in survivors):
         return False
     wrong: dict[int, int] = {}  # site id -> the first chunk
-    for chunk, reducer in enumerate(reducers(attempt.plan, len(run.chunk_sizes))):
-        right = _of(attempt.lists.get(reducer.site_id), chunk)
+    for tree in attempt.plan.trees:
+        reducer = attempt.plan.contributors[top_of(tree)].site_id
+        if reducer not in attempt.lists:
+            continue
+        right = _of(attempt.lists[reducer], tree)
         for site_id in survivors:
-            if right is not None and _of(attempt.lists[site_id], chunk) != right:
-                wrong.setdefault(site_id, chunk)
+            place = first_difference(_of(attempt.lists[site_id], tree), right)
+            if place is not None:
+                wrong.setdefault(site_id, tree.first_chunk + place)
     if not wrong or len(wrong) == len(survivors):
         return False
     for site_id, chunk in sorted(wrong.items()):
@@ -56,5 +61,5 @@ def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     return True
 
 
-def _of(hashes: bytes | None, chunk: int) -> bytes | None:
-    return None if hashes is None else hashes[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)]
+def _of(hashes: bytes, tree: m.Tree) -> bytes:
+    return hashes[DIGEST_BYTES * tree.first_chunk : DIGEST_BYTES * (tree.first_chunk + tree.num_chunks)]

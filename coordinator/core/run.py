@@ -141,6 +141,8 @@ class Run:
     def set_manifest(self, record: ManifestRecord, chunk_sizes: ChunkSizes) -> None:
         self.manifest, self.chunk_sizes = record, chunk_sizes
         self.state_bytes = record.manifest.buffer_bytes
+        # Each goes through all tensors, once: in a thread for a new model, at the start for one from the store.
+        _ = record.manifest.digest, record.manifest.num_trainable
 
     # --- outputs
 

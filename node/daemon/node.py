@@ -637,6 +637,7 @@ class Node:
             share = await run_to_its_end(self.hub.share(plan, data, site_id=site_id), self.hub.pool)
             self._exchange = self.hub.begin(plan, data, share, site_id=site_id, contributes=contributes)
             self._spawn(self._run_exchange(self._exchange))
+            await self._exchange.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             broken = _broken(plan, error)
             if isinstance(error, NoRoomError):
@@ -728,7 +729,7 @@ class Node:
             state_hash = await self.plane.put_aside(output.commit, output.state_hash, output.last_commit)
         except (AtollError, OSError) as error:
             text = str(error)
-        oldest = self.plane.oldest()
+        oldest = await run_to_its_end(self.plane.oldest)
         self.handle(e.CommitRebuilt(commit=output.commit, state_hash=state_hash, oldest=oldest, text=text))
 
     async def _roll_back(self, output: e.RollBack) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
@@ -115,10 +116,10 @@ class _Fetch:
     # --- the whole
 
     async def run(self) -> Fetched:
-        self._trust_own_state()
+        await self._in_pool(self._trust_own_state)
         distrusted = False
         while True:
-            if self._is_replayable():
+            if await self._in_pool(self._is_replayable):
                 if not await self._replay():
                     continue
                 fetched = await self._in_pool(self._checked_result)
@@ -167,6 +168,15 @@ class _Fetch:
         """Every chunk at a version from which the newest commit can be reached."""
         known = self.known
         await self._first_lists()
+        await self._donors.share_out(
+            await self._in_pool(self._needed),
+            self._record_bytes,
+            self._fetch_batch,
+            lambda donor: donor.commit > known.newest or known.can_replay(donor.commit),
+        )
+
+    def _needed(self) -> list[int]:
+        """In a thread: chunks that have to be fetched; the others are trusted."""
         versions = self._outer.versions
         needed = []
         for chunk in self._layout.chunks:
@@ -180,12 +190,7 @@ class _Fetch:
                 continue
             self._trusted.remove(chunk.index)
             needed.append(chunk.index)
-        await self._donors.share_out(
-            needed,
-            self._record_bytes,
-            self._fetch_batch,
-            lambda donor: donor.commit > known.newest or known.can_replay(donor.commit),
-        )
+        return needed
 
     def _record_bytes(self, chunk: int) -> int:
         return record_bytes(self._layout, self._outer.slots, chunk)
@@ -229,7 +234,7 @@ class _Fetch:
             self._donors.failed(client, error)
             return
         for commit, hashes in found.items():
-            if self.known.add_list(commit, hashes):
+            if await self._in_pool(partial(self.known.add_list, commit, hashes)):
                 self._donors.moved()
             else:
                 self._donors.failed(
@@ -254,7 +259,7 @@ class _Fetch:
 
     async def _replay(self) -> bool:
         """The commits that are lacking. False if payloads are not to be had: then chunks must be fetched."""
-        versions = self._sync_versions()
+        versions = await self._in_pool(self._sync_versions)
         for number in range(min(versions, default=self.known.newest) + 1, self.known.newest + 1):
             record = self.known.commits[number]
             if number > max(versions) and not await self._is_obtainable(record):
@@ -272,8 +277,8 @@ class _Fetch:
     async def _is_obtainable(self, record: Commit) -> bool:
         """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
         for _ in range(DONORS_ASKED_FOR):
-            file = await self._in_pool(lambda: self._log.open_commit(record))
-            if not file.missing() or any(d.commit >= record.commit for d in self.known.donors):
+            has_all = await self._in_pool(lambda: self._log.open_commit(record).complete)
+            if has_all or any(d.commit >= record.commit for d in self.known.donors):
                 return True
             await self._donors.ask_again(f"no donor holds commit {record.commit}")
         return False
@@ -294,6 +299,7 @@ class _Fetch:
     async def _payloads_from(self, record: Commit, only: DonorKey | None) -> PayloadFile | None:
         """From `only` this donor, or from all. None if they do not have the digest of the record."""
         file = await self._in_pool(lambda: self._log.open_commit(record))
+        missing = await self._in_pool(file.missing)
 
         async def fetch(client: DonorClient, batch: set[int]) -> None:
             await self._fetch_payload_batch(client, record, file, batch)
@@ -302,7 +308,7 @@ class _Fetch:
             return donor.commit >= record.commit and only in (None, donor_key(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
-        await self._donors.share_out(file.missing(), self._payload_bytes, fetch, may, all_may_lack=lack)
+        await self._donors.share_out(missing, self._payload_bytes, fetch, may, all_may_lack=lack)
 
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
@@ -337,9 +343,11 @@ class _Fetch:
             batch.difference_update(item.chunk for item in items)
 
     async def _apply(self, record: Commit, file: PayloadFile) -> None:
-        versions = self._outer.versions
-        chunks = self._layout.chunks[: self._layout.num_sync_chunks]
-        behind = iter([c.index for c in chunks if c.num_elements and versions[c.index] == record.commit - 1])
+        def at_the_commit_before() -> list[int]:
+            versions = self._outer.versions
+            return [chunk for chunk in self._layout.sync_chunks if versions[chunk] == record.commit - 1]
+
+        behind = iter(await self._in_pool(at_the_commit_before))
 
         async def work() -> None:
             for chunk in behind:

@@ -93,7 +93,7 @@ class Donor:
         with self._admitted(request.header.site_id):
             rate = _Rate(self._max_rate_bytes_per_s)
             for commit in request.hashes_of:
-                hashes = outer.chunk_hashes(commit)
+                hashes = await asyncio.get_running_loop().run_in_executor(self._pool, outer.chunk_hashes, commit)
                 for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
                     some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
@@ -108,10 +108,11 @@ class Donor:
     async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
         check_header(request.header, self._run_id)
-        chunks = self._checked(request.chunks, self._layout.num_sync_chunks)
+        chunks: Sequence[int] = self._checked(request.chunks, self._layout.num_sync_chunks)
         if not chunks:
-            chunks = [c.index for c in self._layout.chunks[: self._layout.num_sync_chunks] if c.num_elements]
-        if not self._log.has(request.commit):
+            chunks = self._layout.sync_chunks
+        # In a thread: a commit has the log's lock while it is written.
+        if not await asyncio.get_running_loop().run_in_executor(self._pool, self._log.has, request.commit):
             raise StateError(f"commit {request.commit} is not in the payload log here")
 
         def read(some: list[int]) -> list[bytes]:
@@ -136,7 +137,7 @@ class Donor:
                 raise InvalidMessage(f"chunk {chunk} is asked for, there are {limit}")
         return [chunk for chunk in chunks if self._layout.chunks[chunk].num_elements]
 
-    def _groups(self, chunks: list[int]) -> Iterator[list[int]]:
+    def _groups(self, chunks: Sequence[int]) -> Iterator[list[int]]:
         """Chunks that are read together: small ones, or one large one."""
         group: list[int] = []
         size = 0

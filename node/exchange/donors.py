@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from atoll.node.exchange.donor_link import DialledLink
 from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
 from atoll.node.exchange.progress import Pace
 from atoll.node.exchange.sources import Known
+from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
 from atoll.protocol.errors import (
     AtollError,
@@ -99,7 +101,7 @@ class Donors:
 
         With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
         """
-        batches = deque(_batches(chunks, size_bytes))
+        batches = deque(await run_to_its_end(partial(_batches, chunks, size_bytes)))
         lacking: set[DonorKey] = set()
         in_flight: Counter[DonorKey] = Counter()
 

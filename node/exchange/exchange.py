@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import grpc.aio
 
 from atoll.node.exchange.counters import Counters, Traffic
 from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.held import HeldContributions, free
+from atoll.node.exchange.held import AT_ONCE, HeldContributions, Key, free
 from atoll.node.exchange.link import ReducerLink
 from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
@@ -38,6 +39,8 @@ from atoll.protocol.plans import is_weighed, plan_digest, weights, with_weights
 from atoll.protocol.v1 import peer_pb2
 
 T = TypeVar("T")
+REDUCTIONS_AT_ONCE = 16
+"""More than the pool has threads; a task for each of a million chunks would hold up the event loop."""
 FRAME_RATES = 4
 """A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
 
@@ -110,9 +113,14 @@ class Exchange:
 
         self.own_chunks = share.own_chunks
         self.others = share.others
-        self.links = [ReducerLink(self, *of_reducer) for of_reducer in share.of_reducers]
+        self.links = [ReducerLink(self, of_reducer) for of_reducer in share.of_reducers]
         self.turns = Turns(link.member.site_id for link in self.links if self.contributes)
-        self._fit_retained(share, max_retained_bytes, spill)
+        self._has_room = asyncio.Event()
+        if self._fits_retained(share, max_retained_bytes, spill):
+            self._has_room.set()
+        self._ready = deque(share.complete)  # to be reduced
+        self._num_reducing = 0
+        self._makes_room = False
         self._lacking, self._num_lacking = share.lacking, share.num_lacking
         self._moved_bytes, self._moved_at = 0, self._loop.time()
         self._received_bytes = dict.fromkeys(self._num_lacking, 0)  # contributions, by site
@@ -149,8 +157,9 @@ class Exchange:
         role = "contributor" if self.contributes else "receiver"
         raise RefusedError(f"plan of sync {self.plan.sync} does not list site {self.header.site_id} as a {role}")
 
-    def _fit_retained(self, share: Share, max_retained_bytes: int, spill: Spill | None) -> None:
-        """Forgets contributions of other attempts if they are in the way. NoRoomError if the plan is too big."""
+    def _fits_retained(self, share: Share, max_retained_bytes: int, spill: Spill | None) -> bool:
+        """Whether it does as things are: contributions of other attempts may be in the way. NoRoomError if the plan is
+        too big."""
         need = (len(self.others) + 1) * share.payload_bytes
         if need > max_retained_bytes:
             raise NoRoomError(
@@ -169,9 +178,24 @@ class Exchange:
                     f"{free_bytes} are free there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib "
                     "so that other sites reduce more"
                 )
-        if self.held.num_bytes + need > max_retained_bytes:
-            members = {(m.site_id, m.incarnation) for m in self.others}
-            self.held.keep(lambda key: key[2] in share.lacking and (key[0], key[1]) in members, self._pool)
+        return self.held.num_bytes + need <= max_retained_bytes
+
+    async def make_room(self) -> None:
+        """Forgets contributions of other attempts that are in the way. Nobody sends contributions of this one before,
+        and no other exchange may be begun meanwhile."""
+        if self._has_room.is_set() or self._makes_room:
+            await self._has_room.wait()
+            return
+        self._makes_room = True
+        members = {(m.site_id, m.incarnation) for m in self.others}
+
+        def wanted(key: Key) -> bool:
+            return self.closed is not None or (key[2] in self._lacking and key[:2] in members)
+
+        try:
+            await self.held.keep(wanted, self._pool)
+        finally:
+            self._has_room.set()
 
     # --- running
 
@@ -188,18 +212,17 @@ class Exchange:
         try:
             if self._finished.cancelled():
                 raise asyncio.CancelledError  # before it began: the log is to have nothing of it
+            await self.make_room()
             await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
-            self._writer, done = await self.in_pool(self._begin)
+            self._writer, done, num_bytes = await self.in_pool(self._begin)
             self.payloads += done
-            self.payload_bytes += sum(len(item.data) for item in done)
+            self.payload_bytes += num_bytes
             self.turns.start(self._loop.time())
             self._restart_clocks()
             for link in self.links:
                 self._spawn(link.run())
             self._spawn(self._watch())
-            for chunk, lacking in self._lacking.items():
-                if not lacking and chunk not in self._stored:
-                    self._begin_reduce(chunk)
+            self._reduce_ready()
             self._check_complete()
             await self._finished
             tokens = self.weights()
@@ -234,6 +257,7 @@ class Exchange:
         """Turn peers away from now on."""
         if self.closed is None or isinstance(reason, RefusedError):
             self.closed = reason
+        self._has_room.set()
         self.turns.wake_all()
 
     def fail(self, error: BaseException) -> None:
@@ -259,8 +283,8 @@ class Exchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self) -> tuple[PayloadWriter, list[Encoded]]:
-        """The log of this attempt, and the payloads reduced here that an earlier run of it left there."""
+    def _begin(self) -> tuple[PayloadWriter, list[Encoded], int]:
+        """The log of this attempt, the payloads reduced here that an earlier run of it left there, and their bytes."""
         plan, data = self.plan, self.data
         writer = self._log.begin(plan.sync, plan.term, plan.attempt)
         self._stored = set(data.chunks).difference(writer.missing())
@@ -269,7 +293,12 @@ class Exchange:
             if chunk in self._stored:
                 payload = writer.read(chunk)
                 done.append(Encoded(chunk, payload, data.payload_hash(payload)))
-        return writer, done
+        for link in self.links:
+            link.note_stored_before(self._stored)
+        for _ in range(len(self._ready) if self._stored else 0):  # nobody else takes from its left before `run` goes on
+            if (chunk := self._ready.popleft()) not in self._stored:
+                self._ready.append(chunk)
+        return writer, done, sum(len(item.data) for item in done)
 
     def _seal(self, tokens: tuple[int, ...]) -> bytes:
         assert self._writer is not None
@@ -371,13 +400,23 @@ class Exchange:
             self.fail(error)
             raise
 
-    def held_of(self, member: Member) -> list[int]:
+    async def held_of(self, member: Member) -> list[int]:
         """Chunks whose contribution is here, ascending. A stream of the attempt before may have brought one since
         this attempt began."""
+        await self._has_room.wait()
         site_id, incarnation = member.site_id, member.incarnation
-        chunks = [c for c in self.own_chunks if self.held.get(site_id, incarnation, c) is not None]
-        for chunk in chunks:
+        if not self.held.holds_any(site_id, incarnation):
+            return []
+
+        def work() -> tuple[list[int], list[int]]:
+            found = sorted(c for c in self.held.chunks_of(site_id, incarnation) if c in self._lacking)
+            return found, [c for c in found if site_id in self._lacking[c]]
+
+        chunks, not_noted = await self.in_pool(work)
+        for place, chunk in enumerate(not_noted, 1):
             self._arrived(member, chunk)
+            if place % AT_ONCE == 0:
+                await asyncio.sleep(0)
         return chunks
 
     def _arrived(self, member: Member, chunk: int) -> None:
@@ -385,12 +424,26 @@ class Exchange:
         if member.site_id in lacking:
             lacking.remove(member.site_id)
             self._num_lacking[member.site_id] -= 1
-            ready = self._writer is not None and self.closed is None
-            if not lacking and ready and chunk not in self._stored:
-                self._begin_reduce(chunk)
+            if not lacking:
+                self._ready.append(chunk)
+                self._reduce_ready()
 
-    def _begin_reduce(self, chunk: int) -> None:
-        self._spawn(self._reduce(chunk))
+    def _reduce_ready(self) -> None:
+        """As many at once as the threads need; nothing before `run`, or after its end."""
+        if self._writer is not None and self.closed is None:
+            for _ in range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing)):
+                self._num_reducing += 1
+                self._spawn(self._reduce_some())
+
+    async def _reduce_some(self) -> None:
+        """One chunk after the other, while any is ready."""
+        try:
+            while self._ready:
+                chunk = self._ready.popleft()
+                if chunk not in self._stored:
+                    await self._reduce(chunk)
+        finally:
+            self._num_reducing -= 1
 
     async def _reduce(self, chunk: int) -> None:
         contributions = [(self._weight_of(c), self._contribution(c, chunk)) for c in self.plan.contributors]
@@ -438,8 +491,8 @@ class Exchange:
     def is_stored(self, chunk: int) -> bool:
         return chunk in self._stored
 
-    async def store(self, items: list[Encoded]) -> None:
-        """Payloads of another reducer. Raises DigestMismatch, InvalidMessage."""
+    async def store(self, items: list[Encoded]) -> int:
+        """Payloads of another reducer; how many were lacking. Raises DigestMismatch, InvalidMessage."""
         fresh = [item for item in items if item.chunk not in self._stored]
 
         def work() -> None:
@@ -449,11 +502,13 @@ class Exchange:
                 self._writer.put(item.chunk, item.data, item.hash)
 
         await self.in_pool(work)
-        self._note_stored([item.chunk for item in fresh])
+        return self._note_stored([item.chunk for item in fresh])
 
-    def _note_stored(self, chunks: list[int]) -> None:
+    def _note_stored(self, chunks: list[int]) -> int:
+        before = len(self._stored)
         self._stored.update(chunks)
         self._check_complete()
+        return len(self._stored) - before
 
     def _check_complete(self) -> None:
         if len(self._stored) == len(self.data.chunks) and not self._finished.done():

@@ -13,7 +13,10 @@ from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.spill import Spill, Spilled
 from atoll.protocol.errors import InvalidMessage, RefusedError
 
-Key = tuple[int, int, int]  # site id, incarnation, chunk
+Site = tuple[int, int]  # site id, incarnation
+Key = tuple[int, int, int]  # the same, and a chunk
+AT_ONCE = 512
+"""Contributions that are looked at before the event loop has its turn."""
 
 
 class HeldContributions:
@@ -25,13 +28,16 @@ class HeldContributions:
         self._in_memory: dict[Key, Encoded] = {}
         self._on_disk: dict[Key, Spilled] = {}
         self._on_the_way: dict[Key, Encoded] = {}  # of those in memory: they are being written
-        self.weights: dict[tuple[int, int], int] = {}  # of each site and incarnation
+        self._arrived: dict[Site, list[int]] = {}  # chunks, in their order; what is forgotten may still be among them
+        self.weights: dict[Site, int] = {}
         self.num_bytes = 0
         self._memory_bytes = 0  # of these, what is in memory
         self._is_dropped = False
 
-    def keys(self) -> list[Key]:
-        return [*self._in_memory, *self._on_disk]
+    def arrived(self) -> list[tuple[Site, list[int]]]:
+        """Chunks of each site whose contributions are here, for a thread: the lists only grow while nothing is
+        forgotten."""
+        return list(self._arrived.items())
 
     def weigh(self, site_id: int, incarnation: int, tokens: int) -> None:
         """What the header of a site's contributions says. Raises RefusedError if it said something else before."""
@@ -52,6 +58,7 @@ class HeldContributions:
                 )
             return False
         self._in_memory[key] = encoded
+        self._arrived.setdefault((site_id, incarnation), []).append(encoded.chunk)
         self.num_bytes += len(encoded.data)
         self._memory_bytes += len(encoded.data)
         if self._spill is not None:
@@ -62,8 +69,13 @@ class HeldContributions:
         key = (site_id, incarnation, chunk)
         return self._in_memory.get(key) or self._on_disk.get(key)
 
+    def holds_any(self, site_id: int, incarnation: int) -> bool:
+        return bool(self._arrived.get((site_id, incarnation)))
+
     def chunks_of(self, site_id: int, incarnation: int) -> set[int]:
-        return {chunk for site, start, chunk in self.keys() if (site, start) == (site_id, incarnation)}
+        """In a thread."""
+        arrived = self._arrived.get((site_id, incarnation), [])
+        return {chunk for chunk in arrived if self.get(site_id, incarnation, chunk) is not None}
 
     async def fit_memory(self, pool: Executor) -> None:
         """Puts the newest on the disk until what all syncs hold in memory is within the bound. Raises HostError."""
@@ -98,22 +110,35 @@ class HeldContributions:
                 return key, self._in_memory[key], spill
         return None
 
-    def keep(self, wanted: Callable[[Key], bool], pool: Executor) -> None:
-        """Forgets what is not wanted; who still reads it from the disk gets it, or a StaleError."""
-        in_memory = {key: item for key, item in self._in_memory.items() if not wanted(key)}
-        on_disk = {key: item for key, item in self._on_disk.items() if not wanted(key)}
-        for key in in_memory:
-            del self._in_memory[key]
-        for key in on_disk:
-            del self._on_disk[key]
-        memory_bytes = sum(len(item.data) for item in in_memory.values())
-        self._forget(in_memory, memory_bytes, on_disk, sum(item.num_bytes for item in on_disk.values()), pool)
+    async def keep(self, wanted: Callable[[Key], bool], pool: Executor) -> None:
+        """Forgets what is not wanted, some at a time; who still reads it from the disk gets it, or a StaleError."""
+        for site in list(self._arrived):
+            arrived, kept, first = self._arrived[site], list[int](), 0
+            while first < len(arrived):  # it may grow
+                some = [(*site, chunk) for chunk in arrived[first : first + AT_ONCE]]
+                first += len(some)
+                stays = [wanted(key) for key in some]
+                kept += [key[2] for key, stay in zip(some, stays, strict=True) if stay]
+                self._forget_some([key for key, stay in zip(some, stays, strict=True) if not stay], pool)
+                await asyncio.sleep(0)
+                if self._is_dropped:
+                    return
+            self._arrived[site] = kept
+
+    def _forget_some(self, keys: list[Key], pool: Executor) -> None:
+        in_memory = {key: self._in_memory.pop(key) for key in keys if key in self._in_memory}
+        on_disk = {key: self._on_disk.pop(key) for key in keys if key in self._on_disk}
+        if in_memory or on_disk:
+            memory_bytes = sum(len(item.data) for item in in_memory.values())
+            self._forget(in_memory, memory_bytes, on_disk, sum(item.num_bytes for item in on_disk.values()), pool)
 
     def drop(self, pool: Executor) -> None:
         """Forgets all, and what a stream still brings: nobody would ever forget that."""
         self._is_dropped = True
         in_memory, self._in_memory = self._in_memory, {}
         on_disk, self._on_disk = self._on_disk, {}
+        free(self._arrived, pool)
+        self._arrived = {}
         self._forget(in_memory, self._memory_bytes, on_disk, self.num_bytes - self._memory_bytes, pool)
 
     def _forget(
@@ -138,9 +163,16 @@ def free(items: dict[Any, Any] | list[Any], pool: Executor) -> None:
     """Empties it in a thread: the system takes back the memory of what is large when its last reference goes, and needs
     as long for that as for giving it."""
     try:
-        pool.submit(items.clear)
+        pool.submit(_empty, items)
     except RuntimeError:
-        items.clear()  # the pool is closed
+        _empty(items)  # the pool is closed
+
+
+def _empty(items: dict[Any, Any] | list[Any]) -> None:
+    """One by one: `clear` would have the interpreter lock until the last of a million is freed."""
+    take = items.popitem if isinstance(items, dict) else items.pop
+    while items:
+        take()
 
 
 def _remove_written(spill: Spill, pool: Executor, writing: asyncio.Future[Spilled]) -> None:

@@ -184,7 +184,7 @@ class Hub:
 
     def share(self, plan: Plan, data: SyncData, *, site_id: int) -> Callable[[], Share]:
         """What the plan asks of this site, to be made in a thread: see `share_of`."""
-        held = self._held[plan.sync].keys() if plan.sync in self._held else []
+        held = self._held[plan.sync].arrived() if plan.sync in self._held else []
         return partial(share_of, plan, data, site_id, held, self.spill)
 
     def begin(self, plan: Plan, data: SyncData, share: Share, *, site_id: int, contributes: bool) -> Exchange:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING
 
 import grpc
@@ -23,13 +24,14 @@ from atoll.node.exchange.progress import Worth
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
-from atoll.protocol.messages import Member
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import peer_pb2
 
 if TYPE_CHECKING:
     from atoll.node.exchange.exchange import Exchange
+    from atoll.node.exchange.share import ReducersShare
 
+MAX_BATCH_CHUNKS = 256
 BATCHES_AHEAD = 2
 """Encoded batches that wait for the stream."""
 STORES_AHEAD = 4
@@ -49,19 +51,18 @@ Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 class ReducerLink:
     """`run` ends when every payload of this reducer is stored; it raises PeerError when the peer cannot give them."""
 
-    def __init__(self, exchange: Exchange, member: Member, chunks: list[int], expected: frozenset[int]) -> None:
-        """`expected`: the same chunks."""
-        self.member = member
-        self.chunks = chunks
+    def __init__(self, exchange: Exchange, share: ReducersShare) -> None:
+        self.member = share.member
+        self.chunks = share.chunks
         self._exchange = exchange
-        self._expected = expected
+        self._expected = share.expected
+        self._num_wanted = len(share.chunks)  # payloads that are not stored yet
         self.phase = "connecting"
         self.progress = exchange.new_progress()
-        num_bytes = sum(exchange.data.max_bytes(chunk) for chunk in chunks)
-        self._worth_up, self._worth_down = Worth(num_bytes), Worth(num_bytes)
+        self._worth_up, self._worth_down = Worth(share.num_bytes), Worth(share.num_bytes)
         self.waits_for: tuple[int, ...] = ()
         """Sites that this reducer says it waits for."""
-        self._patience_s = self._longest_wait_s()
+        self._patience_s = self._longest_wait_s(SENT_AGAIN * share.num_bytes)
         self._waits_since = 0.0
         self._peer_moved_bytes = 0  # as it says
         self._peer_moved_at = 0.0
@@ -85,18 +86,17 @@ class ReducerLink:
         self.progress.restart(now)
         self._waits_since = self._peer_moved_at = now
 
-    def _longest_wait_s(self) -> float:
+    def _longest_wait_s(self, num_bytes: int) -> float:
         """How long contributions may be on their way to this reducer: one that is slower than a site may be, or gives
         nothing for a stall, is reported by the reducer."""
         exchange = self._exchange
         pace = exchange.pace
-        num_bytes = SENT_AGAIN * sum(exchange.data.max_bytes(chunk) for chunk in self.chunks)
         return pace.stall_s + num_bytes / pace.slowest_share(len(exchange.plan.contributors) - 1)
 
     async def run(self) -> None:
         delay_s = RETRY_FIRST_S
         self._waits_since = self._peer_moved_at = self._now()
-        while self._wanted():
+        while self._num_wanted:
             before, began_at = self._num_useful_bytes, self._now()
             held = False
             try:
@@ -106,7 +106,7 @@ class ReducerLink:
                 held = isinstance(error, NotYetError) and self._now() - began_at > RETRY_MOST_S / 2
             if self._num_useful_bytes > before or held:  # a peer that holds streams takes the next one when it begins
                 delay_s = RETRY_FIRST_S
-            if self._wanted():
+            if self._num_wanted:
                 self.phase = "connecting"
                 self.waits_for = ()
                 self._exchange.counters.reconnects += not held
@@ -142,8 +142,13 @@ class ReducerLink:
     def _failure(self, text: str) -> PeerError:
         return self._exchange.peer_error(self.member, text, sending=not self.all_sent, phase=self.phase)
 
-    def _wanted(self) -> list[int]:
-        return [chunk for chunk in self.chunks if not self._exchange.is_stored(chunk)]
+    def note_stored_before(self, stored: AbstractSet[int]) -> None:
+        """In a thread, before `run`."""
+        self._num_wanted = len(self._expected - stored) if stored else len(self._expected)
+
+    async def _in_pool(self, chosen: Callable[[int], bool]) -> list[int]:
+        """Those of its chunks, found in a thread."""
+        return await self._exchange.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
@@ -164,12 +169,14 @@ class ReducerLink:
         call: Stream = method()
         sender: asyncio.Task[None] | None = None
         try:
-            opening = self._open().SerializeToString()
+            opening = (await self._open()).SerializeToString()
             await call.write(opening)
             self._exchange.note_sent(len(opening))
             held = await self._read_held(call)
             self._exchange.dialer.reached(self.member)
-            missing = [chunk for chunk in self.chunks if chunk not in held] if self._exchange.contributes else []
+            missing = self.chunks if self._exchange.contributes else []
+            if held and missing:
+                missing = await self._in_pool(lambda chunk: chunk not in held)
             self.phase = "sending contributions" if missing else "waiting for payloads"
             sender = asyncio.create_task(self._send(call, missing))
             sender.add_done_callback(self._sender_done)
@@ -189,9 +196,9 @@ class ReducerLink:
                 sender.cancel()
                 await asyncio.gather(sender, return_exceptions=True)
 
-    def _open(self) -> peer_pb2.ExchangeRequest:
+    async def _open(self) -> peer_pb2.ExchangeRequest:
         exchange = self._exchange
-        have = [chunk for chunk in self.chunks if exchange.is_stored(chunk)]
+        have = await self._in_pool(exchange.is_stored) if self._num_wanted < len(self.chunks) else []
         return peer_pb2.ExchangeRequest(
             open=peer_pb2.ExchangeOpen(
                 header=wire.to_proto(exchange.header),
@@ -229,8 +236,8 @@ class ReducerLink:
             if response.WhichOneof("body") != "held":
                 raise self._invalid("the first message must say what is held")
             before = len(held)
-            held.update(response.held.chunks)
-            if not held <= self._expected:
+            held.update(chunks := frozenset(response.held.chunks))
+            if not chunks <= self._expected:
                 raise self._invalid("it holds chunks that it does not reduce")
             if response.held.more and len(held) == before:
                 raise self._invalid("it goes on about what it holds and says nothing new")
@@ -275,12 +282,12 @@ class ReducerLink:
             await self._write(call, frame)
 
     def _batches(self, chunks: list[int]) -> Iterator[list[int]]:
-        """Chunks that fill a frame together, or one large chunk."""
+        """Chunks that fill a frame together, or one large chunk; of small ones not more than are counted at once."""
         batch: list[int] = []
         size = 0
         for chunk in chunks:
             more = self._exchange.data.max_bytes(chunk)
-            if batch and size + more > FRAME_BYTES:
+            if batch and (size + more > FRAME_BYTES or len(batch) == MAX_BATCH_CHUNKS):
                 yield batch
                 batch, size = [], 0
             batch.append(chunk)
@@ -323,11 +330,15 @@ class ReducerLink:
                 self._moved(self._worth_down.of(lacking))
                 done = [item for part in parts if (item := assembler.add(part)) is not None]
                 if done:
-                    await stores.begin(self._exchange.store(done))
+                    await stores.begin(self._store(done))
         finally:
             await stores.finish()
-        if self._wanted():
+        if self._num_wanted:
             raise PeerError("the stream ended early", self.member.site_id)
+
+    async def _store(self, items: list[Encoded]) -> None:
+        num_stored = await self._exchange.store(items)  # several are under way at once
+        self._num_wanted -= num_stored
 
     def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
         """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner

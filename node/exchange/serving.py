@@ -16,7 +16,7 @@ from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
-HELD_PER_MESSAGE = 1 << 17
+HELD_PER_MESSAGE = 1 << 15
 VERIFIES_AHEAD = 4
 """Frames whose contributions wait for a thread before reading pauses."""
 EARLY_PAYLOADS = 2
@@ -59,7 +59,7 @@ class ServedStream:
         self._exchange.note_sent(len(frame))
 
     async def _send_held(self) -> None:
-        held = self._exchange.held_of(self._member) if self._contributes else []
+        held = await self._exchange.held_of(self._member) if self._contributes else []
         for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
             chunks = held[first : first + HELD_PER_MESSAGE]
             more = first + HELD_PER_MESSAGE < len(held)

@@ -6,11 +6,24 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll.node.exchange.held import Key
+from atoll.node.exchange.held import Site
 from atoll.node.exchange.ports import SyncData
 from atoll.node.exchange.spill import Spill
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReducersShare:
+    """What one reducer averages."""
+
+    member: Member
+    chunks: list[int]
+    """Ascending."""
+    expected: frozenset[int]
+    """The same."""
+    num_bytes: int
+    """The most that their contributions can have, and their payloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,13 +32,14 @@ class Share:
 
     own_chunks: list[int]
     """Reduced here, ascending."""
-    of_reducers: tuple[tuple[Member, list[int], frozenset[int]], ...]
-    """The other reducers, in the order in which this site begins with them; the chunks of each, ascending, and as a
-    set."""
+    of_reducers: tuple[ReducersShare, ...]
+    """The other reducers, in the order in which this site begins with them."""
     others: tuple[Member, ...]
     """Whose contributions to `own_chunks` are needed; none where this site reduces nothing."""
     lacking: dict[int, set[int]]
     """Of each own chunk: the contributors (site ids) whose contribution is not here yet."""
+    complete: list[int]
+    """The own chunks that lack nothing."""
     num_lacking: dict[int, int]
     """The same by contributor."""
     payload_bytes: int
@@ -36,9 +50,11 @@ class Share:
     """On the disk to which contributions go; 0 without one."""
 
 
-def share_of(plan: Plan, data: SyncData, site_id: int, held: Iterable[Key], spill: Spill | None) -> Share:
-    """`held`: keys of contributions that are here already. One that arrives meanwhile is noted when its site opens a
-    stream.
+def share_of(
+    plan: Plan, data: SyncData, site_id: int, held: Iterable[tuple[Site, list[int]]], spill: Spill | None
+) -> Share:
+    """`held`: chunks of each site whose contributions are here already. One that arrives meanwhile is noted when its
+    site opens a stream.
 
     Raises InvalidMessage if the plan's trees are not right, HostError for the disk.
     """
@@ -55,15 +71,26 @@ def share_of(plan: Plan, data: SyncData, site_id: int, held: Iterable[Key], spil
     lacking = {chunk: set(ids) for chunk in own_chunks}
     num_lacking = dict.fromkeys(ids, len(own_chunks))
     wanted = {(m.site_id, m.incarnation) for m in others}
-    for owner, incarnation, chunk in held:
-        if (owner, incarnation) in wanted and owner in lacking.get(chunk, ()):
-            lacking[chunk].remove(owner)
-            num_lacking[owner] -= 1
+    for site, chunks in held:
+        for chunk in chunks if site in wanted else ():
+            if site[0] in lacking.get(chunk, ()):
+                lacking[chunk].remove(site[0])
+                num_lacking[site[0]] -= 1
     return Share(
         own_chunks=own_chunks,
-        of_reducers=tuple((m, c := by_reducer[m.site_id], frozenset(c)) for m in in_turn if m.site_id in by_reducer),
+        of_reducers=tuple(
+            ReducersShare(
+                member=member,
+                chunks=theirs,
+                expected=frozenset(theirs),
+                num_bytes=sum(data.max_bytes(chunk) for chunk in theirs),
+            )
+            for member in in_turn
+            if (theirs := by_reducer.get(member.site_id))
+        ),
         others=others,
         lacking=lacking,
+        complete=[chunk for chunk in own_chunks if not lacking[chunk]],
         num_lacking=num_lacking,
         payload_bytes=sum(data.max_bytes(chunk) for chunk in own_chunks),
         log_bytes=sum(data.max_bytes(chunk) for chunk in data.chunks),

@@ -66,9 +66,10 @@ def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> 
     """No payload is ever stored, so that its links open stream after stream and ask for all of them. It blames nobody.
     `hangs_up`: in the middle of what it gets. `claims_to_move`: for ever."""
 
-    async def store(items: list[Encoded]) -> None:
+    async def store(items: list[Encoded]) -> int:
         if hangs_up:
             raise PeerError("this site has had enough")
+        return 0
 
     exchange.store = store  # type: ignore[method-assign]
     exchange._overdue = lambda *, is_last: None  # type: ignore[method-assign]

@@ -76,7 +76,8 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
         _put(
             wire, name, _guarded(getattr(wire, name), f"{name} of a manifest", _is_manifest, ends_process=ends_process)
         )
-    _put(Digest, "data", _guarded(Digest.data, "hash of much", _is_much, ends_process=ends_process))
+    for name in ("data", "more", "digests"):
+        _put(Digest, name, _guarded(getattr(Digest, name), "hash of much", _is_much, ends_process=ends_process))
 
 
 def of_the_coordinator() -> list[tuple[Any, str]]:
@@ -97,13 +98,18 @@ def of_the_node() -> list[tuple[Any, str]]:
     from atoll.node.dataplane.snapshot import Snapshots
     from atoll.node.dataplane.sync_data import SyncData
     from atoll.node.exchange import share
+    from atoll.node.exchange.held import HeldContributions
+    from atoll.node.exchange.sources import Known
     from atoll.protocol.codecs import kernels
 
     return [
-        *((OuterState, name) for name in ("_replace", "damaged", "_verify")),
+        *((OuterState, name) for name in ("_replace", "damaged", "_verify", "state_hash", "chunk_hashes", "freeze")),
         *((SyncData, name) for name in ("contribution", "reduce", "check", "check_payload", "payload_hash")),
         *((PayloadLog, name) for name in ("__init__", "begin", "commit", "hashes", "read", "roll_back", "drop")),
-        *((PayloadFile, name) for name in ("put", "read", "seal")),
+        *((PayloadLog, name) for name in ("has", "commits", "open_commit")),
+        *((PayloadFile, name) for name in ("put", "read", "seal", "missing", "digest")),
+        (HeldContributions, "chunks_of"),
+        (Known, "add_list"),
         *((kernels, name) for name in ("encode", "decode", "accumulate", "check")),
         (Snapshots, "write"),
         (SharedBuffer, "__init__"),

@@ -21,6 +21,8 @@ LISTED_DONORS = "tests/unit/coordinator/test_listed_donors.py"
 CHUNK_SIZES = "tests/unit/coordinator/test_chunk_sizes.py"
 SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
+HASH_LISTS = "tests/unit/coordinator/test_hash_lists.py"
+STEPS = "tests/unit/local/test_steps_in_a_loop.py"
 HOSTILE_DISPUTES = "tests/unit/coordinator/test_hostile_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 GOING_BACK = "tests/unit/coordinator/test_going_back.py"
@@ -398,9 +400,41 @@ MUTATIONS = (
         name="what a site shows is believed",
         rule="what settles a dispute has the hash that the part before it gives",
         file="coordinator/core/evidence.py",
-        old="            if _is_it(run, need, data):\n",
+        old="            if asked.check.finish() == need.expected:\n",
         new="            if True:\n",
         tests=(DISPUTES,),
+    ),
+    Mutation(
+        name="a step for each hash of a list",
+        rule="nothing that grows with the model runs in an event loop",
+        file="protocol/digest.py",
+        old="_AT_ONCE = 4096\n",
+        new="_AT_ONCE = 1\n",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="lists of hashes are compared one by one",
+        rule="nothing that grows with the model runs in an event loop",
+        file="coordinator/core/hash_lists.py",
+        old="AT_ONCE_BYTES = 256 * DIGEST_BYTES",
+        new="AT_ONCE_BYTES = 1 << 40",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="payloads of chunks without elements are in a list",
+        rule="the payload digest leaves chunks without elements out",
+        file="coordinator/core/shown_bytes.py",
+        old="[whole] if self._places is None else",
+        new="[whole] if True else",
+        tests=(HASH_LISTS,),
+    ),
+    Mutation(
+        name="a hash that comes in two parts is lost",
+        rule="a site may show what it is asked for in parts of any size",
+        file="coordinator/core/shown_bytes.py",
+        old="        data = self._rest + part\n",
+        new="        data = part\n",
+        tests=(HASH_LISTS,),
     ),
     Mutation(
         name="a dispute ends with no state left",
@@ -1380,6 +1414,57 @@ MUTATIONS = (
         old="        free(in_memory, pool)",
         new="        in_memory.clear()",
         tests=("tests/unit/exchange/test_freeing.py",),
+    ),
+    Mutation(
+        name="a task for each chunk that is ready",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/exchange.py",
+        old="range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing))",
+        new="range(len(self._ready))",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="what a peer holds is looked up in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/exchange.py",
+        old="        chunks, not_noted = await self.in_pool(work)\n",
+        new="        chunks, not_noted = work()\n",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="payloads that are here are looked up in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/link.py",
+        old="        return await self._exchange.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])\n",
+        new="        return [chunk for chunk in self.chunks if chosen(chunk)]\n",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="contributions that are in the way are forgotten in one go",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/held.py",
+        old="arrived[first : first + AT_ONCE]",
+        new="arrived[first:]",
+        tests=(STEPS,),
+    ),
+    Mutation(
+        name="a stream brings contributions before there is room",
+        rule="what a reducer retains has a bound",
+        file="node/exchange/exchange.py",
+        old="        await self._has_room.wait()\n        site_id",
+        new="        site_id",
+        tests=(
+            f"{SPILLED}::test_an_attempt_without_a_site_is_right_though_the_one_before_still_reads_its_contribution",
+        ),
+    ),
+    Mutation(
+        name="of payloads that are stored together some are not counted",
+        rule="a stream ends when every payload of its reducer is stored",
+        file="node/exchange/link.py",
+        old="        num_stored = await self._exchange.store(items)  # several are under way at once\n"
+        "        self._num_wanted -= num_stored\n",
+        new="        self._num_wanted -= await self._exchange.store(items)\n",
+        tests=(f"{EXCHANGE}::test_all_sites_hold_the_reference_payloads",),
     ),
     Mutation(
         name="the end of an exchange overtakes its beginning",

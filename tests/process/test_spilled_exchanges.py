@@ -144,7 +144,12 @@ def test_an_attempt_without_a_site_is_right_though_the_one_before_still_reads_it
                 tops = [chunk for chunk in site.data.chunks if chunk % 2 == site.site_id - 1]
                 site.hub.max_retained_bytes = 2 * sum(site.data.max_bytes(chunk) for chunk in tops)
             begun = [site.begin(again) for site in sites[:2]]
-            assert all(not exchange.held.chunks_of(3, 1) for exchange in begun)
+            asked = asyncio.create_task(begun[0].held_of(replace(sites[1].member(5), incarnation=9)))  # it holds none
+            await asyncio.sleep(0)
+            for exchange in begun:
+                assert not asked.done(), "what a stream brings has no room before"
+                await exchange.make_room()
+                assert not exchange.held.chunks_of(3, 1)
             sites[2].hub.drop_sync(1)
             await until(lambda: not slow.path.exists())
             slow.may_go_on.set()

@@ -51,7 +51,9 @@ def who_could_settle(world: World) -> list[str]:
                 data = plane._evidence(need.evidence, need.commit, need.chunk)
             except (AtollError, OSError):
                 continue
-            if evidence._is_it(run, need, data):
+            check = evidence._check(run, need, len(data))
+            check.add(data)
+            if check.finish() == need.expected:
                 found.append(f"{site.name} has {need.in_words()}")
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ def test_contributions_that_are_dropped_are_freed_in_a_thread(kept: int | None, 
         if kept is None:
             held.drop(pool)
         else:
-            held.keep(lambda key: key[2] == kept, pool)
+            asyncio.run(held.keep(lambda key: key[2] == kept, pool))
         assert held.num_bytes == spill.memory_bytes == (0 if kept is None else 4)
     gc.collect()
     assert freed_in == ["freeing_0"] * (3 if kept is None else 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,7 +35,7 @@ def test_what_is_held_of_whom() -> None:
         held.add(site, 1, encoded(chunk, b"1234"))
     assert held.chunks_of(1, 1) == {0, 3}
     assert held.chunks_of(1, 2) == set()
-    held.keep(lambda key: key[2] == 3, ThreadPoolExecutor(1))
+    asyncio.run(held.keep(lambda key: key[2] == 3, ThreadPoolExecutor(1)))
     assert held.chunks_of(1, 1) == {3}
     assert held.num_bytes == 8
 

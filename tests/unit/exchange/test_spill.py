@@ -55,8 +55,8 @@ def test_the_newest_go_to_the_disk(tmp_path: Path, pool: ThreadPoolExecutor) -> 
         await other.fit_memory(pool)
         assert isinstance(other.get(1, 1, 5), Spilled)
         assert len(files(spill.folder)) == 3
-        other.keep(lambda _: False, pool)
-        held.keep(lambda key: key[0] in (2, 3), pool)
+        await other.keep(lambda _: False, pool)
+        await held.keep(lambda key: key[0] in (2, 3), pool)
         pool.shutdown()
         assert len(files(spill.folder)) == 1
         assert (spill.memory_bytes, held.num_bytes, other.num_bytes, spill.disk_bytes) == (10, 20, 0, 10)
@@ -71,7 +71,7 @@ def test_what_is_forgotten_while_it_is_written_leaves_no_file(tmp_path: Path, po
         held.add(1, 1, encoded(0))
         writing = asyncio.create_task(held.fit_memory(pool))
         await asyncio.sleep(0)  # it has begun
-        held.keep(lambda _: False, pool)
+        await held.keep(lambda _: False, pool)
         await writing
         assert held.get(1, 1, 0) is None
         await asyncio.sleep(0)  # callbacks
@@ -136,7 +136,7 @@ def test_only_what_was_dropped_may_be_gone(tmp_path: Path, pool: ThreadPoolExecu
         dropped, removed = held.get(1, 1, 1), held.get(1, 1, 2)
         assert isinstance(dropped, Spilled)
         assert isinstance(removed, Spilled)
-        held.keep(lambda key: key[2] == 2, pool)
+        await held.keep(lambda key: key[2] == 2, pool)
         removed.path.unlink()
         pool.shutdown()
         with pytest.raises(StaleError, match="chunk 1 was dropped while it was read"):

@@ -1,0 +1,87 @@
+"""Lists of hashes: what is computed of them part by part, and many at once, is what one by one would give."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.coordinator.core.chunk_places import ChunkPlaces
+from atoll.coordinator.core.hash_lists import first_difference, hash_at
+from atoll.coordinator.core.shown_bytes import ListCheck
+from atoll.protocol.digest import DIGEST_BYTES, Digest
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_runs
+from tests.harness.fuzzing import fuzz
+
+
+def some_hashes(count: int) -> list[bytes]:
+    return [hashlib.sha256(bytes([i & 255, i >> 8])).digest() for i in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 4095, 4096, 4097, 9000])
+def test_digests_are_the_data_of_each(count: int) -> None:
+    hashes, expected = some_hashes(count), Digest("x")
+    for value in hashes:
+        expected.data(value)
+    assert Digest("x").digests(b"".join(hashes)).finish() == expected.finish()
+
+
+def test_what_is_no_list_of_digests_is_refused() -> None:
+    with pytest.raises(ValueError, match="33 bytes are no digests"):
+        Digest("x").digests(bytes(33))
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 255, 256, 999])
+def test_the_first_difference(chunk: int) -> None:
+    one = b"".join(some_hashes(1000))
+    other = bytearray(one)
+    for place in {chunk, 999}:
+        other[DIGEST_BYTES * place + 31] ^= 1
+    assert first_difference(one, other) == chunk
+    assert first_difference(one, bytearray(one)) is None
+    assert hash_at(other, chunk) != hash_at(one, chunk) == some_hashes(1000)[chunk]
+
+
+def places_of(shapes: list[int]) -> tuple[ChunkPlaces, Layout]:
+    roles = [Role.TRAINABLE, Role.BUFFER_MEAN, Role.FROZEN]
+    specs = [
+        TensorSpec(name=f"{i:03d}", shape=(size,), dtype="F32", role=roles[i % 3]) for i, size in enumerate(shapes)
+    ]
+    manifest = Manifest.canonical(specs)
+    return ChunkPlaces(chunk_runs(manifest, 4)), Layout(manifest, 4)
+
+
+SHAPES = st.lists(st.integers(0, 11), min_size=1, max_size=12)
+
+
+@fuzz(50)
+@given(SHAPES)
+def test_places_are_those_of_the_layout(shapes: list[int]) -> None:
+    places, layout = places_of(shapes)
+    found = [places.at(chunk) for chunk in range(places.num_chunks)]
+    assert [(spec.name, count) for spec, count in found] == [
+        (layout.name_of(chunk.index), chunk.num_elements) for chunk in layout.chunks
+    ]
+    assert places.num_sync_chunks == layout.num_sync_chunks
+    assert places.num_payloads == len(layout.sync_chunks)
+
+
+@fuzz(50)
+@given(SHAPES, st.lists(st.integers(0, 12 * 4 * DIGEST_BYTES), max_size=6), st.booleans())
+def test_a_list_is_checked_in_parts_of_any_size(shapes: list[int], cuts: list[int], of_payloads: bool) -> None:
+    places, layout = places_of(shapes)
+    num_hashes = places.num_sync_chunks if of_payloads else places.num_chunks
+    hashes = some_hashes(num_hashes)
+    listed = [hashes[chunk] for chunk in layout.sync_chunks] if of_payloads else hashes
+    data, expected = b"".join(hashes), Digest("x").digests(b"".join(listed)).finish()
+    for end, is_right in ((len(data), True), (len(data) - 1, False), (len(data) - DIGEST_BYTES, False)):
+        if end < 0:
+            continue
+        check = ListCheck(Digest("x"), num_hashes, places if of_payloads else None)
+        bounds = sorted({0, end, *(cut for cut in cuts if cut < end)})
+        for first, last in itertools.pairwise(bounds):
+            check.add(data[first:last])
+        assert (check.finish() == expected) is is_right
