@@ -33,6 +33,7 @@ CREATE TABLE sites (
     bandwidth_bytes_per_s INTEGER NOT NULL,
     contributed           INTEGER NOT NULL,    -- to a commit, ever
     strikes               INTEGER NOT NULL,    -- how often it was found out, less those that are forgiven
+    has_contributed       INTEGER NOT NULL,    -- since it was admitted
     voided_sync           INTEGER NOT NULL,    -- the last sync in which a plan listed it and it discarded its contribution
     may_hold              INTEGER NOT NULL,    -- while it is not live: the newest commit that its disk may have
     checksum              BLOB    NOT NULL DEFAULT x''

@@ -53,7 +53,7 @@ NETWORK_FILE_SYSTEMS = (
 
 _SITE_COLUMNS = (
     "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
-    "may_hold, voided_sync, contributed, strikes"
+    "may_hold, voided_sync, contributed, strikes, has_contributed"
 )
 _COMMIT_COLUMNS = "body, mean_loss, median_loss, cut, stood_out"
 _MAX_INTEGER = (1 << 63) - 1
@@ -276,6 +276,7 @@ class SqliteStore:
                     voided_sync=r[11],
                     contributed=bool(r[12]),
                     strikes=r[13],
+                    has_contributed=bool(r[14]),
                 )
                 for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
             ),
@@ -384,6 +385,7 @@ class SqliteStore:
                     record.voided_sync,
                     record.contributed,
                     record.strikes,
+                    record.has_contributed,
                 )
                 places = ", ".join("?" * len(values))
                 execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)

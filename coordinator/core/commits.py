@@ -131,10 +131,6 @@ class CommitLog:
         )
         return next(steps, None)
 
-    def starts_listed(self) -> set[tuple[int, int]]:
-        """(site id, incarnation) of all who contributed to a commit that is kept here."""
-        return {(c.site_id, c.incarnation) for r in self.records for c in r.commit.contributors}
-
     def stood_out(self, commit: int) -> Outlier | None:
         """The contribution to it that did so; None if none did, or the commit is older than the log."""
         return next((r.stood_out for r in self.records if r.commit.commit == commit), None)

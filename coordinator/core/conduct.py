@@ -55,10 +55,10 @@ class Conduct:
     def left(self) -> None:
         self.has_contributed = False
 
-    def restored(self, record: SiteRecord, *, has_contributed: bool, now: float, lease_s: float) -> None:
+    def restored(self, record: SiteRecord, *, now: float, lease_s: float) -> None:
         """What the store knows of it when the coordinator is started again. Clocks of two starts are not compared: a
         site that is to stay away does so for its whole time from now on."""
-        self._has_ever_contributed, self.has_contributed = record.contributed, has_contributed
+        self._has_ever_contributed, self.has_contributed = record.contributed, record.has_contributed
         self.strikes, self._good_since = record.strikes, now
         if not record.live:
             self.admitted_again_at = now + self._wait_s(lease_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from atoll.coordinator.core import leases, plans, states, weighing
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -49,7 +49,7 @@ def members_at(run: Run, commit: int) -> list[Site]:
 
 def _open(run: Run, record: OpenRecord) -> None:
     run.last_sync = record.open.sync
-    run.sync = Sync(record, run.now)
+    run.sync = Sync(record, run.now, earlier=run.trouble.links(record.open.sync))
     run.paused = ""
 
 
@@ -136,14 +136,14 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     for member in plan.contributors:
         contributor = run.members.by_id(member.site_id)
         assert contributor is not None, "who is planned is not forgotten"
-        before = contributor.contributed, contributor.conduct.strikes
+        before = contributor.record()
         contributor.contributed = True
         if contributor.incarnation == member.incarnation:
             contributor.counts_from_step = run_step
             if contributor.live and contributor.site_id in attempt.done:
                 contributor.conduct.contributed(run.now, run.limits.lease_s)
                 contributor.num_heard = 0
-        if before != (contributor.contributed, contributor.conduct.strikes):
+        if before != contributor.record():
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
@@ -152,7 +152,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded | named
     run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
     run.trouble.held_up_others.note(sync.demoted, plan.sync)
-    run.trouble.receive_only.note(sync.demoted | left_behind, plan.sync)
+    run.trouble.receive_only.note(_in_good_standing(run, sync.demoted | left_behind), plan.sync)
+    run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)
+    run.trouble.note_links(sync.blame.pairs, plan.sync)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,
@@ -170,6 +172,12 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     if ahead is not None:
         for site in at_base:
             run.send(site, ahead.plan)
+
+
+def _in_good_standing(run: Run, site_ids: Collection[int]) -> list[int]:
+    """Those of whom more is expected. Of a site on trial nothing is: it is evicted when it fails again."""
+    sites = (run.members.by_id(site_id) for site_id in sorted(site_ids))
+    return [site.site_id for site in sites if site is not None and not site.conduct.is_on_trial]
 
 
 def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:

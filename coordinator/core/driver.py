@@ -19,6 +19,7 @@ from atoll.coordinator.core import (
     states,
     weighing,
 )
+from atoll.coordinator.core.blame import MAX_NAMED, in_words
 from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.stragglers import Patience
@@ -92,6 +93,7 @@ def done(run: Run, site: Site, message: m.Done) -> None:
     base = attempt.plan.base_commit
     if message.last_commit != base:
         attempt.spoiled = f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}"
+        run.evict(site, f"it exchanged from commit {message.last_commit}, and the plan is based on {base}")
         return
     attempt.done[site.site_id] = message
     states.take(run, site, base, message.state_hash)
@@ -117,8 +119,9 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
     if message.tensor:
         accusations.accuse(attempt, run.sync, site, message)
         return
-    if not message.peer_site_id:
+    if message.peer_site_id not in attempt.ids():  # or none
         run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
+        run.sync.ended_attempts.add(site.site_id)
         return
     if peer is site:
         run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
@@ -174,7 +177,7 @@ def _step(run: Run) -> bool:
 
 def waiting_for(run: Run, sync: Sync) -> list[Site]:
     """Expected sites that are not ready, and ready ones whose stream is being renewed."""
-    spared = run.trouble.receive_only.of(sync.open.sync)
+    spared = run.trouble.spared(sync.open.sync)
     return [
         s
         for s in run.members.live()
@@ -226,7 +229,7 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         return False
     able = _able(run, sync)
     contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
-    spared = run.trouble.receive_only.of(sync.open.sync)
+    spared = run.trouble.spared(sync.open.sync)
     others = [s for s in contributors if s.site_id not in spared]
     left_out = ""
     spare = quorum <= len(others) < len(contributors)
@@ -406,14 +409,18 @@ def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
     if not survivors:
         return _another_attempt(run, sync, attempt, "every contributor has left")
     if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):
-        pairs = ", ".join(f"{a} with {b}" for a, b in sorted(attempt.failing))
-        for site_id, why in sync.settle_failures(survivors, run.settings.quorum).items():
-            sync.failed[site_id] = f"site {site_id}: {why}"
-            sync.demoted.add(site_id)
-            if sync.blame.num_accusers(site_id) > 1:  # one alone may be the culprit
-                _hold_against(run, site_id, why)
-        return _another_attempt(run, sync, attempt, f"sites could not exchange: {pairs}")
+        _settle_failures(run, sync, survivors)
+        return _another_attempt(run, sync, attempt, f"sites could not exchange: {in_words(attempt.failing)}")
     return standstill.advance(run, sync, attempt, survivors)
+
+
+def _settle_failures(run: Run, sync: Sync, survivors: list[int]) -> None:
+    for demotion, why in sync.settle_failures(survivors, run.settings.quorum):
+        site_id = demotion.site_id
+        sync.failed[site_id] = f"site {site_id}: {why}"
+        sync.demoted.add(site_id)
+        if demotion.num_accusers > 1:  # one alone may be the culprit
+            _hold_against(run, site_id, why)
 
 
 def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
@@ -468,6 +475,7 @@ def _wrong_weights(run: Run, sync: Sync, attempt: Attempt, wrong: list[int], num
     them, who has others is wrong itself."""
     said, planned = list(attempt.done[wrong[0]].tokens), list(weights(attempt.plan))
     text = f"site {wrong[0]} averaged with weights {said}, sites are ready with {planned}"
+    run.trouble.note_misled(sync.open.sync)
     if attempt.weighed_late or len(wrong) == num_survivors:
         return _another_attempt(run, sync, attempt, text)
     for site_id in wrong:
@@ -491,21 +499,32 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
     if len({d.payload_digest for d in dones}) > 1:
         if payload_lists.awaited(run, attempt, survivors):
             return False
-        if payload_lists.evict_outliers(run, attempt, survivors):
-            return True
-        sync.num_digest_conflicts += 1
-        words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors)
-        text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
-        run.report(logging.ERROR, text)
-        if sync.num_digest_conflicts >= MAX_DIGEST_CONFLICTS:
-            decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
-            return True
-        return _another_attempt(run, sync, attempt, "payloads differ between sites")
+        return _payloads_differ(run, sync, attempt, survivors)
     decisions.commit(run, sync, attempt, dones[0].payload_digest, divergence.stood_out(attempt))
     return True
 
 
+def _payloads_differ(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> bool:
+    """Where there are several to compare, that is a failed exchange like others. Of two the reducer is believed."""
+    if len(survivors) == 2 and payload_lists.evict_outliers(run, attempt, survivors):
+        return True
+    sync.num_digest_conflicts += 1
+    words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors[:MAX_NAMED])
+    text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
+    run.report(logging.ERROR, text)
+    attempt.failing.update(payload_lists.disagreements(run, attempt, survivors))
+    if attempt.failing:
+        _settle_failures(run, sync, survivors)
+        reason = f"payloads differ between sites: {in_words(attempt.failing)}"
+        return _another_attempt(run, sync, attempt, reason)
+    if sync.num_digest_conflicts >= MAX_DIGEST_CONFLICTS:
+        decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
+        return True
+    return _another_attempt(run, sync, attempt, "payloads differ between sites")
+
+
 def _another_attempt(run: Run, sync: Sync, attempt: Attempt, reason: str) -> bool:
+    sync.ended_attempts.update(attempt.lost)
     survivors = attempt.survivors(sync.failed)
     able = [s for s in run.members.live() if s.site_id in survivors and s.site_id in sync.ready]
     if attempt.plan.attempt >= MAX_ATTEMPTS:

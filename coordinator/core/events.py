@@ -128,6 +128,8 @@ class SiteRecord:
     """To a commit, ever: such a site is not forgotten."""
     strikes: int
     """How often it was found out, less those that are forgiven (`conduct`)."""
+    has_contributed: bool = False
+    """Since it was admitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ def advance(run: Run) -> None:
     for site in gone[:num_forgotten]:
         run.members.forget(site)
         run.ledger.forget(site.site_id)
+        run.exclusions.forget(site.site_id)
+        run.trouble.forget(site.site_id)
     forgotten = tuple(sorted(site.site_id for site in gone[:num_forgotten]))
     run.persist(ForgetRecord(site_ids=forgotten, last_site_id=run.members.last_id))
 

@@ -88,6 +88,7 @@ class Site:
             voided_sync=self.voided_sync,
             contributed=self.contributed,
             strikes=self.conduct.strikes,
+            has_contributed=self.conduct.has_contributed,
         )
 
     def member(self, tokens: int = 0) -> Member:

@@ -1,4 +1,4 @@
-"""Rule 15: contributors are done with different payloads. They list the hash of each chunk; the reducer's is right.
+"""Rule 15: contributors are done with different payloads. They list the hash of each chunk.
 
 Every payload was checked against the hash that its reducer sent, so this takes a broken host or reducer, and is rare.
 """
@@ -6,7 +6,9 @@ Every payload was checked against the hash that its reducer sent, so this takes 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 
+from atoll.coordinator.core.blame import Pair
 from atoll.coordinator.core.hash_lists import first_difference
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt
@@ -59,6 +61,34 @@ def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
         run.report(logging.ERROR, f"{site.label} has another payload of chunk {chunk} than the site that reduced it")
         run.evict(site, f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit")
     return True
+
+
+def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair, bool]:
+    """Who has another payload than whom, as failed exchanges (rule 16): a reducer may have given one payload to some
+    and another one to the others, so that its word is one among several. Nothing where only two are left.
+
+    Whoever shows nothing, or shows what all others have and says otherwise, fails with all of them."""
+    if len(survivors) < 3:
+        return {}
+    listed = {i: attempt.lists[i] for i in survivors if i in attempt.lists}
+    found: dict[Pair, bool] = {(i, j): True for j in survivors if j not in listed for i in listed}
+    against: dict[int, set[int]] = {}  # of a reducer: who has another payload of one of its chunks
+    for tree in attempt.plan.trees:
+        reducer = attempt.plan.contributors[top_of(tree)].site_id
+        right = _of(listed[reducer], tree) if reducer in listed else b""
+        others = {i for i, hashes in listed.items() if right and _of(hashes, tree) != right}
+        if others:
+            against.setdefault(reducer, set()).update(others)
+    for reducer_id, others in against.items():
+        found.update(((i, reducer_id), True) for i in others)
+        if len(others) == 1:  # one word against another
+            found.update(((reducer_id, i), True) for i in others)
+    if not found:
+        digests = {i: attempt.done[i].payload_digest for i in survivors}
+        most, num = Counter(digests.values()).most_common(1)[0]
+        if 2 * num > len(survivors):
+            found = {(i, j): True for j in survivors if digests[j] != most for i in survivors if digests[i] == most}
+    return found
 
 
 def _of(hashes: bytes, tree: m.Tree) -> bytes:

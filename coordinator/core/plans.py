@@ -76,7 +76,9 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None
     number = sync.open.sync
-    if (run.trouble.receive_only.of(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
+    if run.trouble.plans_say_weights(number):
+        return None
+    if (run.trouble.spared(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
         return None
     slack_s = run.limits.lease_s / 2
     if run.stragglers.late(ids, ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=slack_s):

@@ -62,11 +62,9 @@ class Run:
             self.set_manifest(persisted.manifest, ChunkSizes.of(persisted.manifest.manifest, settings.sync))
         self.offers = Offers()
         self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
-        listed = self.log.starts_listed()
         for record in persisted.sites:
             site = self.members.sites[record.name]
-            is_listed = site.live and (site.site_id, site.incarnation) in listed
-            site.conduct.restored(record, has_contributed=is_listed, now=now, lease_s=self.limits.lease_s)
+            site.conduct.restored(record, now=now, lease_s=self.limits.lease_s)
             if site.live:
                 site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
         kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)

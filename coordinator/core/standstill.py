@@ -8,11 +8,10 @@ long as one of these does, and is not evicted for their standing still. It is he
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from heapq import nlargest
 
 from atoll.coordinator.core import waits
-from atoll.coordinator.core.blame import Pair
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.syncs import Attempt, Sync
@@ -57,20 +56,25 @@ def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]
 
 def advance(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> bool:
     """Whether somebody was evicted, or heard."""
-    late = [i for i in survivors if i not in attempt.done and i not in attempt.reporters()]
+    reporters = attempt.reporters()
+    late = [i for i in survivors if i not in attempt.done and i not in reporters]
     stuck = [i for i, at in zip(late, stuck_at(run, attempt, late), strict=True) if run.now >= at]
     said = _said(run, attempt) if stuck else {}  # once for all: a reducer that gives nothing holds up a thousand
-    reports = tuple(attempt.failing)
+    heard: list[int] = []
     for site_id in stuck:
         site = run.members.by_id(site_id)
         assert site is not None, "who contributes is in the run, or lost"
         deadline_s = attempt.plan.deadline_s
         if run.now >= attempt.planned_at + deadline_s + _patience_s(run):
             _evict(run, sync, site, f"went beyond the deadline of sync {sync.open.sync}, {deadline_s:.0f} s")
-        elif not _take_at_its_word(run, attempt, site, said, reports):
+        elif _take_at_its_word(run, attempt, site, said[site_id].all):
+            heard.append(site_id)
+        else:
             seen = "" if run.now - site.progress_at >= _patience_s(run) else " that another site saw"
             what = f"has made no progress{seen} in sync {sync.open.sync} for {_patience_s(run):g} s"
             _evict(run, sync, site, what)
+    for reporter, peer in sorted(waits.to_blame(heard, said, tuple(attempt.failing), attempt.done)) if heard else ():
+        note_failure(run, attempt, reporter, peer, lacks=True)
     return bool(stuck)
 
 
@@ -87,16 +91,11 @@ def _said(run: Run, attempt: Attempt) -> dict[int, Waits]:
     return {i: _waits_of(run, i, contributors) for i in contributors}
 
 
-def _take_at_its_word(
-    run: Run, attempt: Attempt, site: Site, said: Mapping[int, Waits], reports: Collection[Pair]
-) -> bool:
+def _take_at_its_word(run: Run, attempt: Attempt, site: Site, named: Collection[int]) -> bool:
     """False if it waits for nobody, or says so again and again, whoever reduces meanwhile."""
-    named = said[site.site_id].all
     site.num_heard += 1
     if not named or site.conduct.is_on_trial or site.num_heard > MOST_HEARD:
         return False
-    for reporter, peer in sorted(waits.to_blame(site.site_id, said, reports, attempt.done)):
-        note_failure(run, attempt, reporter, peer, lacks=True)
     attempt.heard.add(site.site_id)
     names = ", ".join(str(i) for i in sorted(named))
     run.report(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.blame import Blame, Pair
+from atoll.coordinator.core.blame import Blame, Demotion, Pair, in_words
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
@@ -89,9 +89,10 @@ class Sync:
         now: float,
         plans: Sequence[PlanRecord] = (),
         live: Collection[tuple[int, int]] = (),
+        earlier: Collection[Pair] = (),
     ) -> None:
         """`plans` of a sync that was open when the coordinator ended, and who was in the run then: (site id,
-        incarnation)."""
+        incarnation). `earlier`: which exchanges failed in the syncs before."""
         self.open: Open = record.open
         self.expected: set[int] = set(record.expected)
         self.ready: dict[int, Ready] = {}
@@ -105,11 +106,12 @@ class Sync:
         self.last_attempt = 0
         self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
         self.no_room: dict[int, str] = {}  # sites that cannot hold what they were to reduce, and why
-        self.blame = Blame()
+        self.blame = Blame(earlier)
         self.num_digest_conflicts = 0
         self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
         self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
         self.demoted: set[int] = set()  # receive only, because exchanges failed
+        self.ended_attempts: set[int] = set()  # sites that left, or could not go on, while others exchanged with them
         self.diverged: dict[int, str] = {}  # sites whose loss is not finite since the base, and was before
         self.has_gone_back = False  # because of these, or that was tried
         self.num_accused: Counter[int] = Counter()  # attempts in which a contribution was said to be absurd
@@ -246,10 +248,10 @@ class Sync:
 
     # --- what went wrong
 
-    def settle_failures(self, ids: Sequence[int], quorum: int) -> dict[int, str]:
+    def settle_failures(self, ids: Sequence[int], quorum: int) -> list[tuple[Demotion, str]]:
         """Notes what failed in this attempt. Who is to be a receiver from now on, and why."""
         assert self.attempt is not None
         self.blame.note(self.attempt.failing)
-        pairs = ", ".join(f"{a} with {b}" for a, b in sorted(self.attempt.failing))
         what = "an attempt" if self.blame.num_failures == 1 else f"{self.blame.num_failures} attempts"
-        return dict.fromkeys(self.blame.to_demote(ids, quorum), f"{what} could not be exchanged (sites {pairs})")
+        why = f"{what} could not be exchanged (sites {in_words(self.attempt.failing)})"
+        return [(demotion, why) for demotion in self.blame.to_demote(ids, quorum)]

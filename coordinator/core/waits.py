@@ -8,7 +8,8 @@ everything: its word stands against one other, and neither of the two reduces in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from atoll.coordinator.core.blame import Pair
@@ -38,24 +39,35 @@ def waits_of(site_id: int, heartbeat: Heartbeat, contributors: frozenset[int]) -
     return Waits(others(heartbeat.waits_for_contributions), others(heartbeat.waits_for_payloads))
 
 
-def to_blame(site_id: int, waits: Mapping[int, Waits], reports: Collection[Pair], done: Collection[int]) -> set[Pair]:
-    """Who lacks something of whom, beginning with a site that gets no further.
+def to_blame(
+    site_ids: Iterable[int], waits: Mapping[int, Waits], reports: Iterable[Pair], done: Collection[int]
+) -> set[Pair]:
+    """Who lacks something of whom, beginning with the sites that get no further.
 
     `reports`: who said to the coordinator that it could not exchange with whom. A site that is done has sent its
     contributions, and lacks none."""
-    mine = waits[site_id]
-    found = {(site_id, peer) for peer in mine.contributions}
-    for reducer in mine.payloads:
-        excuses = _excuses(reducer, waits, reports, done) - {site_id}
-        found |= {(reducer, peer) for peer in excuses} or {(site_id, reducer)}
+    reported: defaultdict[int, set[int]] = defaultdict(set)
+    for reporter, peer in reports:
+        reported[reporter].add(peer)
+    waiting: dict[int, list[int]] = {}  # for payloads of this reducer
+    found: set[Pair] = set()
+    for site_id in site_ids:
+        mine = waits[site_id]
+        found.update((site_id, peer) for peer in mine.contributions)
+        for reducer in mine.payloads:
+            waiting.setdefault(reducer, []).append(site_id)
+    for reducer, sites in waiting.items():
+        excuses = _excuses(reducer, waits, reported[reducer], done)
+        named = excuses - {sites[0]} if len(sites) == 1 else excuses
+        found.update((reducer, peer) for peer in named)
+        found.update((site_id, reducer) for site_id in sites if excuses <= {site_id})
     return found
 
 
-def _excuses(reducer: int, waits: Mapping[int, Waits], reports: Collection[Pair], done: Collection[int]) -> set[int]:
+def _excuses(reducer: int, waits: Mapping[int, Waits], reported: Collection[int], done: Collection[int]) -> set[int]:
     if reducer in done:
         return set()
-    named = set(waits[reducer].contributions) if reducer in waits else set()
-    named.update(peer for reporter, peer in reports if reporter == reducer)
+    named = {*reported, *(waits[reducer].contributions if reducer in waits else ())}
     named.difference_update(done)
     contradict = [peer for peer in named if peer in waits and reducer in waits[peer].payloads]
     return set() if len(contradict) >= LEAST_CONTRADICTIONS else named

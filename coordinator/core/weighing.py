@@ -3,7 +3,8 @@
 What a site says of itself is bounded twice. Tokens of positions that it leases are bounded by them: more than a sample
 can hold is refused. Whatever it leases, its pace is compared with that of the others, and what is beyond the bound does
 not count: a site that says 2^44 tokens a step would be the run otherwise. That is no refusal, because a site may
-be so much faster than the others; the log, the status page and the commit's record say it.
+be so much faster than the others; the log, the status page and the commit's record say it. No more windows than that
+ratio count either: a site that stays away, on purpose or not, would be nearly the whole average once it is back.
 """
 
 from __future__ import annotations
@@ -45,12 +46,17 @@ def within_ratio(said: Sequence[Said], max_ratio: int) -> tuple[int, ...]:
 
 def weights(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[int, ...]:
     """Of contributors that are all ready."""
-    said = [_said(sync, site, sync.ready[site.site_id]) for site in contributors]
-    return within_ratio(said, run.settings.sync.max_weight_ratio)
-
-
-def _said(sync: Sync, site: Site, ready: Ready) -> Said:
-    return Said(tokens=ready.tokens, num_steps=_steps_covered(sync, site), num_trained_steps=ready.num_steps)
+    settings = run.settings.sync
+    most_steps = settings.max_weight_ratio * max(settings.every, sync.open.num_steps)
+    said = [
+        Said(
+            tokens=sync.ready[site.site_id].tokens,
+            num_steps=min(_steps_covered(sync, site), most_steps),
+            num_trained_steps=sync.ready[site.site_id].num_steps,
+        )
+        for site in contributors
+    ]
+    return within_ratio(said, settings.max_weight_ratio)
 
 
 def cut_now(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[str, ...]:

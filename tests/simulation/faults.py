@@ -6,11 +6,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from atoll.node.core import events as e
 from atoll.node.exchange.exchange import Exchange
 from tests.harness import hostile
+from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
 from tests.simulation.sites import TOKENS_A_STEP
@@ -286,6 +288,15 @@ def mute_member(world: World, fault: Fault, generator: random.Random) -> None:
 def ready_only(world: World, fault: Fault, generator: random.Random) -> None:
     """It says that it is ready, and exchanges nothing."""
     _misbehave(world, fault, generator, Misconduct(what="exchanges nothing", does=hostile.exchanges_nothing))
+
+
+def wrong_done(world: World, fault: Fault, generator: random.Random) -> None:
+    """It exchanges as it should, and says otherwise: another payload, another commit that it exchanged from, or other
+    weights. Where payloads differ it shows its own, or nothing."""
+    kind, shows = generator.choice(["payload", "commit", "weights"]), generator.random() < 0.5
+    what = f"says another {kind} when it is done"
+    says, does = partial(liars.says_otherwise_when_done, kind), liars.shows_all if shows else liars.shows_no_payloads
+    _misbehave(world, fault, generator, Misconduct(what=what, does=does, says=says))
 
 
 def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
@@ -634,6 +645,7 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "repeat_messages": (repeat_messages, 2),
     "slow_network": (slow_network, 1),
     "waiting_only": (waiting_only, 0),
+    "wrong_done": (wrong_done, 0),
     "absurd_weight_and_a_restart": (absurd_weight_and_a_restart, 0),
     "wrong_hash": (wrong_hash, 0),
     "wrong_hash_at_the_end": (wrong_hash_at_the_end, 0),

@@ -147,3 +147,23 @@ class LiarWhenAsked:
                 self._world.run_in(self._process, lambda: self._node._execute(output))
 
         self._world.later(delay_s, say)
+
+
+def says_otherwise_when_done(kind: str, output: e.Output) -> e.Output:
+    """`kind`: another payload, commit, or weights."""
+    match output:
+        case e.Send(m.Done() as said) if kind == "payload":
+            return replace(output, message=replace(said, payload_digest=bytes(len(said.payload_digest))))
+        case e.Send(m.Done() as said) if kind == "commit":
+            return replace(output, message=replace(said, last_commit=said.last_commit + 1))
+        case e.Send(m.Done() as said):
+            return replace(output, message=replace(said, tokens=tuple(tokens + 1 for tokens in said.tokens)))
+    return output
+
+
+def shows_all(output: e.Output) -> bool:
+    return True
+
+
+def shows_no_payloads(output: e.Output) -> bool:
+    return not (isinstance(output, e.Send) and isinstance(output.message, m.PayloadList))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.coordinator.core.blame import Blame, Pair
+from atoll.coordinator.core.blame import Blame, Pair, in_words
 from atoll.protocol import messages as m
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, some_settings
@@ -24,9 +24,9 @@ def demoted(ids: list[int], reports: Reports, attempts: int = 6, quorum: int = 1
         if not failing:
             break
         blame.note(failing)
-        for site_id in blame.to_demote(left, quorum):
-            left.remove(site_id)
-            found.append(site_id)
+        for demotion in blame.to_demote(left, quorum):
+            left.remove(demotion.site_id)
+            found.append(demotion.site_id)
     return found, left
 
 
@@ -131,3 +131,55 @@ def test_what_one_site_alone_says_of_another_is_not_held_against_it(accusers: st
     assert [c.site_id for c in story.plan().contributors] != [1, 2, 3, 4], "one of those that failed receives"
     assert story.core.run.members.sites["a"].conduct.strikes == strikes
     assert all(story.core.run.members.sites[name].conduct.strikes == 0 for name in "bcd")
+
+
+def test_16_who_fails_with_another_one_in_each_sync_is_found_by_the_second() -> None:
+    """Site 4 keeps something back from one reducer at a time: of one link nobody knows which end is at fault."""
+    first = Blame()
+    first.note({(1, 4): True, (4, 1): True})
+    assert first.to_demote([1, 2, 3, 4], 1) == []
+    second = Blame(first.pairs)
+    second.note({(2, 4): True, (4, 2): True})
+    assert [d.site_id for d in second.to_demote([1, 2, 3, 4], 1)] == [4]
+    same = Blame(first.pairs)
+    same.note({(1, 4): True, (4, 1): True})
+    assert same.to_demote([1, 2, 3, 4], 1) == [], "it may be that link"
+
+
+def test_25_what_a_receiver_said_is_not_held_against_a_site() -> None:
+    """The first one that is demoted had accused the second one, as one other does."""
+    blame = Blame()
+    blame.note({(1, 4): True, (2, 4): True, (3, 4): True, (4, 1): True, (2, 1): True})
+    blame.note({(2, 1): True, (4, 1): True})
+    found = blame.to_demote([1, 2, 3, 4], 1)
+    assert (found[0].site_id, found[0].num_accusers) == (4, 3)
+    blame.note({(2, 1): True})
+    (then,) = blame.to_demote([1, 2, 3], 1)
+    assert then.num_accusers <= 1
+
+
+def test_a_report_of_a_site_that_does_not_contribute_is_of_the_reporter_alone() -> None:
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    plan = story.plan()
+    for peer in range(50, 60):
+        failed = m.ExchangeFailed(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            peer_site_id=peer,
+            direction=m.Direction.SENDING,
+            phase="upload",
+            text="no progress",
+        )
+        story.says("c", failed)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+
+
+def test_a_reason_names_some_of_many_links() -> None:
+    pairs = [(i, i + 1) for i in range(1, 1001)]
+    assert len(in_words(pairs)) < 300
+    assert in_words(pairs).endswith("16 with 17, and 984 more")
+    assert in_words([(2, 1), (1, 2)]) == "1 with 2, 2 with 1"

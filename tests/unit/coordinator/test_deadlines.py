@@ -7,7 +7,7 @@ import pytest
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.topology import Reducer, direct
-from atoll.coordinator.core.trouble import Probation, Trouble
+from atoll.coordinator.core.trouble import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.layout import Role
 from atoll.protocol.time_limits import PRESETS
@@ -67,29 +67,75 @@ def test_a_site_without_a_history_gets_the_time_that_sizes_give() -> None:
     assert times.longest([1, 2]) == 0.5
 
 
-def test_probation_doubles_for_who_fails_again_soon() -> None:
-    probation = Probation()
+def test_probation_is_longer_for_who_fails_again_soon() -> None:
+    probation = Probation(1, 4, 16)
     probation.note([7], 10)
     assert [sync for sync in range(10, 16) if probation.of(sync)] == [10, 11]
     probation.note([7], 12)
-    assert [sync for sync in range(12, 20) if probation.of(sync)] == [12, 13, 14]
-    probation.note([7], 15)
-    assert [sync for sync in range(15, 30) if probation.of(sync)] == [15, 16, 17, 18, 19]
-    probation.note([7], 200)
-    assert [sync for sync in range(200, 210) if probation.of(sync)] == [200, 201], "that was long ago"
-    assert probation.of(201) == {7}
+    assert [sync for sync in range(12, 30) if probation.of(sync)] == list(range(12, 17))
+    probation.note([7], 17)
+    assert [sync for sync in range(17, 60) if probation.of(sync)] == list(range(17, 34))
+    probation.note([7], 34)
+    assert [sync for sync in range(34, 90) if probation.of(sync)] == list(range(34, 51)), "the last one is the longest"
+    probation.note([7], 51 + REMEMBERED_SYNCS)
+    assert probation.of(51 + REMEMBERED_SYNCS + 16) == {7}, "one time is forgiven, and one is new"
+    probation.note([7], 1000)
+    assert [sync for sync in range(1000, 1010) if probation.of(sync)] == [1000, 1001], "that was long ago"
+    probation.forget(7)
+    assert not probation.of(1001)
+
+
+def test_who_fails_as_often_as_it_is_tried_is_tried_more_and_more_rarely() -> None:
+    trouble, tried = Trouble(), []
+    for sync in range(1, 2000):
+        if 7 not in trouble.spared(sync):
+            tried.append(sync)
+            trouble.receive_only.note([7], sync)
+    assert tried == [1, 3, 8, 25, 90, 347, 1372]
+
+
+@pytest.mark.parametrize("good", range(0, 300, 7))
+def test_whatever_a_member_does_in_between_it_fails_in_few_of_its_syncs(good: int) -> None:
+    """It fails after so many syncs in which it was tried."""
+    trouble, failed, was_good, num_syncs = Trouble(), 0, 0, 10_000
+    for sync in range(num_syncs):
+        if 7 in trouble.spared(sync):
+            continue
+        was_good += 1
+        if was_good > good:
+            trouble.receive_only.note([7], sync)
+            failed, was_good = failed + 1, 0
+    assert failed <= 6 + num_syncs / REMEMBERED_SYNCS
+
+
+def test_who_leaves_an_attempt_is_waited_for_the_first_time() -> None:
+    trouble = Trouble()
+    trouble.ended_attempts.note([7], 10)
+    assert not trouble.spared(11)
+    trouble.ended_attempts.note([7], 11)
+    assert [sync for sync in range(11, 20) if trouble.spared(sync)] == [11, 12]
+    trouble.forget(7)
+    assert not trouble.spared(12)
 
 
 def test_who_held_up_the_others_is_remembered_for_long() -> None:
     trouble = Trouble()
     trouble.held_up_others.note([7], 10)
     assert [sync for sync in range(10, 200) if trouble.held_back(sync)] == list(range(10, 75))
-    trouble.held_up_others.note([7], 1000)
-    assert [sync for sync in range(1000, 2000) if trouble.held_back(sync)] == list(range(1000, 1513))
-    trouble.held_up_others.note([7], 9000)
-    assert trouble.held_back(9064) == {7}
-    assert not trouble.held_back(9065), "that was long ago"
-    for sync in range(10000, 10100):
+    trouble.held_up_others.note([7], 100)
+    assert [sync for sync in range(100, 2000) if trouble.held_back(sync)] == list(range(100, 613))
+    for sync in range(1000, 1100):
         trouble.held_up_others.note([7], sync)
-    assert trouble.held_back(10100 + 4096 - 1) == {7}
-    assert not trouble.held_back(10100 + 4096), "there is an end to it"
+    assert trouble.held_back(1100 + 4096 - 1) == {7}
+    assert not trouble.held_back(1100 + 4096), "there is an end to it"
+
+
+def test_links_that_failed_are_remembered_for_some_syncs_and_no_more_than_some() -> None:
+    trouble = Trouble()
+    trouble.note_links([(1, 2)], 10)
+    assert trouble.links(10 + REMEMBERED_SYNCS) == [(1, 2)]
+    assert trouble.links(11 + REMEMBERED_SYNCS) == []
+    trouble.note_links([(1, i) for i in range(2, 3 + MAX_LINKS)], 11)
+    trouble.note_links([(1, 2)], 12)
+    assert len(trouble.links(12)) == MAX_LINKS
+    assert trouble.links(12)[-1] == (1, 2)

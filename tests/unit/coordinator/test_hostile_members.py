@@ -315,6 +315,30 @@ def test_7_who_contributed_and_is_late_after_a_restart_was_not_found_out() -> No
     assert sites["b"].conduct.strikes == 0
 
 
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_7_who_contributed_longer_ago_than_the_log_goes_back_was_not_found_out_after_a_restart(
+    kind: str, tmp_path: Path
+) -> None:
+    """It receives since, as a slow site does: its absence is no strike."""
+    store: Store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "run.db")
+    story = Story(some_settings(steps=1000, min_sites=2), store=store)
+    story.start("a", "b")
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.core.run.trouble.receive_only.note([2] * 6, 1)
+    for number in range(1, 20):
+        story.commit_one("a", state=f"s{number}", following=f"s{number + 1}")
+        story.applied("b", number + 1, f"s{number + 1}")
+    story.restart()
+    for name in "ab":
+        story.join(name, state=(20, "s20"))
+    assert story.core.run.members.sites["b"].conduct.has_contributed
+    lost(story, "b")
+    assert story.core.run.members.sites["b"].conduct.strikes == 0
+    story.restart()
+    assert not story.core.run.members.sites["b"].conduct.has_contributed, "it has left since"
+    store.close()
+
+
 def found_out(story: Story, name: str, times: int) -> None:
     """It is a member that never contributes, and comes again each time that it may."""
     for _ in range(times):

@@ -1,8 +1,9 @@
-"""Rule 15: payloads that differ. The reducer of a chunk is right; without a reducer who says so, nobody is."""
+"""Rule 15: payloads that differ. Of two sites the reducer is right; of more its word is one among several."""
 
 from __future__ import annotations
 
 from atoll.protocol import messages as m
+from atoll.protocol.plans import reducers
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
 # a reduces chunks 0 to 2 of 5, b 3 and 4.
@@ -61,3 +62,76 @@ def test_a_site_on_a_new_stream_is_asked_again() -> None:
     story.lists("a", "ppppp")
     story.lists("b", "qpppp")
     assert story.num("b", m.Evicted) == 1
+
+
+# Of four: a reduces chunks 0 and 1 of 5, b 2, c 3, d 4, or so; each reduces some.
+
+
+def four(*, hides: str = "", **payloads: str) -> Story:
+    """They are done with these payloads, and show the hash of each chunk where it is asked for, but for one."""
+    story = Story(some_settings(min_sites=4))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    for name in "abcd":
+        story.done(name, "s0", payloads="p" if payloads[name] == "ppppp" else f"p {payloads[name]}")
+    for name, hashes in payloads.items():
+        if name != hides:
+            story.lists(name, hashes)
+    return story
+
+
+def contributors(story: Story) -> list[int]:
+    return [c.site_id for c in story.plan().contributors]
+
+
+def reducing(story: Story) -> set[int]:
+    return {r.site_id for r in reducers(story.plan(), len(story.core.run.chunk_sizes))}
+
+
+def chunk_of(site_id: int) -> int:
+    story = Story(some_settings(min_sites=4))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    return next(n for n, r in enumerate(reducers(story.plan(), 5)) if r.site_id == site_id)
+
+
+def with_another(chunk: int) -> str:
+    return "".join("q" if n == chunk else "p" for n in range(5))
+
+
+def test_15_a_reducer_that_gave_one_site_another_payload_has_nobody_evicted() -> None:
+    """d gave it to a, and shows what b and c have: its word against that of a, and neither reduces next."""
+    story = four(a=with_another(chunk_of(4)), b="ppppp", c="ppppp", d="ppppp")
+    assert story.view.num_evicted == 0
+    assert story.plan().attempt == 2
+    assert (contributors(story), reducing(story)) == ([1, 2, 3, 4], {2, 3})
+    assert "payloads differ between sites: 1 with 4, 4 with 1)" in "\n".join(story.log)
+
+
+def test_15_a_reducer_that_shows_another_payload_than_it_gave_has_nobody_evicted_but_receives_only() -> None:
+    """All others were evicted, by the word of one."""
+    story = four(a="ppppp", b="ppppp", c="ppppp", d=with_another(chunk_of(4)))
+    assert story.view.num_evicted == 0
+    assert (story.plan().attempt, contributors(story)) == (2, [1, 2, 3])
+
+
+def test_15_who_shows_nothing_receives_only() -> None:
+    for payload in ("ppppp", "qqqqq"):  # with the others, while a has what it was given; or alone
+        a_has = with_another(chunk_of(4)) if payload == "ppppp" else "ppppp"
+        story = four(hides="d", a=a_has, b="ppppp", c="ppppp", d=payload)
+        story.wait(story.core.run.limits.stall_s)
+        assert (story.plan().attempt, contributors(story)) == (2, [1, 2, 3])
+
+
+def test_15_who_shows_what_all_have_and_says_otherwise_receives_only() -> None:
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name, payloads in zip("abc", "ppq", strict=True):
+        story.done(name, "s0", payloads=payloads)
+    for name in "abc":
+        story.lists(name, "ppppp")
+    assert (story.plan().attempt, contributors(story)) == (2, [1, 2])

@@ -226,6 +226,22 @@ def test_12_what_sites_said_counts_in_the_next_attempt_after_the_coordinator_cam
     assert story.view.commits[-1].median_loss == 2.5, "a Ready that is said again is the one that is known"
 
 
+def test_12_who_stays_away_for_long_is_not_the_whole_average_when_it_is_back() -> None:
+    """Of a hundred windows that it was not here for sixteen count, at sixteen times the pace of the others."""
+    story = a_run("a", "b", "c", quorum=2, steps=10_000)
+    commit(story, {"a": 100, "b": 100, "c": 100}, "s0", "s1")
+    for number in range(1, 101):
+        for name in "ab":
+            story.ready(name, tokens=100)
+        story.wait(LIMITS.sync_wait_s + 0.1)
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "abc":
+            story.applied(name, number + 1, f"s{number + 1}")
+    made = commit(story, {"c": HUGE, "a": 100, "b": 100}, "s101", "s102")
+    assert [c.tokens for c in made.contributors] == [100, 100, 16 * 16 * 100]
+
+
 def test_9_tokens_beyond_what_the_leased_samples_hold_are_refused_with_both_numbers() -> None:
     story = a_run("a", "b", sync={"max_tokens_per_sample": 128})
     for name in "ab":

@@ -1,0 +1,126 @@
+"""A member that contributes as it should, and then costs each sync an attempt by what it says or keeps back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from atoll.protocol import messages as m
+from atoll.protocol.plans import is_weighed, top_of, weights
+from atoll.protocol.time_limits import time_limits
+from tests.harness.coordinator_story import a_hash
+from tests.unit.coordinator.test_hostile_members import HONEST, MEASURED_S, SYNCS_BEFORE, Play
+
+LIMITS = time_limits("local")
+NUM_CHUNKS = 5
+
+
+class Contributor(Play):
+    """One stranger. It does what is right where it gains nothing: so it is a member in good standing.
+
+    withholds: from one reducer in each sync, another one each time; elsewhere: its Done names another commit;
+    payload: its Done names another payload, which it does not show; shown: it shows one that nobody else has;
+    pretends: it shows what all have; weights: its Done has other weights, where they came from the sites; fails: it
+    says at the end of each exchange that it cannot go on; leaves: it does so then, and comes back.
+    """
+
+    def __init__(self, kind: str, num_strangers: int = 1) -> None:
+        super().__init__(kind, num_strangers)
+        self.victims: dict[int, str] = {}  # by sync
+        self.num_left = 0
+
+    def is_harmed(self, plan: m.Plan) -> bool:
+        """Whether it has something to gain in this attempt."""
+        site = self.site("x0")
+        return site is not None and site.contributed and site.site_id in [c.site_id for c in plan.contributors]
+
+    def lacked(self, plan: m.Plan) -> int:
+        site_id = self.story.sites["x0"].site_id if "x0" in self.story.sites else 0
+        return site_id if self.kind == "withholds" and plan.attempt == 1 and self.is_harmed(plan) else 0
+
+    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
+        if self.lacked(plan):
+            reducing = sorted({plan.contributors[top_of(t)].site_id for t in plan.trees} - {self.lacked(plan)})
+            victim = self.victims.setdefault(plan.sync, HONEST[reducing[len(self.victims) % len(reducing)] - 1])
+            if name != victim:  # the others wait for the payloads of the one that lacks something
+                self.exchanges.setdefault((plan.sync, plan.attempt), self.story.now)
+                return
+        super().exchange(name, site, plan)  # type: ignore[arg-type]
+        attempt = self.story.core.run.sync.attempt if self.story.core.run.sync is not None else None
+        stream = self.story.sites[name].stream
+        if attempt is not None and attempt.plan is plan and attempt.list_asked.get(site.site_id) == stream:  # type: ignore[attr-defined]
+            self.story.lists(name, "p" * NUM_CHUNKS)
+
+    def misbehave(self, name: str) -> None:
+        super().misbehave(name)
+        run, site = self.story.core.run, self.site(name)
+        attempt = run.sync.attempt if run.sync is not None else None
+        if site is None or attempt is None or not is_weighed(attempt.plan) or site.site_id not in attempt.ids():
+            return
+        plan = attempt.plan
+        if site.site_id in attempt.done:
+            if self.kind in ("shown", "pretends") and attempt.list_asked.get(site.site_id) == site.stream:
+                self.story.lists(name, ("p" if self.kind == "pretends" else "q") * NUM_CHUNKS)
+            return
+        if self.lacked(plan) or self.story.now < self.exchanges.get((plan.sync, plan.attempt), 1e18) + self.tick_s / 2:
+            return
+        done = m.Done(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            payload_digest=a_hash("p"),
+            last_commit=plan.base_commit,
+            state_hash=a_hash(f"s{plan.base_commit}"),
+            tokens=weights(plan),
+        )
+        does: dict[str, Callable[[], None]] = {
+            "elsewhere": lambda: self.story.says(name, replace(done, last_commit=done.last_commit + 1)),
+            "payload": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
+            "shown": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
+            "pretends": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
+            "weights": lambda: self.story.says(
+                name, replace(done, tokens=tuple(7 for _ in done.tokens)) if attempt.weighed_late else done
+            ),
+            "fails": lambda: self.story.failed(name),
+            "leaves": lambda: self.leaves(name),
+        }
+        if self.is_harmed(plan) and self.kind in does:
+            does[self.kind]()
+        else:
+            self.story.says(name, done)
+
+    def leaves(self, name: str) -> None:
+        self.story.says(name, m.Leave(reason="as it likes"))
+        self.story.drop(name)
+        self.num_left += 1
+        state = (self.commit, f"s{self.commit}")
+        self.story.join(name, incarnation=self.num_left + 1, state=state)
+
+
+def played(kind: str, num_strangers: int = 1) -> tuple[int, int, Contributor]:
+    """Commits in the measured time after ten syncs, and how many attempts they took."""
+    play = Contributor(kind, num_strangers)
+    play.run(600.0, until_commit=SYNCS_BEFORE)
+    before, attempts = play.commit, play.story.view.num_attempts
+    play.run(play.story.now + MEASURED_S)
+    return play.commit - before, play.story.view.num_attempts - attempts, play
+
+
+@cache
+def commits_alone() -> int:
+    return played("", 0)[0]
+
+
+@pytest.mark.parametrize(
+    "kind", ["withholds", "elsewhere", "payload", "shown", "pretends", "weights", "fails", "leaves"]
+)
+def test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt(kind: str) -> None:
+    """Honest sites of `Play` are never evicted: it asserts that."""
+    num_commits, num_attempts, play = played(kind)
+    assert commits_alone() > 300
+    assert num_commits >= 0.8 * commits_alone(), f"{num_commits} commits beside it, {commits_alone()} without"
+    assert num_attempts <= 1.05 * num_commits
+    assert all(play.story.core.run.members.sites[name].conduct.strikes == 0 for name in HONEST)
