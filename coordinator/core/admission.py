@@ -326,7 +326,9 @@ def place(run: Run, site: Site, hello: m.Hello) -> tuple[AdmittedAs, str]:
         newer = [s for s in run.members.connected() if s.applied is not None and s.applied > commit]
         if known is None and commit < log.last and not log.after(commit) and newer:
             return AdmittedAs.JOINER, f"its state of commit {commit} is older than the log"
-        if known is None or known == hello.state_hash:
+        # Its word counts as much as what is attested, unless it was found out.
+        is_party = commit == log.last and site.site_id in log.contributors(commit) and not site.conduct.is_on_trial
+        if known is None or known == hello.state_hash or is_party:
             return AdmittedAs.MEMBER, f"it holds commit {commit} of {log.last}"
         return AdmittedAs.JOINER, (
             f"its state of commit {commit} has hash {hello.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"

@@ -31,7 +31,7 @@ class CommitLog:
         self._keep = keep
         self.records: list[CommitRecord] = list(persisted.commits)
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
-        self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations}
+        self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations if r.state_hash}
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
         self._witnesses: dict[int, dict[int, bytes]] = {}  # sites that applied a commit without being part of it
@@ -81,7 +81,7 @@ class CommitLog:
         if not records or records[-1].commit.commit + 1 != self.first:
             return
         self.records[:0] = records
-        self.attested.update((a.commit, a.state_hash) for a in attestations)
+        self.attested.update((a.commit, a.state_hash) for a in attestations if a.state_hash)
 
     def record(self, commit: int) -> CommitRecord | None:
         """None if it is not one of the newest that are kept here."""

@@ -186,7 +186,8 @@ class AbandonRecord:
 
 @dataclass(frozen=True, slots=True)
 class AttestationRecord:
-    """The state hash that sites agree on for a commit; a later record for the same commit replaces it."""
+    """The state hash that sites agree on for a commit; a later record for the same commit replaces it. Empty: it is
+    disputed, and what was attested stands against nobody who comes after a restart."""
 
     commit: int
     state_hash: bytes

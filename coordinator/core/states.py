@@ -138,7 +138,7 @@ def advance(run: Run) -> None:
         if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
             undecided.add(commit)
     if not run.disputed:
-        run.dispute = None
+        _end_dispute(run)
     attempt = run.sync.attempt if run.sync is not None else None
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
@@ -205,7 +205,9 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
     """Nothing is planned or committed until it is known who is wrong."""
     dispute, order = run.dispute, tuple(claims)
     if dispute is None or dispute.commit != commit:  # nobody gets time anew as another side comes or goes
+        _end_dispute(run)
         dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
+        run.persist(AttestationRecord(commit, b""))
     dispute.claims = order
     if evidence.expire(run, dispute):
         judge(run, commit)
@@ -224,12 +226,20 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
             run.send(site, m.Disputed(commit=commit, is_over=said[1]))
 
 
+def _end_dispute(run: Run) -> None:
+    """What is attested stands again, also after a restart."""
+    dispute, run.dispute, run.disputed = run.dispute, None, ""
+    known = run.log.attested.get(dispute.commit) if dispute is not None else None
+    if dispute is not None and known is not None:
+        run.persist(AttestationRecord(dispute.commit, known))
+
+
 def _settle(run: Run, commit: int, finding: evidence.Finding) -> None:
     """Who holds a state that is proved wrong gives it up."""
-    run.dispute, run.disputed = None, ""
     run.log.disprove(commit, finding.wrong)
     for value in finding.wrong:
         run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {finding.why[value]}")
+    _end_dispute(run)
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():

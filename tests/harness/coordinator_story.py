@@ -709,8 +709,9 @@ def _record_in_words(record: e.Record) -> str:
             return f"commit {first}"
         case e.AbandonRecord():
             return f"that sync {first} is abandoned"
-        case e.AttestationRecord():
-            return f"the state hash of commit {first}"
+        case e.AttestationRecord(_, state_hash):
+            disputed = f"that the state of commit {first} is disputed"
+            return f"the state hash of commit {first}" if state_hash else disputed
         case e.FinishedRecord():
             return f"that the run is over at commit {first}"
         case e.LineRecord():

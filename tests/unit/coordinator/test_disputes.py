@@ -317,6 +317,39 @@ def test_after_a_restart_of_the_coordinator_the_claims_come_again() -> None:
     assert attested(story) == story.state("s1", 1)
 
 
+@pytest.mark.parametrize("order", ["ab", "ba"])
+@pytest.mark.parametrize("states", ["s1", "wrong"])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_what_is_disputed_is_not_attested_to_those_who_come_anew(order: str, states: str, is_settled: bool) -> None:
+    """The wrong hash was reported first; then the coordinator and all sites are started again. `states`: what b says
+    then. Nobody is told to give up its state for the word of a start that is over."""
+    story = differing(silent="" if is_settled else "ab")
+    assert evicted(story) == ("b" if is_settled else "")
+    story.restart()
+    num_evicted = story.num("b", m.Evicted)
+    for name in order:
+        story.sites[name].shows = True
+        story.connect(name, incarnation=2, state=(1, "s1" if name == "a" else states), term=1)
+        story.offer(name)
+    admitted = {name: story.last(name, m.Admitted) for name in "ab"}
+    assert admitted["a"].admitted_as is AdmittedAs.MEMBER
+    assert not admitted["a"].state_hash
+    assert attested(story) == story.state("s1", 1)
+    if not is_settled:
+        assert story.num("b", m.Evicted) - num_evicted == (states == "wrong")
+        assert not story.num("a", m.Evicted)
+    else:
+        assert admitted["b"].admitted_as is (AdmittedAs.JOINER if states == "wrong" else AdmittedAs.MEMBER)
+
+
+def test_what_is_attested_is_kept_again_when_a_side_is_gone() -> None:
+    story = differing(silent="ab", first="a")
+    assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, b""),)
+    story.leave("b")
+    assert not story.core.run.disputed
+    assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, story.state("s1", 1)),)
+
+
 def test_without_evidence_the_run_is_paused_and_names_both_until_one_is_gone() -> None:
     story = differing(hides="ab")
     assert "a (site 1)" in story.view.state

@@ -236,14 +236,14 @@ def test_a_record_is_found_while_another_thread_takes_snapshots_away(
         num_looked_at += 1
         if num_looked_at == 2:
             is_reading.set()
-            assert are_gone.wait(30)
+            assert are_gone.wait(5)
         return version(file, chunk)
 
     def while_it_is_read(path: Path, missing_ok: bool = False) -> None:
         if not readers:
             where = site.outer, site.log, site.snapshots, OPTIMIZER
             readers.append(pool.submit(record_at, *where, chunk=1, commit=1))
-            assert is_reading.wait(30)
+            assert is_reading.wait(5)
         unlink(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(SnapshotFile, "version", slow_after_the_first)
