@@ -60,9 +60,10 @@ class CommitLog:
         self.is_final = commit.final
         if record.median_loss is not None:
             self._note_loss((commit.commit, commit.run_step, commit.run_tokens, record.median_loss))
-        oldest = self.last - self._keep
-        for n in [n for n in self.attested if 0 < n <= oldest]:
-            del self.attested[n]
+        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)  # else an old report would attest it anew
+        for known in (self.attested, self._reports, self._witnesses):
+            for n in [n for n in known if 0 < n <= oldest]:
+                del known[n]
 
     def goes_back_to(self, commit: int) -> bool:
         """Whether the run can go back to `commit`: its record is here, and all that follow it."""
@@ -226,10 +227,17 @@ class CommitLog:
             self._from_store.discard(commit)
 
     def judge(
-        self, commit: int, live: Collection[int], present: Mapping[int, bytes], later: Collection[int]
+        self,
+        commit: int,
+        live: Collection[int],
+        present: Mapping[int, bytes],
+        *,
+        later: Collection[int],
+        starting: Collection[int],
     ) -> Judgement:
         """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`,
-        and the hash of the state that it holds; `later`: who is at a commit after it.
+        and the hash of the state that it holds; `later`: who is at a commit after it; `starting`: who
+        has said Hello with a state and is not in the run yet.
 
         Claims that differ are disputed, however many sites make them, while one of these is at that commit.
         """
@@ -255,7 +263,8 @@ class CommitLog:
             # or has gone on from what it fetched.
             hold = [s for s, value in present.items() if value == attested] or [s for s in later if s not in votes]
             if not hold and len(claims) == 1:
-                return Judgement(attest=next(iter(claims)))
+                is_coming = any(self._reports[commit].get(s) == attested for s in starting)
+                return Judgement() if is_coming else Judgement(attest=next(iter(claims)))
             claims = {attested: tuple(hold), **claims} if hold else claims
         return Judgement(claims=claims)
 

@@ -487,6 +487,22 @@ MUTATIONS = (
         tests=(HOSTILE_DISPUTES,),
     ),
     Mutation(
+        name="who is away outvotes who is being started anew",
+        rule="what a contributor said stands while it is being started anew with its state",
+        file="coordinator/core/commits.py",
+        old="                return Judgement() if is_coming else Judgement",
+        new="                return Judgement",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
+        name="a report of old attests anew",
+        rule="what is attested is kept for no fewer commits than reports are",
+        file="coordinator/core/commits.py",
+        old="        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)",
+        new="        oldest = self.last - self._keep",
+        tests=(HOSTILE_DISPUTES,),
+    ),
+    Mutation(
         name="what is disputed is attested to those who come anew",
         rule="after a restart a hash that was disputed stands against nobody",
         file="coordinator/core/states.py",

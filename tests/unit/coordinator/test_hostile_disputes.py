@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core import evidence
 from atoll.coordinator.core.disputes import Dispute, Need
 from atoll.coordinator.core.liveness import idle_limit_s
@@ -342,3 +343,41 @@ def test_where_those_who_went_on_cannot_show_it_the_run_pauses_and_says_what_to_
     story.evict("c")
     assert not story.core.run.disputed
     assert attested(story) == story.state("s1", 1)
+
+
+def test_who_is_away_does_not_outvote_a_contributor_that_is_being_started_anew() -> None:
+    story = before_it("ab", silent="ab")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "wrong")
+    assert story.core.run.disputed
+    story.drop("b")
+    story.connect("a", incarnation=2, state=(1, "s1"))
+    assert attested(story) == story.state("s1", 1)
+    for name in "ab":
+        story.sites[name].shows = True
+    story.offer("a")
+    story.connect("b", state=(1, "wrong"))
+    assert evicted(story) == "b"
+    assert attested(story) == story.state("s1", 1)
+
+
+def test_a_lie_is_not_attested_again_when_the_log_has_gone_on() -> None:
+    """What is attested is kept for no fewer commits than reports are."""
+    settings = some_settings(min_sites=2)
+    story = Story(replace(settings, sync=replace(settings.sync, log_commits=1)), real=True)
+    story.start("a", "b")
+    for name in "ab":
+        story.ready(name)
+    for name in "ab":
+        story.done(name, "s0")
+    for name in "ab":
+        story.sites[name].shows = None
+    story.applied("b", 1, "wrong")
+    story.applied("a", 1, "s1")
+    story.leave("b")
+    assert attested(story) == story.state("s1", 1)
+    for commit in (2, 3, 4):
+        story.ready("a")
+        story.done("a", f"s{commit - 1}")
+        story.applied("a", commit, f"s{commit}")
+        assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, story.state("s1", 1)),)
