@@ -1628,6 +1628,22 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a hash list of a donor is checked in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/catchup.py",
+        old="await self._in_pool(partial(self.known.add_list, commit, hashes)):",
+        new="self.known.add_list(commit, hashes):",
+        tests=("tests/process/test_catchup.py",),
+    ),
+    Mutation(
+        name="a donor waits for the lock of its log in the loop",
+        rule="what waits for a disk has no place in an event loop",
+        file="node/exchange/donor.py",
+        old="if not await asyncio.get_running_loop().run_in_executor(self._pool, self._log.has, request.commit):",
+        new="if not self._log.has(request.commit):",
+        tests=("tests/process/test_catchup.py",),
+    ),
+    Mutation(
         name="of payloads that are stored together some are not counted",
         rule="a stream ends when every payload of its reducer is stored",
         file="node/exchange/link.py",
