@@ -32,7 +32,7 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## what CI runs, and then `make mutate` (JOBS=3 ARGS="-k name")
+test: lint type proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included
