@@ -233,11 +233,11 @@ class CommitLog:
         present: Mapping[int, bytes],
         *,
         later: Collection[int],
-        starting: Collection[int],
+        starting: Collection[bytes],
     ) -> Judgement:
         """The first report of a contributor attests. `live`: who is in the run; `present`: who of them is at `commit`,
-        and the hash of the state that it holds; `later`: who is at a commit after it; `starting`: who
-        has said Hello with a state and is not in the run yet.
+        and the hash of the state that it holds; `later`: who is at a commit after it; `starting`: what
+        contributors that are not in the run yet have said in their Hello that they hold of `commit`.
 
         Claims that differ are disputed, however many sites make them, while one of these is at that commit.
         """
@@ -263,8 +263,7 @@ class CommitLog:
             # or has gone on from what it fetched.
             hold = [s for s, value in present.items() if value == attested] or [s for s in later if s not in votes]
             if not hold and len(claims) == 1:
-                is_coming = any(self._reports[commit].get(s) == attested for s in starting)
-                return Judgement() if is_coming else Judgement(attest=next(iter(claims)))
+                return Judgement() if attested in starting else Judgement(attest=next(iter(claims)))
             claims = {attested: tuple(hold), **claims} if hold else claims
         return Judgement(claims=claims)
 

@@ -171,8 +171,9 @@ def judge(run: Run, commit: int) -> None:
     live = {s.site_id for s in run.members.live()}
     present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]
-    others = [s for s in run.members.sites.values() if not s.live and s.stream is not None]
-    starting = [s.site_id for s in others if s.hello is not None and s.hello.has_state]
+    contributors = [run.members.by_id(i) for i in run.log.contributors(commit)]
+    hellos = [s.hello for s in contributors if s is not None and not s.live and s.stream is not None]
+    starting = [h.state_hash for h in hellos if h is not None and h.has_state and h.last_commit == commit]
     judgement = run.log.judge(commit, live, present, later=later, starting=starting)
     if judgement.attest is not None:
         old = run.log.attested.get(commit)

@@ -361,6 +361,16 @@ def test_who_is_away_does_not_outvote_a_contributor_that_is_being_started_anew()
     assert attested(story) == story.state("s1", 1)
 
 
+def test_a_liar_that_takes_its_word_back_when_it_is_started_anew_outvotes_nobody() -> None:
+    story = before_it("ab", silent="ab")
+    story.applied("b", 1, "wrong")
+    story.applied("a", 1, "s1")
+    story.connect("b", incarnation=2, state=(1, "s1"))
+    assert attested(story) == story.state("s1", 1)
+    story.offer("b")
+    assert story.last("b", m.Admitted).admitted_as is m.AdmittedAs.MEMBER
+
+
 def test_a_lie_is_not_attested_again_when_the_log_has_gone_on() -> None:
     """What is attested is kept for no fewer commits than reports are."""
     settings = some_settings(min_sites=2)
@@ -381,3 +391,4 @@ def test_a_lie_is_not_attested_again_when_the_log_has_gone_on() -> None:
         story.done("a", f"s{commit - 1}")
         story.applied("a", commit, f"s{commit}")
         assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, story.state("s1", 1)),)
+        assert story.core.run.log.attested[commit - 1] == story.state(f"s{commit - 1}", commit - 1)
