@@ -95,11 +95,14 @@ def test_a_contributor_that_trickles_is_named_by_the_reducer(tmp_path: Path) -> 
             first, second = await run.add(2)
             for site in run.sites:
                 site.train(1)
-            plan = star_plan(run.layout, run.sites, stall_limit_s=0.8, slowest_bytes_per_s=1 << 20)
+            # Between two chunks a busy machine may take far longer than 0.25 s.
+            plan = star_plan(run.layout, run.sites, stall_limit_s=2.0, slowest_bytes_per_s=1 << 20)
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0)) for tree in plan.trees))
-            running = asyncio.create_task(first.begin(plan).run())
+            exchange = first.begin(plan)
             async with stream_to(first, plan, second) as call:
-                for chunk in second.data.chunks[:-1]:
+                await call.write(contribution(second, second.data.chunks[0]))
+                running = asyncio.create_task(exchange.run())
+                for chunk in second.data.chunks[1:-1]:
                     if running.done():
                         break
                     await call.write(contribution(second, chunk))

@@ -36,6 +36,17 @@ def commit(story: Story, tokens: dict[str, int], state: str, following: str) -> 
     return made
 
 
+def without_c(story: Story, num_syncs: int) -> None:
+    for number in range(1, num_syncs + 1):
+        for name in "ab":
+            story.ready(name, tokens=100)
+        story.wait(LIMITS.sync_wait_s + 0.1)
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "abc":
+            story.applied(name, number + 1, f"s{number + 1}")
+
+
 @pytest.mark.parametrize(
     ("said", "found"),  # tokens, steps of the run, and of these those in which it trained, if there are fewer
     [
@@ -99,14 +110,7 @@ def test_12_eight_times_the_tokens_of_the_others_count() -> None:
 def test_12_a_site_that_is_back_after_several_windows_contributes_all_of_them() -> None:
     story = a_run("a", "b", "c", quorum=2, steps=200)
     commit(story, {"a": 100, "b": 100, "c": 800}, "s0", "s1")
-    for number in range(1, 5):
-        for name in "ab":
-            story.ready(name, tokens=100)
-        story.wait(LIMITS.sync_wait_s + 0.1)
-        for name in "ab":
-            story.done(name, f"s{number}")
-        for name in "abc":
-            story.applied(name, number + 1, f"s{number + 1}")
+    without_c(story, 4)
     made = commit(story, {"c": 5 * 800, "a": 100, "b": 100}, "s5", "s6")
     assert [c.tokens for c in made.contributors] == [100, 100, 4000], "40 times the others', in five windows"
 
@@ -230,14 +234,7 @@ def test_12_who_stays_away_for_long_is_not_the_whole_average_when_it_is_back() -
     """Of a hundred windows that it was not here for sixteen count, at sixteen times the pace of the others."""
     story = a_run("a", "b", "c", quorum=2, steps=10_000)
     commit(story, {"a": 100, "b": 100, "c": 100}, "s0", "s1")
-    for number in range(1, 101):
-        for name in "ab":
-            story.ready(name, tokens=100)
-        story.wait(LIMITS.sync_wait_s + 0.1)
-        for name in "ab":
-            story.done(name, f"s{number}")
-        for name in "abc":
-            story.applied(name, number + 1, f"s{number + 1}")
+    without_c(story, 100)
     made = commit(story, {"c": HUGE, "a": 100, "b": 100}, "s101", "s102")
     assert [c.tokens for c in made.contributors] == [100, 100, 16 * 16 * 100]
 
