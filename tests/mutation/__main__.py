@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.mutation.table import MUTATIONS, Mutation
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("protocol", "coordinator", "node", "src", "tests", "docs", "pyproject.toml")
+COPIED = ("protocol", "coordinator", "node", "src", "tests", "docs", "pyproject.toml", "README.md")
 LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0
 """Of all their tests once, without a mutation."""

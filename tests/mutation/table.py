@@ -13,6 +13,10 @@ COORDINATOR_STORIES = "tests/golden/test_coordinator_stories.py"
 COORDINATOR_LEASES = "tests/unit/coordinator/test_data_leases.py"
 OFFERS = "tests/unit/coordinator/test_offers.py"
 TEXT = "tests/unit/protocol/test_text.py"
+EXIT_CODES = "tests/unit/cli/test_exit_codes.py"
+STATUS_DATA = "tests/unit/cli/test_status_data.py"
+DRY_RUN = "tests/unit/cli/test_dry_run.py"
+STATUS_PAGE = "tests/unit/coordinator/test_status_page.py"
 FORGETTING = "tests/unit/coordinator/test_forgetting.py"
 PAGES = "tests/unit/protocol/test_pages.py"
 DESCRIPTORS = "tests/unit/protocol/test_descriptors.py"
@@ -154,9 +158,73 @@ MUTATIONS = (
         name="who came and went stays for ever",
         rule="sites that never contributed are forgotten when they have gone",
         file="coordinator/core/forgetting.py",
-        old="    if num_forgotten <= 0:",
+        old="    if num_beyond <= 0:",
         new="    if True:",
         tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="a crowd of passers-by clears a name",
+        rule="how often a site was found out is persisted, and not forgotten for who comes and goes",
+        file="coordinator/core/forgetting.py",
+        old="[s for s in gone if not s.conduct.strikes], KEPT_GONE)",
+        new="gone, KEPT_GONE)",
+        tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="any number of sites that were found out stays known",
+        rule="what strangers leave behind is bounded",
+        file="coordinator/core/forgetting.py",
+        old="[s for s in gone if s.conduct.strikes], KEPT_STRUCK)",
+        new="[], KEPT_STRUCK)",
+        tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="who was found out most often is forgotten first",
+        rule="of sites that were found out those go first that cost the least",
+        file="coordinator/core/forgetting.py",
+        old="key=lambda s: (s.conduct.strikes, holds_newest[s], s.epoch)",
+        new="key=lambda s: (holds_newest[s], s.epoch)",
+        tests=(FORGETTING,),
+    ),
+    Mutation(
+        name="sites that have gone are in the metrics",
+        rule="metrics are without sites that have gone",
+        file="coordinator/web.py",
+        old="""here = [site for site in d["sites"] if not site["state"].startswith("gone")]""",
+        new="""here = list(d["sites"])""",
+        tests=(STATUS_PAGE,),
+    ),
+    Mutation(
+        name="a coordinator's words steer the terminal of a dry run",
+        rule="text from outside reaches no terminal with control characters",
+        file="src/atoll/cli/dry_run.py",
+        old="{whole(text)}",
+        new="{text}",
+        tests=(DRY_RUN,),
+    ),
+    Mutation(
+        name="people are not told of a weight that was cut",
+        rule="a weight that is cut is said",
+        file="src/atoll/cli/status.py",
+        old="        *_newest_cut(status),\n",
+        new="",
+        tests=(STATUS_DATA,),
+    ),
+    Mutation(
+        name="a full disk is something else",
+        rule="exit codes are those of README's table",
+        file="protocol/exit_codes.py",
+        old="    if isinstance(error, OSError):\n        return HostError.exit_code\n",
+        new="",
+        tests=(EXIT_CODES,),
+    ),
+    Mutation(
+        name="README does not know an exit code",
+        rule="README has a row for each exit code, with its meaning",
+        file="protocol/exit_codes.py",
+        old='    ENDED_AT_ONCE: "Ctrl-C that ended it at once",\n',
+        new="",
+        tests=(EXIT_CODES,),
     ),
     Mutation(
         name="a site that contributed is forgotten",

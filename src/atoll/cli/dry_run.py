@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from atoll.cli.status import whole
 from atoll.cli.words import byte_count, count
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
@@ -62,7 +63,7 @@ def dry_run(config: NodeConfig) -> int:
 
 
 def _print(name: str, text: str) -> None:
-    print(f"{name:<12} {text}", flush=True)
+    print(f"{name:<12} {whole(text)}", flush=True)  # the coordinator and the script say some of it
 
 
 def described(settings: RunSettings, config: NodeConfig) -> Described:

@@ -7,6 +7,7 @@ import sys
 
 from atoll.cli import stop
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.text import clean
 
 HELP = "go on from an older commit (on the coordinator's machine)"
 EPILOG = """\
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     store = stop.store_path(args)
     if args.to is None:
         was = request_rollback(store, args.reason or "atoll rollback")
-        print(f"the run goes back; it was paused because {was}")
+        print(f"the run goes back; it was paused because {clean(was)}")
         return 0
     if args.to < 0:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")

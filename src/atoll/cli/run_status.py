@@ -62,6 +62,7 @@ class CommitStatus:
     run_step: int
     contributors: tuple[str, ...]
     mean_loss: float | None
+    cut: tuple[str, ...]
     state_hash: str
     final: bool
 

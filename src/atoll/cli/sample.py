@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.text import clean
 
 HELP = "print text from a saved model of the built-in kind"
 EPILOG = """\
@@ -30,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     require_node_extra("atoll sample")
     from atoll.node.worker.sample import sample_text
 
-    print(sample_text(args.folder, args.prompt, args.num_bytes, args.temperature, args.seed))
+    # A model may say anything, and others have trained it.
+    print(clean(sample_text(args.folder, args.prompt, args.num_bytes, args.temperature, args.seed)))
     return 0
 
 

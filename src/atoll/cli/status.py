@@ -118,9 +118,20 @@ def notes(status: RunStatus) -> list[str]:
             if site.not_dialled_by
         ),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
+        *_newest_cut(status),
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"kept out: {text}" for text in status.kept_out),
     ]
+
+
+def _newest_cut(status: RunStatus) -> list[str]:
+    """One line for a thousand weights."""
+    with_cuts = [commit for commit in status.commits if commit.cut]
+    if not with_cuts:
+        return []
+    commit = with_cuts[-1]
+    more = f"; and {len(commit.cut) - 1} more" if len(commit.cut) > 1 else ""
+    return [f"a weight was cut in commit {commit.commit}: {commit.cut[0]}{more}"]
 
 
 def text_lines(status: RunStatus) -> str:

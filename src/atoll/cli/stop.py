@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.text import clean
 
 HELP = "end a run early, with a last sync (on the coordinator's machine)"
 EPILOG = """\
@@ -39,7 +40,6 @@ def run(args: argparse.Namespace) -> int:
     from atoll.coordinator.admin import request_stop
 
     over = request_stop(store_path(args))
-    print(
-        f"nothing to stop: the run is {over}" if over else "the run ends with its next sync; `atoll status` shows when"
-    )
+    goes_on = "the run ends with its next sync; `atoll status` shows when"
+    print(f"nothing to stop: the run is {clean(over)}" if over else goes_on)
     return 0

@@ -128,3 +128,16 @@ def test_a_model_of_more_chunks_than_the_run_takes_is_refused_before_anything_is
     described = dry_run.Described(manifest=MANIFEST, device="CPU")
     with pytest.raises(ConfigError, match="has 1024 chunks of 1024 elements, a run takes 1023: raise"):
         dict(dry_run.facts(settings, CONFIG, described))
+
+
+def test_what_a_coordinator_says_does_not_steer_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = json.loads(settings_to_json(SETTINGS)) | {"data": "\x1b]0;owned\x07\nmodel        a line of another's"}
+    monkeypatch.setattr(client, "fetch_status", lambda _: {"settings": settings, "state": "training\x1b[2J\u202e"})
+    monkeypatch.setattr(dry_run.describe, "__defaults__", (fake_torch,))
+    main(["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
+    out = capsys.readouterr().out
+    assert all(character.isprintable() or character == "\n" for character in out)
+    assert r"training\x1b[2J" in out
+    assert sum(line.startswith("model ") for line in out.splitlines()) == 1

@@ -52,3 +52,15 @@ def test_of_a_traceback_the_line_that_matters_is_in_the_table_and_all_of_it_belo
         "  |   File x",
         "  | ValueError: no data",
     ]
+
+
+def test_a_weight_that_was_cut_is_a_line_below_the_table() -> None:
+    story = Story(some_settings(min_sites=4))
+    story.start("a", "b", "c", "d")
+    for name, tokens in (("a", 100), ("b", 100), ("c", 1 << 44), ("d", 1 << 44)):
+        story.ready(name, tokens=tokens)
+    for name in "abcd":
+        story.done(name, "s0")
+    status = parse_status(json.loads(json.dumps(asdict(story.view))))
+    words = f"c (site 3) says {1 << 44} tokens, which count as 1600 (sync.max_weight_ratio)"
+    assert text_lines(status).splitlines()[-1] == f"a weight was cut in commit 1: {words}; and 1 more"

@@ -25,7 +25,7 @@ def come_and_go(story: Story, number: int, first: int = 0) -> None:
     for i in range(first, first + number):
         story.join(f"passer-{i}")
         story.drop(f"passer-{i}")
-        story.core.run.evict(story.core.run.members.sites[f"passer-{i}"], "its stream closed")
+        story.core.run.lose(story.core.run.members.sites[f"passer-{i}"], "its stream closed")
         story.happens(e.Tick())
 
 
@@ -119,3 +119,45 @@ def test_lines_of_positions_go_with_their_sites(monkeypatch: pytest.MonkeyPatch)
     assert 3 not in story.core.run.ledger.lines
     story.restart()
     assert 3 not in story.core.run.ledger.lines
+
+
+def found_out(story: Story, name: str, strikes: int) -> None:
+    """It came, was found out so often, and has gone."""
+    story.join(name)
+    site = story.core.run.members.sites[name]
+    site.conduct.strikes = strikes - 1
+    story.drop(name)
+    story.core.run.evict(site, "it cost the others attempts")
+    story.happens(e.Tick())
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_25_a_crowd_of_passers_by_does_not_clear_the_name_of_who_was_found_out(kind: str, tmp_path: Path) -> None:
+    store: Store = MemoryStore() if kind == "memory" else SqliteStore(tmp_path / "run.db")
+    story = Story(some_settings(), store=store)
+    story.start("a", "b")
+    found_out(story, "liar", 5)
+    for number in range(2):
+        story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
+    come_and_go(story, forgetting.KEPT_GONE + 3)
+    site_id = story.sites["liar"].site_id
+    assert "passer-0" not in story.core.run.members.sites
+    story.restart()
+    story.connect("liar", incarnation=2)
+    story.offer("liar")
+    site = story.core.run.members.sites["liar"]
+    assert (site.site_id, site.conduct.strikes, site.live) == (site_id, 5, False), "it waits for its time"
+    store.close()
+
+
+def test_25_of_those_that_were_found_out_so_many_stay_known_who_cost_the_most_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    monkeypatch.setattr(forgetting, "KEPT_STRUCK", 3)
+    story = Story(some_settings())
+    story.start("a", "b")
+    found_out(story, "often", 4)
+    for i in range(9):
+        found_out(story, f"once-{i}", 1)
+    assert set(story.core.run.members.sites) == {"a", "b", "often", "once-7", "once-8"}

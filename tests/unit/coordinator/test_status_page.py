@@ -30,6 +30,8 @@ def a_document() -> dict[str, Any]:
     story.commit_one("a", "b", state="s0", following="s1")
     story.ready("a", unreachable="b")
     story.drop("b")
+    story.join("c")
+    story.leave("c")
     more = {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
     return asdict(story.view) | more
 
@@ -108,7 +110,7 @@ def test_metrics_are_well_formed() -> None:
     assert {s.labels["state"]: s.value for s in families["atoll_sites"].samples} == {
         "away": 1.0,
         "member": 1.0,
-        "gone": 0.0,
+        "gone": 1.0,
     }
     state = {s.labels["state"]: s.value for s in families["atoll_run_state"].samples}
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
