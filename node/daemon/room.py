@@ -69,12 +69,12 @@ def room_for(
         )
     free_disk = machine.disk_bytes + machine.home_bytes - model.disk_bytes
     if free_disk < 0:
+        parts = ", ".join(f"{_size(num_bytes)} {what}" for what, num_bytes in model.disk_parts)
         raise HostError(
-            f"the model does not fit on the disk of {home}: {_size(model.disk_bytes)} are needed (outer state "
-            f"{_size(model.outer_bytes)}, payloads {_size(model.log_bytes)}, snapshots {_size(model.snapshots_bytes)}, "
-            f"saved model {_size(model.model_bytes)}), {_size(machine.disk_bytes)} are free beside the "
-            f"{_size(machine.home_bytes)} that it has; make room, choose another folder with --home, or lower "
-            "sync.log_commits or sync.snapshots of the run"
+            f"the model does not fit on the disk of {home}: {_size(model.disk_bytes)} are needed ({parts}), "
+            f"{_size(machine.disk_bytes)} are free beside the {_size(machine.home_bytes)} that it has; make room, "
+            "choose another folder with --home, or lower sync.log_commits or sync.snapshots of the run, or leave out "
+            "its save_every"
         )
     buffer = reduce_buffer_bytes
     if buffer is None:

@@ -6,11 +6,18 @@ from dataclasses import dataclass
 
 from atoll.node.dataplane.slots import SlotMap
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
-from atoll.protocol.layout import Layout, Role
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.settings import RunSettings
 
 OUTER_SLOTS = {"sgd": 0, "nesterov": 1}
 """Of each outer optimizer; the same as its `slots`, but known without numpy and compiled kernels."""
+INDEX_BYTES = 128
+"""For each chunk, in the index of the outer state ..."""
+PAYLOAD_ENTRY_BYTES = 64
+"""... before the payloads of a commit ..."""
+SNAPSHOT_ENTRY_BYTES = 44
+"""... and before the records of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,32 +31,65 @@ class Footprint:
     sync_bytes: int
     """The most that one encoding of all chunks of a sync has: what a site sends, and what it holds as a reducer where
     the chunks are spread evenly."""
-    log_bytes: int
-    """Payloads of the last commits, on the disk, with those of the sync under way."""
-    snapshots_bytes: int
-    """Of the outer state, on the disk, with the one that is being written."""
-    model_bytes: int
-    """A saved model."""
+    disk_parts: tuple[tuple[str, int], ...]
+    """The most of each kind, in words, that may lie on the disk at one time."""
 
     @property
     def disk_bytes(self) -> int:
-        return self.outer_bytes + self.log_bytes + self.snapshots_bytes + self.model_bytes
+        return sum(num_bytes for _, num_bytes in self.disk_parts)
 
 
 def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     num_slots = OUTER_SLOTS[settings.outer.optimizer]
     records = [c.num_bytes * (1 + num_slots if c.role is Role.TRAINABLE else 1) for c in layout.chunks]
+    num_synced = layout.num_sync_chunks
     dtypes = layout.manifest.tensors
     sync_bytes = sum(
         max_encoded_bytes(codec_of(c.role, settings.sync.codec), c.num_elements, dtypes[c.tensor].carried_itemsize)
-        for c in layout.chunks[: layout.num_sync_chunks]
+        for c in layout.chunks[:num_synced]
     )
-    num_snapshots = settings.sync.snapshots + 1 if settings.sync.snapshots else 0
+    outer_bytes = SlotMap(records).file_bytes
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes,
-        outer_bytes=SlotMap(records).file_bytes,
+        outer_bytes=outer_bytes,
         sync_bytes=sync_bytes,
-        log_bytes=sync_bytes * (settings.sync.log_commits + 1),
-        snapshots_bytes=sum(records) * num_snapshots,
-        model_bytes=sum(records),
+        disk_parts=(
+            ("outer state", outer_bytes + INDEX_BYTES * len(records)),
+            _payloads(sync_bytes + PAYLOAD_ENTRY_BYTES * num_synced, settings),
+            _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
+            _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
+        ),
+    )
+
+
+def _payloads(file_bytes: int, settings: RunSettings) -> tuple[str, int]:
+    num_commits = settings.sync.log_commits
+    return f"payloads of {num_commits} commits and of the sync under way", file_bytes * (num_commits + 1)
+
+
+def _snapshots(synced_bytes: int, frozen_bytes: int, num_chunks: int, settings: RunSettings) -> tuple[str, int]:
+    """A new one is whole before the oldest goes, and frozen tensors are there once."""
+    num_kept = settings.sync.snapshots
+    if not num_kept:
+        return "no snapshots", 0
+    one_bytes = synced_bytes + SNAPSHOT_ENTRY_BYTES * num_chunks
+    return (
+        f"{num_kept} snapshots, one that is being written and one while the run goes back",
+        one_bytes * (num_kept + 2) + frozen_bytes,
+    )
+
+
+def _models(model_bytes: int, synced_bytes: int, num_chunks: int, settings: RunSettings) -> tuple[str, int]:
+    """A new one is whole before the one in its place goes, and later commits replace chunks while it is written."""
+    one_bytes = model_bytes + DIGEST_BYTES * num_chunks
+    if not settings.save_every:
+        return "a saved model", one_bytes
+    return "a saved model, the next one and the chunks that change while it is written", 2 * one_bytes + synced_bytes
+
+
+def _rounded_bytes(layout: Layout) -> int:
+    """Averaged buffers in half precision are saved as they are averaged, too."""
+    tensors = layout.manifest.tensors
+    return sum(
+        t.num_elements * DTYPE_BYTES[t.dtype] for t in tensors if t.role is Role.BUFFER_MEAN and t.dtype != "F32"
     )

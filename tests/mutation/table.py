@@ -55,6 +55,7 @@ SITE_ROLLBACK = "tests/unit/node_core/test_rollback.py"
 CRASHES = "tests/unit/node_core/test_crashes.py"
 TENSORS = "tests/unit/worker/test_worker_tensors.py"
 WORKER_SITE = "tests/unit/worker/test_worker_site.py"
+MODEL = "tests/unit/worker/test_worker_model.py"
 CHECKPOINTS = "tests/unit/worker/test_worker_checkpoint.py"
 SITE_LEASES = "tests/unit/node_core/test_leases.py"
 OUTER = "tests/unit/dataplane/test_outer_state.py"
@@ -2162,6 +2163,14 @@ MUTATIONS = (
         tests=(SAVED,),
     ),
     Mutation(
+        name="text is not drawn from a model whose save was killed",
+        rule="a saved model is found by its own name by every verb",
+        file="src/atoll/cli/sample.py",
+        old="if not where_saved(args.folder).is_dir():",
+        new="if not args.folder.is_dir():",
+        tests=(MODEL,),
+    ),
+    Mutation(
         name="a home that others can open is taken",
         rule="a home folder with open permissions is refused: the key and the model are in it",
         file="node/daemon/home.py",
@@ -2538,6 +2547,30 @@ MUTATIONS = (
         file="node/daemon/room.py",
         old="    if free_disk < 0:",
         new="    if free_disk < -(1 << 60):",
+        tests=(FOOTPRINT,),
+    ),
+    Mutation(
+        name="a model that is replaced needs no room",
+        rule="what cannot fit is refused at the door",
+        file="node/dataplane/footprint.py",
+        old="2 * one_bytes + synced_bytes",
+        new="one_bytes + synced_bytes",
+        tests=(FOOTPRINT,),
+    ),
+    Mutation(
+        name="chunks that change while a model is saved need no room",
+        rule="what cannot fit is refused at the door",
+        file="node/dataplane/footprint.py",
+        old="2 * one_bytes + synced_bytes",
+        new="2 * one_bytes",
+        tests=(FOOTPRINT,),
+    ),
+    Mutation(
+        name="the snapshot of a run that goes back needs no room",
+        rule="what cannot fit is refused at the door",
+        file="node/dataplane/footprint.py",
+        old="one_bytes * (num_kept + 2)",
+        new="one_bytes * (num_kept + 1)",
         tests=(FOOTPRINT,),
     ),
     Mutation(

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from atoll.node.dataplane.footprint import footprint
 from atoll.protocol.errors import HostError
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun, Status
 from tests.harness.small_disk import small_disk
@@ -28,6 +30,8 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.5),
 )
 LIMIT_S = 60.0
+SMALL_FILES_BYTES = 1 << 20
+"""More than key, manifest and journal of a short run."""
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -67,6 +71,39 @@ def test_a_site_on_whose_disk_the_model_does_not_fit_is_no_member(tmp_path: Path
         assert any("the model does not fit on the disk of" in line and "are needed" in line for line in lines), lines
         assert not run.journal("c", "commit")
         assert not any("c (site" in text and "lost" in text for text in run.status()["errors"])
+
+
+SAVING = replace(
+    SETTINGS, min_sites=2, save_every=1, sync=replace(SETTINGS.sync, chunk_elements=1 << 18, log_commits=3)
+)
+LARGE = [*WORKER[:2], "--tensors", "a=1000x1000"]
+
+
+def saving_bytes() -> int:
+    spec = TensorSpec(name="a", shape=(1000, 1000), dtype="F32", role=Role.TRAINABLE)
+    return footprint(Layout(Manifest.canonical([spec]), SAVING.sync.chunk_elements), SAVING).disk_bytes
+
+
+@pytest.mark.root
+def test_a_disk_with_the_room_that_is_told_holds_a_whole_run_with_a_model_of_each_commit(tmp_path: Path) -> None:
+    """The worker's last steps and the sites' journals are small beside it; a missing copy of the model is not."""
+    with LocalRun(tmp_path, SAVING) as run, small_disk(run.home("b"), saving_bytes() + SMALL_FILES_BYTES):
+        run.start_coordinator()
+        for name in "ab":
+            run.start_node(name, LARGE)
+        assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0}, run.story()
+        assert len(run.journal("b", "commit")) == 10
+        assert {path.name for path in (run.home("b") / "model").iterdir()} >= {"manifest.json", "model.safetensors"}
+
+
+@pytest.mark.root
+def test_a_disk_without_room_for_a_second_model_is_refused_at_the_door(tmp_path: Path) -> None:
+    with LocalRun(tmp_path, SAVING) as run, small_disk(run.home("b"), saving_bytes() - SMALL_FILES_BYTES):
+        run.start_coordinator()
+        node = run.start_node("b", LARGE)
+        assert node.wait(LIMIT_S) == HostError.exit_code
+        said = next(line for line in node.lines if "the model does not fit on the disk of" in line)
+        assert "a saved model, the next one and the chunks that change while it is written" in said
 
 
 def test_a_file_that_may_not_grow_is_an_error_with_its_name(tmp_path: Path) -> None:

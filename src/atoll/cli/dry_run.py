@@ -111,8 +111,8 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
         ),
         (
             "disk",
-            f"{byte_count(needs.disk_bytes)}: outer state, payloads of {settings.sync.log_commits} commits, "
-            f"{settings.sync.snapshots} snapshots and one being written, a saved model",
+            f"{byte_count(needs.disk_bytes)} at the most: "
+            + ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in needs.disk_parts),
         ),
         ("traffic", f"less than {byte_count(2 * needs.sync_bytes)} each way in a sync"),
     ]

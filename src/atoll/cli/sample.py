@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from atoll.node.dataplane.saved_manifest import where_saved
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import clean
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.folder.is_dir():
+    if not where_saved(args.folder).is_dir():
         raise ConfigError(f"{args.folder}: no such folder; runs save their model where `atoll node` says at the end")
     require_node_extra("atoll sample")
     from atoll.node.worker.sample import sample_text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,15 @@ from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.saved_model import save
+from atoll.node.dataplane.snapshot import Snapshots
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OUTER_OPTIMIZERS, OuterSettings, RunSettings, SyncSettings
+from tests.harness import data_plane
+from tests.harness.data_plane import RUN
 
 GIB = 1 << 30
 SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="int8", log_commits=10, snapshots=2))
@@ -55,6 +62,50 @@ def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path
     outer = OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
     outer.close()
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes
+
+
+def test_the_parts_on_the_disk_have_the_sizes_of_their_files(tmp_path: Path) -> None:
+    """Where the most of each lies there at one time: headers and what is of no size of its own are what is left."""
+    used = data_plane.layout()
+    settings = RunSettings(
+        run_id=RUN,
+        save_every=1,
+        sync=SyncSettings(codec="fp32", chunk_elements=used.chunk_elements, log_commits=3, snapshots=2),
+    )
+    state, payload_log, model, kept = (tmp_path / name for name in ("state", "payloads", "model", "snapshots"))
+    outer = data_plane.seeded(state, used)
+    data_plane.apply_all(outer, data_plane.payloads(outer), 1)
+    snapshots = Snapshots(kept, used, outer.slots, RUN)
+    snapshots.write(outer, 2, snapshots.num_cleared)
+    frozen = outer.freeze()
+    log = PayloadLog(payload_log, used, RUN, 3)
+    file = log.begin(2, 1, 1)
+    sent = data_plane.payloads(outer, (5, 6), "fp32")
+    for chunk, data in sent.items():
+        file.put(chunk, data, payload_hash(data))
+    data_plane.apply_all(outer, sent, 2)
+    size_pinned = sum(os.fstat(file).st_size for file in [frozen._file] if file is not None)
+    save(model, outer, used, outer.slots, {"run_step": 1, "run_tokens": 1, "settings": {}})
+    sizes = [
+        size_of(state / "outer.chunks", state / "outer.index"),
+        4 * size_of(*payload_log.glob("*.payloads")),
+        4 * size_of(kept / "commit-1.snapshot") + size_of(kept / "frozen.snapshot"),
+        2 * size_of(model / "model.safetensors", model / "outer.safetensors") + size_pinned,
+    ]
+    told = [num_bytes for _, num_bytes in footprint(used, settings).disk_parts]
+    headers = [0, 4 * 128, 5 * 72, 2 * 1024]
+    for size, most, header in zip(sizes, told, headers, strict=True):
+        assert size - header <= most <= size + size // 20, (sizes, told)
+    at_the_end = footprint(used, replace(settings, save_every=0)).disk_parts[-1][1]
+    assert at_the_end == (told[-1] - size_pinned) // 2, "the last model alone, and no commit after it"
+    assert footprint(used, replace(settings, sync=replace(settings.sync, snapshots=0))).disk_parts[2][1] == 0
+    assert footprint(used, settings).disk_bytes == sum(told)
+    frozen.close()
+
+
+def size_of(*paths: Path) -> int:
+    assert paths
+    return sum(path.stat().st_size for path in paths)
 
 
 def test_a_sync_has_the_size_that_the_coordinator_plans_with() -> None:

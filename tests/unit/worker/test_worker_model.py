@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from atoll.node.dataplane.saved_manifest import SavedManifest, to_json
+from atoll.cli.main import main
+from atoll.node.dataplane.saved_manifest import SavedManifest, former_of, to_json
 from atoll.node.worker import baselines, data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
@@ -150,6 +151,17 @@ def test_a_saved_model_writes(tmp_path: Path, tied: bool) -> None:
     assert text.startswith("def ")
     assert text == sample_text(folder, "def ", num_bytes=20, seed=1)
     assert sample_text(folder, "def ", 20, temperature=0) == sample_text(folder, "def ", 20, temperature=0, seed=2)
+
+
+def test_a_model_between_the_two_renames_of_a_save_is_found_by_its_own_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "model"
+    former = former_of(folder)
+    former.mkdir()
+    save(former, SETTINGS, Transformer(SMALL, seed=9))
+    assert main(["sample", str(folder), "def ", "--bytes", "3"]) == 0
+    assert capsys.readouterr().out == sample_text(former, "def ", 3) + "\n"
 
 
 def test_what_is_no_saved_model(tmp_path: Path) -> None:
