@@ -84,6 +84,8 @@ DIFFERENCES = "tests/unit/protocol/test_differences.py"
 DONORS = "tests/unit/exchange/test_donors.py"
 TURNS = "tests/unit/exchange/test_turns.py"
 DIALER = "tests/unit/exchange/test_dialer.py"
+DIALLING = "tests/unit/exchange/test_dialling.py"
+SLOW_READERS = "tests/unit/exchange/test_slow_readers.py"
 EXPECTED = "tests/unit/exchange/test_expected_donors.py"
 NODE_SESSION = "tests/process/test_node_session.py"
 ANOTHER_RUN = "tests/process/test_another_run.py"
@@ -3056,6 +3058,62 @@ MUTATIONS = (
         old="        peer.num_failures += 1",
         new="        wait_s = 0.0",
         tests=(DIALER,),
+    ),
+    Mutation(
+        name="an exchange dials out of turn",
+        rule="an address is dialled at a bounded pace, whoever names it",
+        file="node/exchange/hub.py",
+        old="channel = await self.dialer.dial(member)",
+        new="channel = grpc.aio.insecure_channel(member.address)",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a probe dials out of turn",
+        rule="an address is dialled at a bounded pace, whoever names it",
+        file="node/exchange/probing.py",
+        old="channel = await self._dialer.dial(member)",
+        new="channel = grpc.aio.insecure_channel(member.address)",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a donor dials out of turn",
+        rule="an address is dialled at a bounded pace, whoever names it",
+        file="node/exchange/donations.py",
+        old="channel = await self._dialer.dial(member)",
+        new="channel = grpc.aio.insecure_channel(member.address)",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="an exchange does not say that it dialled in vain",
+        rule="a peer that is not reached is dialled less and less often",
+        file="node/exchange/link.py",
+        old="self._exchange.dialer.failed(self.member)",
+        new="pass",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a probe does not say that it dialled in vain",
+        rule="a peer that is not reached is dialled less and less often",
+        file="node/exchange/probing.py",
+        old="self._dialer.failed(member)",
+        new="pass",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a donor does not say that it dialled in vain",
+        rule="a peer that is not reached is dialled less and less often",
+        file="node/exchange/donations.py",
+        old="self._dialer.failed(member)",
+        new="pass",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a reader that hardly reads keeps its place",
+        rule="who takes what it asked for has to be as fast as the slowest that a site may be",
+        file="node/exchange/donor.py",
+        old="                if problem:",
+        new="                if problem and False:",
+        tests=(SLOW_READERS,),
     ),
     Mutation(
         name="a slow reader keeps its place",
