@@ -139,7 +139,10 @@ class _Fetch:
     def _trust_own_state(self) -> None:
         """A whole state on this disk is right, unless it was attested otherwise."""
         commit = self._outer.commit
-        if commit is not None and self.known.attested.get(commit, self._outer.state_hash()) == self._outer.state_hash():
+        if commit is None:
+            return
+        held = self._outer.state_hash()
+        if self.known.attested.get(commit, held) == held:
             self._trusted.update(range(len(self._layout.chunks)))
 
     def _is_replayable(self) -> bool:

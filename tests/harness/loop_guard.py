@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
-from atoll.protocol import wire
+from atoll.protocol import layout, wire
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Layout, Manifest
 
@@ -64,6 +64,7 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
         (os, "pwrite"),
         (shutil, "rmtree"),
         (shutil, "copyfile"),
+        (layout, "state_hash"),
         (Layout, "__init__"),
         (Manifest, "__post_init__"),
     ]

@@ -1,5 +1,5 @@
-"""All who connect to peers do so in turn: a real hub, prober and donations on simulated time, where many members name one
-address, or a peer is gone that answered before."""
+"""All who connect to peers do so in turn: a real hub, prober and donations on simulated time, where many members name
+one address, or a peer is gone that answered before."""
 
 from __future__ import annotations
 
