@@ -29,7 +29,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
 def commit(number: int, contributors: Sequence[str] = ("a", "b"), **changes: Any) -> dict[str, Any]:
     return {
         "commit": number, "sync": number, "attempt": 1, "run_step": 20 * number, "contributors": list(contributors),
-        "mean_loss": 2.5, "state_hash": "", "final": False, "tokens": 5,
+        "mean_loss": 2.5, "state_hash": "", "final": False, "tokens": 5, "cut": [],
     } | changes  # fmt: skip
 
 
