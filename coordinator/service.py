@@ -75,6 +75,9 @@ MAX_BATCH = 256
 MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
 BODIES_KEPT = 16
 """Of messages sent last."""
+MAX_CALLS_EACH = 4
+"""At once on one connection: a node has one, for its session or the status. Each may hold a message that
+gRPC reads, up to MAX_MESSAGE_BYTES, before anybody knows who sends it."""
 STOP_GRACE_S = 2.0
 MORE_CONNECTIONS = 256
 """Beside two of each site, one of which may be broken: for whoever is not in the run, or looks at it."""
@@ -189,6 +192,7 @@ class CoordinatorServer:
         server = transport.create_server(
             max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
             max_received_bytes=MAX_MESSAGE_BYTES,
+            max_calls_each=MAX_CALLS_EACH,
             max_connections=descriptors.for_connections(
                 descriptors.raise_limit(), wanted, f"run.max_sites = {self.settings.max_sites}"
             ),

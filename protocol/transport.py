@@ -22,7 +22,8 @@ MAX_CONNECTIONS = 256
 """Of a server that says no other bound."""
 HANDSHAKE_LIMIT_MS = 10_000
 MAX_CALLS_EACH = 64
-"""At once on one connection, by far more than anybody here needs; the next one waits at the caller or is refused."""
+"""At once on one connection of a server that says no other bound, by far more than nodes need; the next one waits at
+the caller or is refused."""
 IDLE_LIMIT_S = 60.0
 """For a connection without a call; who closes it early costs the next call a connection."""
 
@@ -77,7 +78,7 @@ def channel_options(max_message_bytes: int) -> _Options:
 
 
 def server_options(
-    max_message_bytes: int, max_received_bytes: int, max_connections: int, idle_limit_s: float
+    max_message_bytes: int, max_received_bytes: int, max_connections: int, max_calls_each: int, idle_limit_s: float
 ) -> _Options:
     return [
         *_common_options(max_message_bytes, max_received_bytes),
@@ -90,7 +91,7 @@ def server_options(
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_LIMIT_MS),
         ("grpc.http2.settings_timeout", HANDSHAKE_LIMIT_MS),
         ("grpc.max_connection_idle_ms", round(1000 * idle_limit_s)),
-        ("grpc.max_concurrent_streams", MAX_CALLS_EACH),
+        ("grpc.max_concurrent_streams", max_calls_each),
         # An event loop takes one call a round. By default some of those that wait are cancelled beyond 1,000: a crowd
         # that comes together, each with its first call, must find room.
         ("grpc.server.max_pending_requests", max_connections),
@@ -103,12 +104,14 @@ def create_server(
     max_message_bytes: int,
     max_received_bytes: int | None = None,
     max_connections: int = MAX_CONNECTIONS,
+    max_calls_each: int = MAX_CALLS_EACH,
     idle_limit_s: float = IDLE_LIMIT_S,
 ) -> grpc.aio.Server:
     """A server without ports; credentials belong to each port, see `bind`. `max_received_bytes`: where what is received
     has a smaller bound than what is sent."""
     received = max_received_bytes or max_message_bytes
-    return grpc.aio.server(options=server_options(max_message_bytes, received, max_connections, idle_limit_s))
+    options = server_options(max_message_bytes, received, max_connections, max_calls_each, idle_limit_s)
+    return grpc.aio.server(options=options)
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -33,13 +33,17 @@ from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
 
 SETTINGS = some_settings(run_id="run", min_sites=2, steps=10)
 LIMIT_S = 20.0
+FIRST_BYTES, OFFER_BYTES, MOST_BYTES = 1 << 14, 1 << 16, 1 << 20
+"""What a stranger, a newcomer and a site may say at once, as docs/protocol.md has it."""
 
 
 class Client:
     """One session, spoken by hand."""
 
-    def __init__(self, address: str, name: str, incarnation: int = 1) -> None:
-        self.channel = transport.open_channel(
+    def __init__(
+        self, address: str, name: str, incarnation: int = 1, channel: grpc.aio.Channel | None = None
+    ) -> None:
+        self.channel = channel or transport.open_channel(
             address, credentials=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         self.name = name
@@ -197,7 +201,7 @@ def test_a_run_from_hello_to_finished(tmp_path: Path) -> None:
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
 WHOLE = wire.to_bytes(wire.request(m.Leave(reason="a long reason"), HEADER, 1, 0))
 FLIPPED = WHOLE[:-20] + bytes([WHOLE[-20] ^ 1]) + WHOLE[-19:]
-TOO_LARGE = bytes(service.MAX_FIRST_MESSAGE_BYTES + 1)
+TOO_LARGE = bytes(FIRST_BYTES + 1)
 OVER_A_BOUND = wire.to_bytes(wire.request(m.Heartbeat(phase="x" * 65), HEADER, 1, 0))
 EMPTY = wire.to_bytes(session_pb2.SessionRequest())
 
@@ -325,8 +329,9 @@ def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Pa
         await a.join()
         channel = grpc.aio.insecure_channel(server.address)
         call: Any = channel.stream_stream(f"/{SERVICE}/Session")()
-        await call.write(b"\0" * (service.MAX_MESSAGE_BYTES + 1))
-        assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await call.write(b"\0" * (MOST_BYTES + 1))
+        async with asyncio.timeout(LIMIT_S):
+            assert await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         await channel.close()
         a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         await a.hear(m.Pulse)
@@ -335,22 +340,52 @@ def test_a_message_over_the_transports_bound_ends_that_stream_alone(tmp_path: Pa
     serving(test, tmp_path)
 
 
+def test_a_connection_has_few_calls_at_once_and_the_next_when_one_ends(tmp_path: Path) -> None:
+    """Whatever each says is read by gRPC before anybody knows who says it."""
+    most, num = 4, 10
+
+    async def test(server: CoordinatorServer) -> None:
+        channel = transport.open_channel(server.address, credentials=None, max_message_bytes=MOST_BYTES)
+        clients = [Client(server.address, f"many-{i}", channel=channel) for i in range(num)]
+        for client in clients:
+            client.hello()
+        welcomed = {asyncio.create_task(client.hear(m.Welcome)): client for client in clients}
+        waiting = set(welcomed)
+        while num - len(waiting) < most:
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        a = Client(server.address, "a")
+        await a.join()
+        known = server._core.run.members.sites
+        assert sum(name.startswith("many") for name in known) == most
+        next(client for task, client in welcomed.items() if task not in waiting).call.cancel()
+        async with asyncio.timeout(LIMIT_S):
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        assert len(done) == 1
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await channel.close()
+        await a.close()
+
+    serving(test, tmp_path)
+
+
 def test_a_stranger_may_say_little_until_more_is_due(tmp_path: Path) -> None:
     """Nothing of a larger message is parsed: its stream alone is refused."""
-    text = "x" * service.MAX_FIRST_MESSAGE_BYTES
+    text = "x" * FIRST_BYTES
 
     async def test(server: CoordinatorServer) -> None:
         stranger = Client(server.address, "stranger")
         stranger.say(m.Leave(reason=text))
-        assert f"at most {service.MAX_FIRST_MESSAGE_BYTES} are due" in (await stranger.hear(m.Refused)).text
+        assert f"at most {FIRST_BYTES} are due" in (await stranger.hear(m.Refused)).text
         newcomer = Client(server.address, "newcomer")
         newcomer.hello()
         await newcomer.hear(m.Welcome)
-        newcomer.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(service.MAX_OFFER_BYTES)))
-        assert f"at most {service.MAX_OFFER_BYTES} are due" in (await newcomer.hear(m.Refused)).text
+        newcomer.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(OFFER_BYTES)))
+        assert f"at most {OFFER_BYTES} are due" in (await newcomer.hear(m.Refused)).text
         a = Client(server.address, "a")
         await a.join()
-        a.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(service.MAX_OFFER_BYTES)))
+        a.say(m.PayloadList(sync=1, attempt=1, term=1, hashes=bytes(OFFER_BYTES)))
         a.say(m.Applied(commit=0, state_hash=a_hash("s0")))
         await a.hear(m.Pulse)
         assert (await server.document())["num_malformed"] == 2

@@ -19,6 +19,9 @@ from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
 
 NUM_CALLERS = 8
 PATIENCE_S = 30.0
+HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+HTTP2_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+HTTP2_SETTINGS_ACK = bytes([0, 0, 0, 4, 1, 0, 0, 0, 0])
 
 
 @pytest.mark.parametrize(
@@ -301,5 +304,24 @@ def test_a_connection_has_a_bound_of_calls_at_once() -> None:
         await another.close()
         await server.stop(0)
         assert most_begun == transport.MAX_CALLS_EACH
+
+    asyncio.run(main())
+
+
+def test_a_connection_that_speaks_and_has_no_call_is_closed() -> None:
+    """It has answered the server's settings, so that its handshake is over; a silent one has another limit."""
+
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1000, idle_limit_s=0.1)
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(HTTP2_PREFACE + HTTP2_SETTINGS + HTTP2_SETTINGS_ACK)
+        # Less than the 30 s after which an unanswered ping of the server would end it.
+        async with asyncio.timeout(PATIENCE_S / 2):
+            heard = await reader.read()
+        writer.close()
+        await server.stop(0)
+        assert heard.startswith(heard[:3] + b"\x04"), "it was the server of this connection, whose settings come first"
 
     asyncio.run(main())
