@@ -40,9 +40,7 @@ FIRST_BYTES, OFFER_BYTES, MOST_BYTES = 1 << 14, 1 << 16, 1 << 20
 class Client:
     """One session, spoken by hand."""
 
-    def __init__(
-        self, address: str, name: str, incarnation: int = 1, channel: grpc.aio.Channel | None = None
-    ) -> None:
+    def __init__(self, address: str, name: str, incarnation: int = 1, channel: grpc.aio.Channel | None = None) -> None:
         self.channel = channel or transport.open_channel(
             address, credentials=None, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
