@@ -27,6 +27,7 @@ SESSIONS = "tests/process/test_coordinator_session.py"
 DISPUTES = "tests/unit/coordinator/test_disputes.py"
 HASH_LISTS = "tests/unit/coordinator/test_hash_lists.py"
 STEPS = "tests/unit/local/test_steps_in_a_loop.py"
+STEPS_CATCHING_UP = f"{STEPS}::test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks"
 HOSTILE_DISPUTES = "tests/unit/coordinator/test_hostile_disputes.py"
 ROLLBACK = "tests/unit/coordinator/test_rollback.py"
 GOING_BACK = "tests/unit/coordinator/test_going_back.py"
@@ -1745,6 +1746,38 @@ MUTATIONS = (
         tests=(
             f"{SPILLED}::test_an_attempt_without_a_site_is_right_though_the_one_before_still_reads_its_contribution",
         ),
+    ),
+    Mutation(
+        name="the state where catching up begins is hashed in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/catchup.py",
+        old="await self._in_pool(self._trust_own_state)",
+        new="self._trust_own_state()",
+        tests=(STEPS_CATCHING_UP,),
+    ),
+    Mutation(
+        name="what has to be fetched is looked up in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/catchup.py",
+        old="            await self._in_pool(self._needed),",
+        new="            self._needed(),",
+        tests=(STEPS_CATCHING_UP,),
+    ),
+    Mutation(
+        name="the commits of chunks are looked up in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/catchup.py",
+        old="versions = await self._in_pool(self._sync_versions)",
+        new="versions = self._sync_versions()",
+        tests=(STEPS_CATCHING_UP,),
+    ),
+    Mutation(
+        name="chunks that are behind are looked up in the loop",
+        rule="nothing that grows with the model runs in an event loop",
+        file="node/exchange/catchup.py",
+        old="iter(await self._in_pool(at_the_commit_before))",
+        new="iter(at_the_commit_before())",
+        tests=(STEPS_CATCHING_UP,),
     ),
     Mutation(
         name="a hash list of a donor is checked in the loop",

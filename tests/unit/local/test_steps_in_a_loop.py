@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Self
@@ -17,16 +18,22 @@ import pytest
 
 import atoll
 from atoll.coordinator.core.machine import Core
-from atoll.node.exchange import exchange, held, link
+from atoll.node.dataplane import publish
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange import donor, donors, exchange, held, link
+from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.parts import Encoded
 from atoll.node.exchange.peer_service import PeerService
 from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import payload_digest, payload_hash
+from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, some_settings
 
 NUM_CHUNKS = 1 << 12
@@ -183,10 +190,33 @@ class Context:
         await asyncio.sleep(0)
         self._down.put_nowait(frame)
 
+    def peer(self) -> str:
+        return "a test"
+
+
+class Answer:
+    """Of a donor, to one request."""
+
+    def __init__(self, serve: Callable[[bytes, Any], Coroutine[Any, Any, None]], request: bytes) -> None:
+        self._frames: asyncio.Queue[bytes] = asyncio.Queue()
+        self._serving = asyncio.create_task(serve(request, Context(asyncio.Queue(), self._frames)))
+        self._serving.add_done_callback(lambda _: self._frames.put_nowait(b""))
+
+    async def read(self) -> bytes | None:
+        await asyncio.sleep(0)
+        return await self._frames.get() or None
+
+    def cancel(self) -> None:
+        self._serving.cancel()
+
 
 class Channel:
     def __init__(self, service: PeerService) -> None:
         self._service = service
+
+    def unary_stream(self, method: str, **_: object) -> Callable[[bytes], Answer]:
+        served = {FETCH_STATE_METHOD: self._service.fetch_state, FETCH_PAYLOADS_METHOD: self._service.fetch_payloads}
+        return partial(Answer, served[method])
 
     def stream_stream(self, method: str, **_: object) -> Callable[[], Call]:
         return lambda: Call(self._service)
@@ -278,6 +308,66 @@ def test_no_callback_of_an_exchange_goes_through_all_chunks(monkeypatch: pytest.
     with Lines(asyncio.events.Handle._run.__code__) as lines:
         asyncio.run(main())
     lines.check(NUM_CHUNKS)
+
+
+# --- catching up
+
+
+@pytest.mark.parametrize("starts_from", ["nothing", "the commit before", "a state that is not the run's"])
+def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
+    starts_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(donor, "FRAME_BYTES", 1 << 12)  # as few chunks in a frame as there are of a large model
+    monkeypatch.setattr(donor, "HASHES_PER_FRAME", 64)
+    monkeypatch.setattr(donors, "MAX_BATCH_CHUNKS", 16)
+    spec = TensorSpec(name="weight.scale", shape=(NUM_CHUNKS,), dtype="F32", role=Role.TRAINABLE)
+    layout = Layout(Manifest.canonical([spec]), 1)
+    pace = Pace(stall_s=60.0, slowest_bytes_per_s=1.0)
+    there = dp.seeded(tmp_path / "there", layout)
+    here = OuterState.create(tmp_path / "here", layout, there.slots, dp.RUN)
+    log_there, log_here = (PayloadLog(tmp_path / name, layout, dp.RUN, 4) for name in ("log-there", "log-here"))
+    payloads = dp.payloads(there, codec="fp32")
+    seed = {"the commit before": 0, "a state that is not the run's": 5}.get(starts_from)
+    if seed is not None:
+        publish.seed_from_snapshot(here, layout, dp.filled(layout, seed))
+    attested = [m.Attestation(commit=0, state_hash=there.state_hash())]
+    record = dp.logged(log_there, there, 1, payloads)
+    dp.apply_all(there, payloads, 1)
+    attested.append(m.Attestation(commit=1, state_hash=there.state_hash()))
+
+    async def main() -> None:
+        peers = Peers()
+        hubs = [Hub(run_id=dp.RUN, incarnation=1, dialer=peers, num_threads=2) for _ in range(2)]
+        hubs[0].serve(layout, lambda: there, log_there, pace)
+        peers.services[1] = PeerService(hubs[0])
+        of_one = m.Donor(site_id=1, incarnation=1, address="site-1:1", commit=1)
+        sources = m.Sources(attested=tuple(attested), donors=(of_one,), commits=(record,))
+
+        async def again(_: tuple[int, ...]) -> m.Sources:
+            return sources
+
+        try:
+            fetched = await fetch_state(
+                hubs[1],
+                site_id=2,
+                sources=sources,
+                refresh=again,
+                undialable=tuple,
+                outer=here,
+                log=log_here,
+                optimizer=dp.OPTIMIZER,
+                pace=pace,
+            )
+            assert (fetched.commit, fetched.state_hash) == (1, attested[1].state_hash)
+        finally:
+            for hub in hubs:
+                await hub.close()
+
+    with Lines(asyncio.events.Handle._run.__code__) as lines:
+        asyncio.run(main())
+    lines.check(NUM_CHUNKS)
+    for disk in (there, here, log_there, log_here):
+        disk.close()
 
 
 # --- a dispute
