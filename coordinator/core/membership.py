@@ -110,7 +110,7 @@ class Stream:
     num_acked: int = 0
     unacked_since: float | None = None  # since when something that was sent is not acknowledged
     evicted_said: bool = False  # Evicted went out on it: a Hello after that knows
-    rolled_back: tuple[int, int] = (0, 0)  # which message on it was the last RolledBack, and to which commit
+    rolled_back: list[tuple[int, int]] = field(default_factory=list)  # not acknowledged: which message, which commit
 
     def sent(self, now: float) -> None:
         self.num_sent += 1
@@ -122,10 +122,14 @@ class Stream:
             self.num_acked = min(ack, self.num_sent)
             self.unacked_since = now if self.num_acked < self.num_sent else None
 
+    def went_back_to(self, commit: int) -> None:
+        """What was sent last says so."""
+        self.rolled_back = [(number, last) for number, last in self.rolled_back if self.num_acked < number]
+        self.rolled_back.append((self.num_sent, commit))
+
     def is_void(self, commit: int) -> bool:
         """Whether a site that says this commit means one of those that were rolled back: it had not heard of that."""
-        number, last = self.rolled_back
-        return self.num_acked < number and commit > last
+        return any(self.num_acked < number and commit > last for number, last in self.rolled_back)
 
 
 def key_digest(key: bytes) -> bytes:

@@ -159,7 +159,7 @@ class Run:
         if state is not None:
             state.sent(self.now)
             if isinstance(message, m.RolledBack):
-                state.rolled_back = (state.num_sent, message.commit)
+                state.went_back_to(message.commit)
             self.out.outputs.append(Send(stream, message))
 
     def send(self, site: Site, message: m.CoordinatorMessage) -> None:

@@ -42,6 +42,8 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
         return
     ctx.report(logging.ERROR, f"the run went back to commit {commit}: {message.reason}")
     site.branch = message.branch
+    if site.rolling_back is not None:  # the disk may still be as it was before that one
+        commit = min(commit, site.rolling_back.commit)
     if site.exchange is not None:
         sync = site.exchange.plan.sync
         syncs.cancel_exchange(ctx)

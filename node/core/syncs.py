@@ -313,9 +313,10 @@ def publish_is_in_use(site: SiteState) -> bool:
 
 def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
     ctx.site.applying = None
+    if ctx.site.rolling_back is not None:
+        return  # it is void, and the one of its number that is here, or is not lacking yet, is another commit
     ctx.site.commits.pop(event.commit, None)  # comes again with its payloads, from the donors
-    if ctx.site.rolling_back is None:  # else it is void, or another commit has its number soon
-        ctx.site.lacks = event.commit
+    ctx.site.lacks = event.commit
     if ctx.site.over and not ctx.site.admitted:
         endings.exit(ctx, 0, ctx.site.over)
         return

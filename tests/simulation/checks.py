@@ -243,19 +243,20 @@ class Checks:
             case e.Received(message=m.Plan() as plan):
                 self.require(self._kept.has(plan), f"5: the plan of sync {plan.sync} is another one in the store")
 
-    def _holds(self, node: SimNode, commit: int, value: bytes) -> None:
+    def _holds(self, node: SimNode, commit: int, value: bytes, branch: int | None = None) -> None:
+        """`branch`: of what it says; the one of its disk if not given, which may be behind what the node has heard."""
+        assert node.node is not None
         if commit == 0:  # a seeder may be lost before its state is attested; then another makes one
             self._starts.setdefault(value, self._records(node))
             return
         rollbacks = self._kept.rollbacks
+        branch = node.node.home.branch if branch is None else branch
         if len(rollbacks) != self._num_rollbacks:
             last = min(r.commit for r in rollbacks[self._num_rollbacks :])
             self._num_rollbacks = len(rollbacks)
             self._states = {n: state for n, state in self._states.items() if n <= last}
-        assert node.node is not None
-        known = node.node.core.site.branch
-        if any(r.branch > known and r.commit < commit for r in rollbacks):
-            return  # the node has not heard yet that this commit is void
+        if any(r.branch > branch and r.commit < commit for r in rollbacks):
+            return  # it is void
         who, first = self._states.setdefault(commit, (str(node.process), value))
         self.require(
             first == value,
@@ -281,6 +282,10 @@ class Checks:
         return {c.index: outer.read(c.index).data for c in self._layout.chunks}
 
     def on_output(self, node: SimNode, output: e.Output) -> None:
+        match output:
+            case e.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
+                assert node.node is not None
+                self._holds(node, commit, value, node.node.core.site.branch)
         if not isinstance(output, e.BeginExchange) or not output.contributes:
             return
         assert node.node is not None
@@ -418,8 +423,8 @@ class Checks:
             )
 
     def _is_void(self, node: SimNode, commit: int) -> bool:
-        """The site left before the run went back, and has not heard of it."""
-        branch = node.node.core.site.branch if node.node is not None else 0
+        """The site left before the run went back, or before its disk did."""
+        branch = node.node.home.branch if node.node is not None else 0
         return any(r.branch > branch and r.commit < commit for r in self._kept.rollbacks)
 
     def _is_sane(self, state: dict[int, bytes]) -> bool:

@@ -499,3 +499,35 @@ def test_an_old_state_that_is_not_what_was_attested_then_is_not_gone_back_to() -
     assert story.last("a", m.Admitted).admitted_as is AdmittedAs.JOINER
     story.happens(e.RollbackAsked("atoll rollback"))
     assert story.view.branch == 0
+
+
+def test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_rollback_since() -> None:
+    """The second goes back less far than the first: commit 2 is another one then, and the site means the void one."""
+    story = committed("a", "b", count=1)
+    story.join("c")
+    story.applied("c", 0, "s0")
+    for number in (1, 2):
+        story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
+    c = story.core.run.members.sites["c"]
+    assert (story.view.last_commit, c.applied) == (3, 0)
+    story.sites["c"].hears = False
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    for name in "ab":
+        story.connect(name, state=(1, "s1"), branch=1, again=True)
+        story.offer(name)
+    story.commit_one("a", "b", state="s1", following="t2")
+    story.commit_one("a", "b", state="t2", following="t3")
+    story.ask_to_go_back(2)
+    story.rebuilt("a", "t2")
+    assert (story.view.last_commit, story.view.branch, story.last("c", m.RolledBack).commit) == (2, 2, 2)
+    story.applied("c", 2, "s2")
+    assert c.applied == 0, "it says so before it has heard of either"
+    assert not story.num("c", m.Evicted)
+    stream = story.sites["c"].stream
+    assert stream is not None
+    said = [message for name, message in story.sent if name == "c"]
+    first = next(i for i, message in enumerate(said) if isinstance(message, m.RolledBack))
+    story.sites["c"].received[stream] = first + 1
+    story.applied("c", 2, "t2")
+    assert (c.applied, c.state_hash) == (2, story.state("t2", 2)), "it has heard of the first, which made commit 2 void"

@@ -141,6 +141,18 @@ def test_a_second_rollback_while_the_first_is_carried_out_follows_it() -> None:
     assert (hello.last_commit, hello.branch) == (0, 2)
 
 
+def test_what_the_first_rollback_voids_is_void_although_the_second_goes_back_less_far() -> None:
+    """The disk is still busy when the run, which has gone on meanwhile, goes back again."""
+    drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
+    drive.up_to_admitted(m.AdmittedAs.MEMBER, 1)
+    drive.receive(commit(3, 3, contributors=(2, 3)))
+    assert drive.core.site.applying == 3
+    drive.receive(m.RolledBack(branch=1, commit=0, reason="what followed is of no use"))
+    drive.receive(m.RolledBack(branch=2, commit=2, reason="asked by a person"))
+    drive(e.CommitApplied(commit=3, state_hash=HASH))
+    assert drive.wants(e.RollBack) == e.RollBack(0, 2), "commits 1 and 2 on this disk are of the first branch"
+
+
 def test_a_void_commit_that_cannot_be_applied_is_not_lacking_in_the_new_branch() -> None:
     drive = started()
     drive.receive(commit(1, 1))
@@ -148,6 +160,25 @@ def test_a_void_commit_that_cannot_be_applied_is_not_lacking_in_the_new_branch()
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive(e.ApplyFailed(1, "not in the log"))
     assert drive.core.site.lacks == 0
+
+
+def test_a_commit_of_the_new_branch_is_not_taken_for_the_void_one_of_its_number() -> None:
+    """The void one is still being applied when the new one is here. Its hash is nobody's to hear."""
+    for applied in (True, False):
+        drive = started()
+        drive.receive(commit(1, 1, contributors=(2, 3)))
+        assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1, contributors=(2, 3)))
+        drive.receive(m.RolledBack(branch=1, commit=0, reason="what followed is of no use"))
+        drive.receive(opened(2, 0))
+        new = commit(1, 2, contributors=(2, 3))
+        drive.receive(new)
+        drive(e.CommitApplied(commit=1, state_hash=HASH) if applied else e.ApplyFailed(1, "not in the log"))
+        assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+        assert not drive.sent(), "the void commit is of no use to anybody"
+        drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+        assert drive.wants(e.ApplyCommit) == e.ApplyCommit(new), f"applied: {applied}"
+        drive(e.CommitApplied(commit=1, state_hash=bytes(32)))
+        assert m.Applied(commit=1, state_hash=bytes(32)) in drive.sent()
 
 
 def test_the_end_of_the_run_waits_until_void_commits_are_off_the_disk() -> None:
