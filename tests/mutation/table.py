@@ -3213,6 +3213,22 @@ MUTATIONS = (
         tests=(DIALLING,),
     ),
     Mutation(
+        name="a site that catches up dials out of turn",
+        rule="an address is dialled at a bounded pace, whoever names it",
+        file="node/exchange/donor_link.py",
+        old="await self._dialer.dial(self._donor)",
+        new="grpc.aio.insecure_channel(self._donor.address)",
+        tests=(DIALLING,),
+    ),
+    Mutation(
+        name="a site that catches up does not say that it dialled in vain",
+        rule="a peer that is not reached is dialled less and less often",
+        file="node/exchange/donors.py",
+        old="self._dialer.failed(client.donor)",
+        new="pass",
+        tests=(DIALLING,),
+    ),
+    Mutation(
         name="a reader that hardly reads keeps its place",
         rule="who takes what it asked for has to be as fast as the slowest that a site may be",
         file="node/exchange/donor.py",

@@ -16,12 +16,13 @@ import grpc.aio
 import pytest
 
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.exchange.catchup import fetch_state
 from atoll.node.exchange.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.probing import Prober
 from atoll.node.exchange.progress import Pace
 from atoll.protocol.errors import PeerError
-from atoll.protocol.messages import Member, Plan, Tree
+from atoll.protocol.messages import Attestation, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.time_limits import PRESETS
 from tests.harness import data_plane as dp
 from tests.harness.failures import unexpected
@@ -58,6 +59,9 @@ class Channel:
     def stream_stream(self, method: str, **_: Any) -> Callable[[], Any]:
         return lambda: Stream(self._break)
 
+    def unary_stream(self, method: str, **_: Any) -> Callable[[bytes], Any]:
+        return lambda _: Stream(self._break)
+
     async def close(self) -> None:
         pass
 
@@ -73,6 +77,9 @@ class Stream:
 
     async def write(self, frame: bytes) -> None:
         await self._breaks()
+
+    async def read(self) -> bytes:
+        return await self._breaks()
 
     def cancel(self) -> None:
         pass
@@ -151,6 +158,30 @@ class Node:
         with pytest.raises(PeerError, match="no byte for"):
             await exchange.run()
 
+    async def catch_up(self, members: tuple[Member, ...]) -> None:
+        """They are named as donors; ends when nothing moved for a stall."""
+        donors = tuple(
+            Donor(site_id=one.site_id, incarnation=one.incarnation, address=one.address, commit=0) for one in members
+        )
+        sources = Sources(attested=(Attestation(commit=0, state_hash=bytes(32)),), donors=donors)
+
+        async def again(_: tuple[int, ...]) -> Sources:
+            return sources
+
+        assert self.hub.donor is not None
+        with pytest.raises(PeerError, match="nothing moved"):
+            await fetch_state(
+                self.hub,
+                site_id=1,
+                sources=sources,
+                refresh=again,
+                undialable=tuple,
+                outer=self._outer,
+                log=self._log,
+                optimizer=dp.OPTIMIZER,
+                pace=self.hub.donor.pace,
+            )
+
     async def donate(self, members: tuple[Member, ...]) -> None:
         """They ask for it again and again, as the coordinator passes it on."""
         for _ in range(int(LASTS_S / ASKED_EVERY_S) if len(members) > 1 else 1):
@@ -168,7 +199,7 @@ async def node(folder: Path) -> AsyncIterator[Node]:
         await made.close()
 
 
-USES = [Node.probe, Node.exchange, Node.donate]
+USES = [Node.probe, Node.exchange, Node.catch_up, Node.donate]
 Use = Callable[[Node, tuple[Member, ...]], Awaitable[None]]
 
 
