@@ -2118,6 +2118,16 @@ MUTATIONS = (
         tests=(SITE_STORIES,),
     ),
     Mutation(
+        name="a branch is kept before its disk is rolled back",
+        rule="a disk with void commits is of the old branch, whenever its node is killed",
+        file="node/daemon/node.py",
+        old="        held = await self.plane.roll_back(output.commit) if self.plane is not None else None\n"
+        "        await run_to_its_end(partial(self.home.keep_branch, output.branch))\n",
+        new="        await run_to_its_end(partial(self.home.keep_branch, output.branch))\n"
+        "        held = await self.plane.roll_back(output.commit) if self.plane is not None else None\n",
+        tests=("tests/unit/local/test_node_failures.py",),
+    ),
+    Mutation(
         name="a second rollback forgets the first",
         rule="what one rollback voids leaves the disk, though another comes before that is done",
         file="node/core/rollback.py",

@@ -273,6 +273,26 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
     assert not refused
 
 
+def test_a_disk_is_of_the_new_branch_only_once_void_commits_are_off_it(tmp_path: Path) -> None:
+    """A node that is killed between says the old branch when it starts again, and is told of the rollback."""
+    branches: list[int] = []
+
+    async def happen(node: Node) -> None:
+        plane = on_a_disk_that_fails(StateError("not asked for"))
+        plane.roll_back = AsyncMock(side_effect=HostError("the disk is broken"))
+        node.plane = plane
+        with pytest.raises(HostError):
+            await node._roll_back(e.RollBack(1, 3))
+        branches.append(node.home._number("branch"))
+        plane.roll_back = AsyncMock(return_value=(1, bytes(32)))
+        await node._roll_back(e.RollBack(1, 3))
+        branches.append(node.home._number("branch"))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path) == (130, "enough")
+    assert branches == [0, 3]
+
+
 def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_no_node(tmp_path: Path) -> None:
     broken: list[e.Event] = []
 
