@@ -133,8 +133,10 @@ class _Collector:
         if "event_loop" in d:
             text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
             yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
-        here = [site for site in d["sites"] if not site["state"].startswith("gone")]
+        # Names of sites that were never admitted would be new labels for ever.
+        here = [site for site in d["sites"] if site["site_id"] and not site["state"].startswith("gone")]
         by_state = Counter(site["state"].split(":")[0] for site in here)
+        by_state["at the door"] = d["num_at_the_door"]
         by_state["gone"] = d["num_gone"]
         sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
         for state, count in sorted(by_state.items()):

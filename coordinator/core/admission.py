@@ -36,6 +36,11 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     if message.branch > run.branch or (message.has_state and message.last_commit > run.log.last):
         states.refuse_ahead(run, stream, message.name, message.last_commit, message.branch)
         return
+    if message.name not in run.members.sites and run.members.num_at_the_door() >= run.settings.max_sites:
+        text = f"{message.name}: run {run.run_id!r} takes {run.settings.max_sites} sites (run.max_sites), and as many"
+        text += " that were never in it have said Hello and wait: come back later"
+        run.refuse(stream, RefusedKind.FULL, text, "", str(run.settings.max_sites))
+        return
     site = _identify(run, stream, header, message)
     if has_void_commits and site.live:
         run.remove(site, "its newest commits were rolled back", evicted=False)

@@ -233,7 +233,7 @@ class Core:
         site = self._site_of(number, header, message, ack)
         if site is None:
             return
-        site.progress_at = run.now
+        before = _known_of(run, site)
         if isinstance(message, m.Offer):
             admission.offer(run, number, site, message)
         elif isinstance(message, m.ManifestPart):
@@ -244,6 +244,8 @@ class Core:
             self._from_member(number, site, message)
         elif run.finished is not None and isinstance(message, m.FindSources):
             run.send(site, run.finished_message())  # nobody waits for it
+        if _known_of(run, site) != before:
+            site.progress_at = run.now
 
     def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
         """Who says it, and that it was heard; None if it does not count."""
@@ -374,3 +376,12 @@ class Core:
             self.run.lose(site, reason)
         else:
             self.run.close(number, reason)
+
+
+def _known_of(run: Run, site: Site) -> tuple[object, ...]:
+    """How far a site has come. A message that changes nothing of it is a sign of life, however often it is said."""
+    sync = run.sync
+    attempt = sync.attempt if sync is not None else None
+    is_ready = sync is not None and site.site_id in sync.ready
+    is_done = attempt is not None and site.site_id in attempt.done
+    return site.standing, site.applied, run.last_sync, is_ready, attempt and attempt.plan.attempt, is_done

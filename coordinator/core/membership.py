@@ -173,6 +173,10 @@ class Membership:
         elif site.standing is Standing.NEW:
             site.standing, site.gone, site.waits_with = Standing.OUT, reason, None
 
+    def num_at_the_door(self) -> int:
+        """Who has said Hello and was never admitted."""
+        return len(self.sites) - len(self._by_id)
+
     def give_id(self, site: Site) -> None:
         """The next one; ids are never used again."""
         self.last_id += 1

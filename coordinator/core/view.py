@@ -11,6 +11,8 @@ from atoll.coordinator.core.run import Run
 from atoll.protocol.text import last_line
 
 RECENT_COMMITS = 20
+SHOWN_AT_THE_DOOR = 16
+"""Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
 SHOWN_GONE = 16
 """Of the sites that have gone, the last ones, with why they went."""
 
@@ -136,7 +138,9 @@ class RunView:
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     sync: SyncView | None
     sites: tuple[SiteView, ...]
-    """Who is here, then the last of those that have gone."""
+    """Who is here, the first of those at the door, then the last of those that have gone."""
+    num_at_the_door: int
+    """Sites that have said Hello and were never in the run: their workers start, or they want nothing."""
     num_gone: int
     """Sites that were in the run and are not; those that never contributed are forgotten in time."""
     commits: tuple[CommitView, ...]
@@ -221,6 +225,7 @@ def view_of(run: Run, now: float) -> RunView:
         excluded=tuple(record.reason for record in run.exclusions.recent),
         sync=_sync_view(run),
         sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
+        num_at_the_door=run.members.num_at_the_door(),
         num_gone=len(run.members.gone()),
         commits=_commit_views(run),
         data=data_view(run),
@@ -231,6 +236,8 @@ def view_of(run: Run, now: float) -> RunView:
 def _shown(run: Run) -> list[Site]:
     gone = sorted(run.members.gone(), key=lambda s: s.epoch)[-SHOWN_GONE:]
     here = [s for s in run.members.sites.values() if s.standing is not Standing.OUT or s.stream is not None]
+    at_the_door = [s for s in here if not s.site_id]
+    here = [s for s in here if s.site_id] + at_the_door[:SHOWN_AT_THE_DOOR]
     return sorted(here + gone, key=lambda s: (s.site_id or 1 << 32, s.name))
 
 

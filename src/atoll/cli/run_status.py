@@ -118,6 +118,7 @@ class RunStatus:
     excluded: tuple[str, ...]
     sync: SyncStatus | None
     sites: tuple[SiteStatus, ...]
+    num_at_the_door: int
     commits: tuple[CommitStatus, ...]
     data: tuple[LineStatus, ...]
 

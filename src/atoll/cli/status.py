@@ -117,11 +117,17 @@ def notes(status: RunStatus) -> list[str]:
             for site in status.sites
             if site.not_dialled_by
         ),
+        *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
         *_newest_cut(status),
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"kept out: {text}" for text in status.kept_out),
     ]
+
+
+def _at_the_door(status: RunStatus) -> list[str]:
+    more = status.num_at_the_door - sum(not site.site_id for site in status.sites)
+    return [f"{more} more sites have said Hello and were never in the run"] if more > 0 else []
 
 
 def _newest_cut(status: RunStatus) -> list[str]:

@@ -120,7 +120,7 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
     status = {
         "run_id": "r", "state": "waiting", "started": False, "finished": False, "last_commit": 0, "run_step": 0,
         "run_tokens": 0, "steps": 300, "tokens": 0, "codec": "int8", "num_parameters": 0, "state_hash": "",
-        "attested_commit": None, "errors": [], "kept_out": [], "excluded": [],
+        "attested_commit": None, "errors": [], "kept_out": [], "excluded": [], "num_at_the_door": 0,
         "store_stuck_s": 0.0, "sync": None, "sites": [], "commits": [], "data": [],
     }  # fmt: skip
     folder = tmp_path / "demo"

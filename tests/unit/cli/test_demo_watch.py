@@ -39,7 +39,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "run_id": "r", "state": "training", "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
-        "store_stuck_s": 0.0, "kept_out": [], "excluded": [],
+        "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0,
         "sync": None, "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 

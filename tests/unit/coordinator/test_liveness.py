@@ -214,3 +214,45 @@ def test_7_who_waited_while_others_put_an_older_commit_together_has_its_time_to_
     assert story.view.branch == 1
     story.wait(IDLE_S - 2 * BEAT_S)
     assert story.view.num_evicted == 0
+
+
+@pytest.mark.parametrize("says", ["applied", "lease", "void ready"])
+def test_7_a_member_that_says_the_same_again_and_again_is_evicted(says: str) -> None:
+    story = a_run("a", "b", max_busy_s=100)
+    story.commit_one("a", "b", state="s0", following="s1")
+    stands_still(story, "b")
+    story.ready("a")
+    until = story.now + IDLE_S + 2 * BEAT_S
+    while story.now < until:
+        if says == "applied":
+            story.applied("b", 1, "s1")
+        elif says == "lease":
+            story.says("b", m.LeaseRequest(num_samples=1000, wanted=int(story.now)))
+        else:
+            story.says("b", m.Ready(sync=1, tokens=int(story.now), num_steps=1, mean_loss=1.0))
+        story.wait(BEAT_S)
+        if story.view.num_evicted:
+            break
+    assert "it has neither trained nor been ready" in story.core.run.members.sites["b"].evicted
+
+
+def test_7_a_member_that_seems_to_train_for_ever_costs_the_others_one_wait() -> None:
+    """It looks like one that is slow. Who was waited for in vain is not waited for again."""
+    story = a_run("a", "b", "c", steps=10_000)
+    story.commit_one("a", "b", "c", state="s0", following="s1")
+    waited_s = []
+    for _ in range(6):
+        number = story.core.run.log.last
+        for name in "ab":
+            story.ready(name, train=1.0)
+        begun = story.now
+        while (sync := story.core.run.sync) is None or sync.attempt is None or not sync.attempt.is_weighed:
+            story.wait(BEAT_S)  # in which c does a step
+        waited_s.append(story.now - begun)
+        for name in "ab":
+            story.done(name, f"s{number}", plan=story.plan())
+        for name in "abc":
+            story.applied(name, number + 1, f"s{number + 1}")
+    assert story.view.num_evicted == 0
+    assert waited_s[0] <= LIMITS.sync_wait_s + BEAT_S
+    assert max(waited_s[1:]) < LIMITS.lease_s, "as long as for any other, of which the median site is one"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from atoll.coordinator.core import manifests
@@ -175,3 +178,23 @@ def test_a_run_takes_so_many_sites_and_another_when_one_has_left() -> None:
     story.says("b", m.Leave(reason="enough"))
     story.join("c")
     assert story.core.run.members.sites["c"].standing is Standing.JOINER
+
+
+def test_a_thousand_that_say_hello_and_nothing_more_leave_the_status_small_and_the_run_open() -> None:
+    story = a_story(max_sites=100)
+    story.start("a", "b")
+    size = len(json.dumps(asdict(story.view)))
+    for i in range(1000):
+        story.connect(f"stranger-{i}")
+    view = story.view
+    assert view.num_at_the_door == 100
+    assert [site.name for site in view.sites if not site.site_id] == sorted(f"stranger-{i}" for i in range(16))
+    assert len(json.dumps(asdict(view))) < 10 * size
+    refused = story.last("stranger-999", m.Refused)
+    assert (refused.kind, "run.max_sites" in refused.text) == (RefusedKind.FULL, True)
+    story.drop("b")
+    story.connect("b", state=(0, "s0"))  # who was in the run comes back all the same
+    assert story.num("b", m.Refused) == 0
+    story.drop("stranger-0")
+    story.join("c")
+    assert story.last("c", m.Admitted).site_id == 3

@@ -32,6 +32,7 @@ def a_document() -> dict[str, Any]:
     story.drop("b")
     story.join("c")
     story.leave("c")
+    story.connect("d")
     more = {"atoll_version": "1", "settings": asdict(story.settings), "time": 1.0}
     return asdict(story.view) | more
 
@@ -111,6 +112,7 @@ def test_metrics_are_well_formed() -> None:
         "away": 1.0,
         "member": 1.0,
         "gone": 1.0,
+        "at the door": 1.0,
     }
     state = {s.labels["state"]: s.value for s in families["atoll_run_state"].samples}
     assert state == {"waiting": 0, "training": 1, "syncing": 0, "paused": 0, "finished": 0}
