@@ -16,10 +16,12 @@ LEAST_SHARE = 0.01
 """Of its limit: ten times the median of the others, where the limit is a thousand times it."""
 
 
-def diverged(run: Run, site: Site, message: m.Diverged) -> None:
+def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
     sync = run.sync
     if sync is None or site.standing is not Standing.MEMBER or message.commit != sync.open.base_commit:
         return
+    if run.members.streams[stream].is_void(message.commit):
+        return  # it means the void commit of that number
     if site.site_id not in sync.diverged:
         sync.diverged[site.site_id] = message.text
         run.report(logging.ERROR, f"{site.label}: since commit {message.commit} {message.text}")

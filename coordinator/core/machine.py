@@ -299,7 +299,7 @@ class Core:
             case m.CommitRebuilt():
                 going_back.rebuilt(run, site, message)
             case m.Diverged():
-                divergence.diverged(run, site, message)
+                divergence.diverged(run, number, site, message)
             case m.Shown():
                 evidence.shown(run, site, message)
             case m.LeaseRequest():

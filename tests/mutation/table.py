@@ -2989,6 +2989,14 @@ MUTATIONS = (
         tests=(SITE_DIVERGENCE,),
     ),
     Mutation(
+        name="what is said of a void commit counts for the new one",
+        rule="a word about a commit is about the branch that its site has heard of",
+        file="coordinator/core/divergence.py",
+        old="    if run.members.streams[stream].is_void(message.commit):\n",
+        new="    if False:\n",
+        tests=(DIVERGENCE,),
+    ),
+    Mutation(
         name="some sites take a commit back",
         rule="the run goes back by itself only if most sites diverge",
         file="coordinator/core/divergence.py",

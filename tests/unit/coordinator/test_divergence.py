@@ -60,6 +60,27 @@ def test_a_restart_does_not_forget_whose_contribution_stood_out() -> None:
     assert story.last("a", m.RolledBack).reason.endswith("without c (site 3), whose contribution to it stood out")
 
 
+def test_what_is_said_of_a_void_commit_is_not_held_against_the_new_one_of_its_number() -> None:
+    """c applied commit 2 late, and has not heard that the run went back to 1, nor of the other commit 2."""
+    story = run_of("ab", 1)
+    story.join("c")
+    story.applied("c", 0, "s0")
+    for number in (1, 2):
+        story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
+    story.sites["c"].hears = False
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    back_at(story, "ab", 1)
+    for name in "ab":
+        story.offer(name)
+    story.commit_one("a", "b", state="s1", following="t2")
+    assert story.view.last_commit == 2
+    diverge(story, "c", 2)
+    sync = story.core.run.sync
+    assert sync is not None
+    assert not sync.diverged
+
+
 def test_the_run_goes_back_once_most_say_so_without_whose_contribution_stood_out() -> None:
     out = m.Outlier(site_id=3, norm=500.0, limit=1000.0)
     little = m.Outlier(site_id=1, norm=30.0, limit=1000.0)
