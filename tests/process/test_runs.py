@@ -171,7 +171,7 @@ def test_ctrl_c_leaves_after_the_sync_under_way(tmp_path: Path) -> None:
 
 
 def test_another_model_is_refused_at_the_door(tmp_path: Path) -> None:
-    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=200)) as run:
+    with LocalRun(tmp_path, replace(SETTINGS, min_sites=1, steps=1_000_000)) as run:
         run.start_coordinator()
         run.start_node("a", SLOW)
         run.wait(committed(1), LIMIT_S)
@@ -179,6 +179,7 @@ def test_another_model_is_refused_at_the_door(tmp_path: Path) -> None:
         assert other.wait(LIMIT_S) != 0
         assert any("refused" in line and "'a'" in line for line in other.lines), other.lines
         assert not any("Traceback" in line for line in other.lines)
+        run.nodes["a"].interrupt()
         assert run.wait_all(LIMIT_S, ["a"]) == {"a": 0}
 
 

@@ -546,7 +546,9 @@ def test_how_ranks_of_a_group_end_is_told(killed: bool, tmp_path: Path) -> None:
             if killed:
                 assert (ending.code, first) == (-9, "the store of the workers' process groups was killed by SIGKILL")
             else:
-                assert (ending.code, first) == (1, "the workers ended with exit code 1")
+                # Python's exit code, or torch's own threads abort first as the interpreter ends.
+                aborted = (-6, "the workers were killed by SIGABRT")
+                assert (ending.code, first) in ((1, "the workers ended with exit code 1"), aborted)
                 of_rank_1 = [line for line in rest if line.startswith("[rank 1]")]
                 assert any(line.endswith("ValueError: no such value") for line in of_rank_1), rest
 
