@@ -151,10 +151,12 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     named = {peer for site_id, peer in attempt.failing if site_id in left_behind}
     reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded | named
     run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
-    run.trouble.held_up_others.note(sync.demoted, plan.sync)
+    # The others were through, and waited until these had said so.
+    unserved = {(a, b) for a, b in attempt.failing if a not in attempt.done and a not in attempt.heard}
+    run.trouble.note_links({*sync.blame.pairs, *unserved}, plan.sync)
+    run.trouble.held_up_others.note(sync.demoted | run.trouble.ends_at_fault(unserved, plan.sync), plan.sync)
     run.trouble.receive_only.note(_in_good_standing(run, sync.demoted | left_behind), plan.sync)
     run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)
-    run.trouble.note_links(sync.blame.pairs, plan.sync)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,

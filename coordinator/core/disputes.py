@@ -5,6 +5,7 @@ Whose state is right is found out in `evidence.py`; see docs/decisions/0020-disp
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,6 +46,7 @@ class Asked:
     need: Need
     site_id: int
     stream: int
+    since: float
     until: float  # of the whole of it, through all streams of the site
     check: Check | None = None  # since its first part is here
     data: bytearray = field(default_factory=bytearray)
@@ -60,6 +62,7 @@ class Dispute:
     found: dict[Need, bytes | bytearray] = field(default_factory=dict)
     tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
     due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
+    took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by site id, to answer in all
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
     pair: tuple[bytes, ...] = ()  # which two; of them is what follows
     request: int = 0  # of the computation that is under way

@@ -116,15 +116,15 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
         f"sync {message.sync} attempt {message.attempt}: {site.label} could not exchange"
         f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
-    if message.tensor:
+    if message.tensor and attempt.reduces(site.site_id):
         accusations.accuse(attempt, run.sync, site, message)
-        return
-    if message.peer_site_id not in attempt.ids():  # or none
-        run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
-        run.sync.ended_attempts.add(site.site_id)
         return
     if peer is site:
         run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
+        return
+    if not attempt.exchanges(site.site_id, message.peer_site_id):  # or none
+        run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
+        run.sync.ended_attempts.add(site.site_id)
         return
     lacks = message.direction is m.Direction.RECEIVING
     standstill.note_failure(run, attempt, site.site_id, message.peer_site_id, lacks=lacks)
@@ -294,7 +294,8 @@ def _why_now(run: Run, sync: Sync, waiting: list[Site], patience: Patience) -> s
 
 def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     """Persists and sends the next attempt. False if it can only be made later."""
-    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run))
+    held_back = run.trouble.held_back(sync.open.sync)
+    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
     if choice.problem:
         return _nobody_reduces(run, sync, contributors, choice.problem)
     contributors, why = choice.contributors, why + choice.left_out

@@ -134,6 +134,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
         return None
     parties = {site.site_id: site for sites in holders.values() for site in sites}
     everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
+    everybody.sort(key=lambda site: dispute.took_s[site.site_id])  # who took all its time for one part is the last
 
     def show(evidence: Evidence, commit: int, expected: bytes, most_bytes: int) -> bytes | bytearray:
         of = chunk if evidence in (Evidence.RECORD, Evidence.PAYLOAD) else 0
@@ -220,7 +221,7 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
         if dispute.tried.get((need, site.site_id)) != site.stream:
             # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
             until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))
-            dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, until=until)
+            dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until)
             _ask(run, dispute.asked)
             raise _Waits
     raise _Lacking(need)
@@ -247,16 +248,21 @@ def expire(run: Run, dispute: Dispute) -> bool:
         return False
     site = run.members.by_id(asked.site_id)
     if site is not None and site.live and run.now >= asked.until:
-        _in_vain(dispute, asked)
+        _in_vain(run, dispute, asked)
         run.evict(site, f"it was asked for {asked.need.in_words()}, and has not answered")
         return True
     if site is None or not site.live or site.stream != asked.stream:
-        _in_vain(dispute, asked)
+        _in_vain(run, dispute, asked)
     return False
 
 
-def _in_vain(dispute: Dispute, asked: Asked) -> None:
+def _answered(run: Run, dispute: Dispute, asked: Asked) -> None:
     dispute.asked = None
+    dispute.took_s[asked.site_id] += run.now - asked.since
+
+
+def _in_vain(run: Run, dispute: Dispute, asked: Asked) -> None:
+    _answered(run, dispute, asked)
     dispute.tried[asked.need, asked.site_id] = asked.stream
 
 
@@ -285,12 +291,12 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
                 _ask(run, asked)
                 return
             if asked.check.finish() == need.expected:
-                dispute.asked = None
+                _answered(run, dispute, asked)
                 dispute.found[need] = asked.data
                 return
             problem = f"what it shows does not have the hash {need.expected.hex()[:12]}"
     run.report(logging.WARNING, f"{site.label} cannot show {need.in_words()}: {problem}")
-    _in_vain(dispute, asked)
+    _in_vain(run, dispute, asked)
 
 
 def _check(run: Run, need: Need, total_bytes: int) -> Check:

@@ -244,7 +244,7 @@ class Core:
             self._from_member(number, site, message)
         elif run.finished is not None and isinstance(message, m.FindSources):
             run.send(site, run.finished_message())  # nobody waits for it
-        if _known_of(run, site) != before:
+        if _known_of(run, site) != before or _looks_for_donors(site, message):
             site.progress_at = run.now
 
     def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
@@ -385,3 +385,8 @@ def _known_of(run: Run, site: Site) -> tuple[object, ...]:
     is_ready = sync is not None and site.site_id in sync.ready
     is_done = attempt is not None and site.site_id in attempt.done
     return site.standing, site.applied, run.last_sync, is_ready, attempt and attempt.plan.attempt, is_done
+
+
+def _looks_for_donors(site: Site, message: m.SiteMessage) -> bool:
+    """They may serve others, or be behind a link that is cut, for long. Nobody waits for a site that catches up."""
+    return isinstance(message, m.FindSources) and site.live and (site.applied is None or site.catching_up)

@@ -83,7 +83,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     slack_s = run.limits.lease_s / 2
     if run.stragglers.late(ids, ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=slack_s):
         return None
-    choice = reach.choose(sites, run.settings.quorum)
+    choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(number))
     if choice.problem or choice.left_out:
         return None
     try:
@@ -119,7 +119,7 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
     if any(site.unreachable_site_ids for site in sites):
         reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
-        choice = reach.choose(sites, run.settings.quorum)
+        choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(sync.open.sync))
         if undialled := choice.not_reducing & reducing:
             return f"site {min(undialled)} reduces and cannot be dialled by all"
         if choice.problem or choice.left_out:

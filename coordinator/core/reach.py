@@ -6,7 +6,7 @@ A contributor dials the reducers and nobody dials it, so a site that cannot be d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.coordinator.core.membership import Site
 from atoll.coordinator.core.run import Run
@@ -30,14 +30,28 @@ Fits = Callable[[list[Site], frozenset[int]], bool]
 """Whether these contributors can reduce a sync of theirs without those who may not."""
 
 
-def choose(contributors: list[Site], quorum: int, fits: Fits = lambda contributors, not_reducing: True) -> Choice:
+def choose(
+    contributors: list[Site],
+    quorum: int,
+    fits: Fits = lambda contributors, not_reducing: True,
+    held_back: frozenset[int] = frozenset(),
+) -> Choice:
     """Who reduces nothing because another contributor cannot dial it.
 
     If nobody is left to reduce, or too little memory, the fewest sites are left out, so that one can be dialled by all
-    the others. Where that does not help, the first of these is chosen.
+    the others. Where that does not help, the first of these is chosen. Who is `held_back` is to reduce only if no
+    others can, and does not become the one who reduces by its own word that it cannot dial these, while they can dial
+    each other.
     """
     blind = _blind(contributors)
     undialled = frozenset(r for r, sites in blind.items() if sites)
+    if undialled and held_back and all(s.site_id in undialled or s.site_id in held_back for s in contributors):
+        said = held_back & set[int]().union(*blind.values())
+        rest = [s for s in contributors if s.site_id not in said]
+        found = choose(rest, quorum, fits) if said and len(rest) >= max(2, quorum) else None
+        if found is not None and not found.problem and not found.left_out:
+            who = ", ".join(s.label for s in contributors if s.site_id in said)
+            return replace(found, left_out=f"; without {who}, who cannot dial those who reduce")
     everybody = Choice(contributors=contributors, not_reducing=undialled)
     some_reduce = len(undialled) < len(contributors)
     if not undialled or (some_reduce and fits(contributors, undialled)):

@@ -332,8 +332,9 @@ def num_holding_commit_0(run: Run) -> int:
 
 
 def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
-    if not site.live:
-        return
+    asked_from = max(message.after_commit, message.lacks_commit)
+    if not site.live or run.members.streams[stream].is_void(asked_from):
+        return  # or it means a void commit, and asks again when its disk is rolled back
     site.num_sources_asked += 1
     sources = sources_for(run, site, message)
     own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1

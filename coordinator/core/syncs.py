@@ -12,7 +12,7 @@ from atoll.coordinator.core.events import OpenRecord, PlanRecord
 from atoll.coordinator.core.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange, Done, Open, Plan, Ready, Tree
-from atoll.protocol.plans import is_weighed
+from atoll.protocol.plans import is_weighed, top_of
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
@@ -63,6 +63,14 @@ class Attempt:
 
     def ids(self) -> tuple[int, ...]:
         return tuple(c.site_id for c in self.plan.contributors)
+
+    def exchanges(self, site_id: int, peer_id: int) -> bool:
+        """Whether the plan has these two contributors send each other anything: one of them reduces."""
+        return peer_id in self.ids() and (self.reduces(site_id) or self.reduces(peer_id))
+
+    def reduces(self, site_id: int) -> bool:
+        ids = self.ids()
+        return any(ids[top_of(tree)] == site_id for tree in self.plan.trees)
 
     def incarnation_of(self, site_id: int) -> int | None:
         return next((c.incarnation for c in self.plan.contributors if c.site_id == site_id), None)

@@ -6,6 +6,7 @@ member that means harm would fail as often as it is tried, so that it is tried m
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -85,6 +86,14 @@ class Trouble:
     def links(self, sync: int) -> list[Pair]:
         """Over which exchanges failed in the syncs before."""
         return [pair for pair, failed_in in self._links.items() if sync - failed_in <= REMEMBERED_SYNCS]
+
+    def ends_at_fault(self, pairs: Collection[Pair], sync: int) -> set[int]:
+        """Of links that failed: of each the end that has failed with more others of late; both if nobody knows."""
+        partners: defaultdict[int, set[int]] = defaultdict(set)
+        for a, b in (*self.links(sync), *pairs):
+            partners[a].add(b)
+            partners[b].add(a)
+        return {i for pair in pairs for i in pair if len(partners[i]) == max(len(partners[end]) for end in pair)}
 
     def forget(self, site_id: int) -> None:
         for probation in (self.reduce_nothing, self.receive_only, self.ended_attempts, self.held_up_others):

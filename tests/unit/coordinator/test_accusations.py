@@ -96,6 +96,20 @@ def test_a_restart_does_not_bring_the_accused_back_into_the_sync() -> None:
     assert len(story.view.excluded) == 1
 
 
+def test_who_does_not_reduce_has_no_word_on_what_others_contribute() -> None:
+    """The second word, for which a site is evicted, would be the same site's as the first."""
+    story = syncing("a", "b", "c")
+    story.failed("b", tensor="weight", outliers="c")
+    finish(story, "a", "b", state="s0", following="s1")
+    ready(story, "a", "b", "c")
+    assert story.sites["b"].site_id not in reducing(story)
+    story.failed("b", tensor="weight", outliers="c")
+    assert not story.num("c", m.Evicted)
+    assert contributors(story) == [1, 3], "it cannot go on, as it says"
+    finish(story, "a", "c", state="s1", following="s2")
+    assert story.view.last_commit == 2
+
+
 def test_of_two_the_one_that_is_named_is_left_out() -> None:
     story = syncing("a", "b")
     story.failed("a", tensor="weight", outliers="b")

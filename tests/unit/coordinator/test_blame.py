@@ -178,6 +178,43 @@ def test_a_report_of_a_site_that_does_not_contribute_is_of_the_reporter_alone() 
     assert [c.site_id for c in story.plan().contributors] == [1, 2]
 
 
+def test_16_a_report_over_a_link_that_the_plan_does_not_have_is_of_the_reporter_alone() -> None:
+    """In the second attempt neither of two that failed reduces: what one says of the other then is made up, and had
+    the other one receive only, for longer each time."""
+    story = Story(some_settings(min_sites=4, quorum=1))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    for _ in range(2):
+        story.failed("d", "a", lacks=True)
+        story.wait(LIMITS.reconnect_grace_s + 0.1)
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    for name in "abc":
+        story.done(name, "s0")
+    assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2, 3]
+
+
+def test_16_who_gets_nothing_of_a_reducer_while_most_are_done_does_not_depend_on_it_for_long() -> None:
+    """Nobody knows which end is at fault; whoever says so of one after the other is."""
+    story = Story(some_settings(min_sites=4, steps=1000))
+    story.start("a", "b", "c", "d")
+    story.commit_one("a", "b", "c", "d", state="s0", following="s1")
+    trouble = story.core.run.trouble
+    held: list[frozenset[int]] = []
+    for number, peer in enumerate("ab", 1):
+        for name in "abcd":
+            story.ready(name)
+        story.failed("d", peer, lacks=True)
+        for name in "abc":
+            story.done(name, f"s{number}")
+        for name in "abcd":
+            story.applied(name, number + 1, f"s{number + 1}")
+        held.append(trouble.held_up_others.of(story.core.run.last_sync))
+    assert held == [{1, 4}, {1, 4}]
+    assert {1, 4} <= trouble.held_up_others.of(story.core.run.last_sync + 60)
+    assert not trouble.spared(story.core.run.last_sync), "all of them contribute"
+
+
 def test_a_reason_names_some_of_many_links() -> None:
     pairs = [(i, i + 1) for i in range(1, 1001)]
     assert len(in_words(pairs)) < 300

@@ -24,7 +24,8 @@ class Contributor(Play):
     withholds: from one reducer in each sync, another one each time; elsewhere: its Done names another commit;
     payload: its Done names another payload, which it does not show; shown: it shows one that nobody else has;
     pretends: it shows what all have; weights: its Done has other weights, where they came from the sites; fails: it
-    says at the end of each exchange that it cannot go on; leaves: it does so then, and comes back.
+    says at the end of each exchange that it cannot go on; tensor: that a tensor has no average; absurd: that the
+    contribution of an honest site is; leaves: it does so then, and comes back.
     """
 
     def __init__(self, kind: str, num_strangers: int = 1) -> None:
@@ -85,6 +86,8 @@ class Contributor(Play):
                 name, replace(done, tokens=tuple(7 for _ in done.tokens)) if attempt.weighed_late else done
             ),
             "fails": lambda: self.story.failed(name),
+            "tensor": lambda: self.story.failed(name, tensor="weight"),
+            "absurd": lambda: self.story.failed(name, tensor="weight", outliers="b"),
             "leaves": lambda: self.leaves(name),
         }
         if self.is_harmed(plan) and self.kind in does:
@@ -115,7 +118,7 @@ def commits_alone() -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", ["withholds", "elsewhere", "payload", "shown", "pretends", "weights", "fails", "leaves"]
+    "kind", ["withholds", "elsewhere", "payload", "shown", "pretends", "weights", "fails", "tensor", "absurd", "leaves"]
 )
 def test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt(kind: str) -> None:
     """Honest sites of `Play` are never evicted: it asserts that."""
@@ -123,4 +126,89 @@ def test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt(kind: str)
     assert commits_alone() > 300
     assert num_commits >= 0.8 * commits_alone(), f"{num_commits} commits beside it, {commits_alone()} without"
     assert num_attempts <= 1.05 * num_commits
+    assert all(play.story.core.run.members.sites[name].conduct.strikes == 0 for name in HONEST)
+
+
+class Denouncer(Contributor):
+    """It gives nothing, and says of one honest site, always the same one, that they cannot exchange: twice in a sync,
+    so that this one is to receive only."""
+
+    victim = 1
+
+    def __init__(self) -> None:
+        super().__init__("denounces", 1)
+        self.contributors: dict[int, frozenset[int]] = {}  # by commit
+
+    def lacked(self, plan: m.Plan) -> int:
+        is_planned = self.victim in [c.site_id for c in plan.contributors]
+        is_aimed = is_planned and plan.attempt <= 2 and self.is_harmed(plan)
+        return self.story.sites["x0"].site_id if is_aimed else 0
+
+    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
+        Play.exchange(self, name, site, plan)  # type: ignore[arg-type]
+
+    def misbehave(self, name: str) -> None:
+        run = self.story.core.run
+        self.contributors[self.commit] = run.log.contributors(self.commit)
+        attempt = run.sync.attempt if run.sync is not None else None
+        if attempt is not None and is_weighed(attempt.plan) and self.lacked(attempt.plan):
+            key = (attempt.plan.sync, attempt.plan.attempt)
+            if (name, *key) not in self.reported:
+                self.reported.add((name, *key))
+                self.story.failed(name, HONEST[self.victim - 1], lacks=True)
+            return
+        super().misbehave(name)
+
+
+def test_16_a_member_that_accuses_one_honest_site_again_and_again_does_not_leave_it_out() -> None:
+    play = Denouncer()
+    play.run(600.0, until_commit=SYNCS_BEFORE)
+    before = play.commit
+    play.run(play.story.now + MEASURED_S)
+    measured = [play.contributors[n] for n in range(before + 1, play.commit)]
+    assert len(measured) >= 0.8 * commits_alone(), f"{len(measured)} commits beside it, {commits_alone()} without"
+    assert any(4 in ids for ids in play.contributors.values()), "it contributed, until it was found out"
+    num = sum(play.victim in ids for ids in measured)
+    assert num >= 0.95 * len(measured), f"in {num} of {len(measured)} commits"
+
+
+class Starver(Contributor):
+    """As a reducer it gives its payloads to all but one: to the same one each time, or to each in turn. That one says
+    so after a stall; most are done then, and the commit is made. `blind`: it says that it can dial nobody, so that it
+    alone reduces."""
+
+    def __init__(self, victims: str, *, blind: bool) -> None:
+        super().__init__("starves", 1)
+        self.victims_of = victims
+        self.blind = blind
+
+    def misbehave(self, name: str) -> None:
+        run, site = self.story.core.run, self.site(name)
+        is_due = site is not None and site.live and run.sync is not None and site.applied == run.sync.open.base_commit
+        if self.blind and is_due and site.contributed and site.site_id not in run.sync.ready:  # type: ignore[union-attr]
+            self.story.ready(name, train=self.window_s, unreachable=",".join(HONEST))
+        super().misbehave(name)
+
+    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
+        site_id = self.story.sites["x0"].site_id if "x0" in self.story.sites else 0
+        reduces = site_id in {plan.contributors[top_of(t)].site_id for t in plan.trees}
+        if self.is_harmed(plan) and reduces and name == self.victims_of[plan.sync % len(self.victims_of)]:
+            key = (plan.sync, plan.attempt)
+            began = self.exchanges.setdefault(key, self.story.now)
+            if self.story.now >= began + plan.stall_limit_s and (name, *key) not in self.reported:
+                self.reported.add((name, *key))
+                self.story.failed(name, "x0", lacks=True)
+            return
+        super().exchange(name, site, plan)
+
+
+@pytest.mark.parametrize("blind", [False, True])
+@pytest.mark.parametrize("victims", ["c", "abc"])
+def test_7_a_reducer_that_gives_nothing_to_one_site_does_not_hold_up_each_sync(victims: str, blind: bool) -> None:
+    play = Starver(victims, blind=blind)
+    play.run(600.0, until_commit=SYNCS_BEFORE)
+    before = play.commit
+    play.run(play.story.now + MEASURED_S)
+    num_commits = play.commit - before
+    assert num_commits >= 0.8 * commits_alone(), f"{num_commits} commits beside it, {commits_alone()} without"
     assert all(play.story.core.run.members.sites[name].conduct.strikes == 0 for name in HONEST)

@@ -65,6 +65,24 @@ def test_who_shows_it_byte_by_byte_is_found_out() -> None:
     assert story.now - begun < 2 * limit_s
 
 
+def test_who_shows_all_that_it_is_asked_for_late_holds_up_the_run_once() -> None:
+    """It was asked first for each part of the evidence, and held up the run for five times that long."""
+    story = before_it("abc", silent="c")
+    story.applied("c", 1, "wrong")
+    story.applied("a", 1, "s1")
+    story.applied("b", 1, "s1")
+    limit_s, begun, num_shown = idle_limit_s(story.core.run), story.now, 0
+    while not evicted(story) and story.now < begun + 10 * limit_s:
+        story.wait(0.9 * limit_s)
+        dispute = story.core.run.dispute
+        if dispute is not None and dispute.asked is not None and dispute.asked.site_id == story.sites["c"].site_id:
+            num_shown += 1
+            story.says("c", story.shown(replace(story.sites["c"], shows=True), story.last("c", m.Show)))
+    assert evicted(story) == "c"
+    assert num_shown == 1
+    assert story.now - begun < 2 * limit_s
+
+
 def test_who_takes_its_word_back_before_it_is_found_out_is_found_out() -> None:
     """A receiver's word of a commit counts when it has come there from the one before."""
     story = before_it("ab", receiver="c", silent="c")

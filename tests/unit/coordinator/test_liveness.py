@@ -256,3 +256,29 @@ def test_7_a_member_that_seems_to_train_for_ever_costs_the_others_one_wait() -> 
     assert story.view.num_evicted == 0
     assert waited_s[0] <= LIMITS.sync_wait_s + BEAT_S
     assert max(waited_s[1:]) < LIMITS.lease_s, "as long as for any other, of which the median site is one"
+
+
+@pytest.mark.parametrize("holds", [None, 0])
+def test_25_a_site_that_fetches_a_state_is_not_found_out_for_donors_that_it_cannot_reach(holds: int | None) -> None:
+    """They serve others, or a link is cut, for an hour: its node tries, fails, waits and asks who has the state. It
+    was kept out for good after 20 minutes."""
+    story = a_run("a", "b", steps=10_000)
+    story.commit_one("a", "b", state="s0", following="s1")
+    story.join("c", state=None if holds is None else (0, "s0"))
+    stands_still(story, "c", "fetching state", moved_bytes=7)
+    for _ in range(250):
+        story.sources("c", after=holds)
+        story.wait(14.0)
+        assert story.view.num_evicted == 0
+    story.wait(IDLE_S + BEAT_S)
+    assert story.core.run.members.sites["c"].evicted, "it asks no more"
+
+
+def test_7_a_member_that_asks_for_donors_of_what_it_holds_is_evicted() -> None:
+    story = a_run("a", "b")
+    stands_still(story, "b")
+    story.ready("a")
+    for _ in range(round((IDLE_S + 2 * BEAT_S) / BEAT_S)):
+        story.sources("b", after=0)
+        story.wait(BEAT_S)
+    assert story.core.run.members.sites["b"].conduct.strikes == 1

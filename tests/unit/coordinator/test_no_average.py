@@ -61,3 +61,19 @@ def test_it_is_said_before_all_are_ready() -> None:
         story.ready(name)
     assert story.plan().attempt == 2
     assert reducing(story) == {1, 3}
+
+
+def test_who_does_not_reduce_cannot_end_a_sync() -> None:
+    """It said so in each attempt of each sync: no commit was made."""
+    story = Story(some_settings(min_sites=4, steps=1000))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    for _ in range(3):
+        if 4 in [c.site_id for c in story.plan().contributors]:
+            story.failed("d", tensor="weight")
+    assert story.plan().sync == 1
+    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    for name in "abc":
+        story.done(name, "s0")
+    assert story.view.last_commit == 1

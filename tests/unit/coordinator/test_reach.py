@@ -45,6 +45,20 @@ def test_a_lone_contributor_dials_nobody() -> None:
     assert (ids(choice.contributors), choice.not_reducing, choice.problem) == ([1], frozenset(), "")
 
 
+def test_who_is_held_back_does_not_become_the_one_who_reduces_by_its_own_word() -> None:
+    contributors = sites((), (), (1, 2))
+    assert choose(contributors, quorum=1).not_reducing == {1, 2}
+    choice = choose(contributors, quorum=1, held_back=frozenset({3}))
+    assert (ids(choice.contributors), choice.not_reducing) == ([1, 2], frozenset())
+    assert choice.left_out == "; without s3 (site 3), who cannot dial those who reduce"
+
+
+@pytest.mark.parametrize("contributors", [sites((2, 3), (1, 3), ()), sites((2,), (1,), (1, 2)), sites((), (1,))])
+def test_who_is_held_back_reduces_where_the_others_cannot_do_so_without_it(contributors: list[Site]) -> None:
+    held_back = frozenset({len(contributors)})
+    assert choose(contributors, quorum=1, held_back=held_back) == choose(contributors, quorum=1)
+
+
 def test_with_nobody_to_dial_there_is_no_sync_and_the_reason_names_all() -> None:
     problem = choose(sites((2,), (1,)), quorum=1).problem
     assert "s1 at s1:1 not by s2; s2 at s2:1 not by s1" in problem

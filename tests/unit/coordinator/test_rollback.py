@@ -531,3 +531,20 @@ def test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_ro
     story.sites["c"].received[stream] = first + 1
     story.applied("c", 2, "t2")
     assert (c.applied, c.state_hash) == (2, story.state("t2", 2)), "it has heard of the first, which made commit 2 void"
+
+
+def test_23_what_a_site_lacked_of_a_void_commit_it_does_not_lack_of_the_new_one() -> None:
+    """b asks once more before it hears of the rollback. The commit that it makes alone then was void at once, because
+    b was taken to lack it."""
+    story = committed("a", "b")
+    power_cut(story, "a", "b")
+    back(story, "b", 1)
+    story.sites["b"].hears = False
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert (story.view.branch, story.view.last_commit) == (1, 1)
+    story.sources("b", after=1, lacks=2)
+    (stream,) = story.core.run.members.streams
+    story.sites["b"].hears = True
+    story.sites["b"].received[stream] = story.core.run.members.streams[stream].num_sent
+    story.commit_one("b", state="s1", following="t2")
+    assert (story.view.branch, story.view.last_commit) == (1, 2)
