@@ -33,7 +33,7 @@ from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay
-from tests.simulation.sites import TOKENS_A_STEP, Sealed, learned_in, to_bf16
+from tests.simulation.sites import Sealed, learned_in, to_bf16
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
@@ -300,7 +300,7 @@ class Checks:
             f"1: {node.process} contributes from base {sealed.base} to a sync on commit {plan.base_commit}",
         )
         mine = next(c for c in plan.contributors if c.site_id == site_id)
-        true = TOKENS_A_STEP * len(sealed.steps)
+        true = node.hands.true_tokens_a_step * len(sealed.steps)
         self.require(
             mine.tokens == sealed.tokens == true or (sealed.tokens > true and 0 < mine.tokens <= sealed.tokens),
             f"12: {node.process} has weight {mine.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",

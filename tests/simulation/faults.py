@@ -15,7 +15,6 @@ from tests.harness import hostile
 from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
-from tests.simulation.sites import TOKENS_A_STEP
 from tests.simulation.world import World
 
 LOOKED_AT_EVERY_S = 1.0
@@ -456,7 +455,7 @@ def absurd_weight(world: World, fault: Fault, generator: random.Random) -> None:
         world.hands[name].tokens_a_step = tokens
 
         def mend() -> None:
-            world.hands[name].tokens_a_step = TOKENS_A_STEP
+            world.hands[name].tokens_a_step = world.hands[name].true_tokens_a_step
             world.start_site(name)
 
         world.later(fault.lasts_s, mend)

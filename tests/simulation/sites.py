@@ -23,7 +23,8 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
 
-TOKENS_A_STEP = 5
+TOKENS_A_STEP = (5, 3, 10)
+"""Of the sites in turn: equal weights would hide a wrong one."""
 SOCKET_S = 0.0005
 
 Array = npt.NDArray[Any]
@@ -105,6 +106,7 @@ class Hands:
     """That writing the model takes; syncs go on meanwhile."""
     bf16: bool
     data: Data | None
+    true_tokens_a_step: int
     crash_in_steps: int | None = None
     crashes_after: int = 0
     """That many more generations crash at their first step."""
@@ -118,7 +120,7 @@ class Hands:
     absurd_in_steps: int | None = None
     """A huge value appears."""
     manifest: Manifest = MANIFEST
-    tokens_a_step: int = TOKENS_A_STEP
+    tokens_a_step: int
     """As it says; more than the true ones are a lie."""
     sealed: Sealed | None = None
     """The last one."""

@@ -38,7 +38,7 @@ from tests.simulation.processes import (
     copy_of,
     simulated,
 )
-from tests.simulation.sites import MANIFEST, Data, Hands
+from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Data, Hands
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -252,6 +252,8 @@ class World:
                 save_s=self.shape.save_s[index],
                 bf16=self.shape.bf16[index],
                 data=self.shape.data,
+                true_tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],
+                tokens_a_step=TOKENS_A_STEP[index % len(TOKENS_A_STEP)],
             )
         self.story.tell("world", f"starts {name}")
         node = self.nodes[name] = SimNode(
