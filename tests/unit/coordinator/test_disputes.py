@@ -317,6 +317,20 @@ def test_after_a_restart_of_the_coordinator_the_claims_come_again() -> None:
     assert attested(story) == story.state("s1", 1)
 
 
+@pytest.mark.parametrize("wrong", ["a", "b"])
+def test_one_word_after_a_restart_is_not_held_against_what_was_kept_before_the_others_are_heard(wrong: str) -> None:
+    """a reported, and its word was kept; b comes back first and says something else."""
+    story = before_it("ab")
+    states = {name: "wrong" if name == wrong else "s1" for name in "ab"}
+    story.applied("a", 1, states["a"])
+    story.restart()
+    story.connect("b", state=(1, states["b"]), term=1)
+    assert not evicted(story)
+    story.connect("a", state=(1, states["a"]), term=1)
+    assert evicted(story) == wrong
+    assert attested(story) == story.state("s1", 1)
+
+
 @pytest.mark.parametrize("order", ["ab", "ba"])
 @pytest.mark.parametrize("states", ["s1", "wrong"])
 @pytest.mark.parametrize("is_settled", [False, True])
