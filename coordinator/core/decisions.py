@@ -154,7 +154,11 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     # The others were through, and waited until these had said so.
     unserved = {(a, b) for a, b in attempt.failing if a not in attempt.done and a not in attempt.heard}
     run.trouble.note_links({*sync.blame.pairs, *unserved}, plan.sync)
-    run.trouble.held_up_others.note(sync.demoted | run.trouble.ends_at_fault(unserved, plan.sync), plan.sync)
+    here = {site.site_id for site in run.members.connected()}
+    gone = {i for pair in unserved for i in pair if i in attempt.lost or i not in here}
+    left = [pair for pair in unserved if gone.isdisjoint(pair)]  # who only waited for a site that has gone is not in it
+    at_fault = gone | run.trouble.ends_at_fault(left, plan.sync)
+    run.trouble.held_up_others.note(sync.demoted | at_fault, plan.sync)
     run.trouble.receive_only.note(_in_good_standing(run, sync.demoted | left_behind), plan.sync)
     run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""

@@ -215,6 +215,24 @@ def test_16_who_gets_nothing_of_a_reducer_while_most_are_done_does_not_depend_on
     assert not trouble.spared(story.core.run.last_sync), "all of them contribute"
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+def test_16_who_waited_for_a_reducer_that_was_done_and_went_is_not_at_fault(crashes: bool) -> None:
+    story = Story(some_settings(min_sites=4, steps=1000))
+    story.start("a", "b", "c", "d")
+    for name in "abcd":
+        story.ready(name)
+    for name in "abd":
+        story.done(name, "s0")
+    if crashes:
+        story.drop("d")
+    else:
+        story.leave("d")
+    story.failed("c", "d", lacks=True)
+    story.wait(LIMITS.reconnect_grace_s + 0.1)
+    assert story.view.last_commit == 1
+    assert story.core.run.trouble.held_up_others.of(story.core.run.last_sync) == {4}
+
+
 def test_a_reason_names_some_of_many_links() -> None:
     pairs = [(i, i + 1) for i in range(1, 1001)]
     assert len(in_words(pairs)) < 300
