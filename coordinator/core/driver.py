@@ -298,7 +298,11 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
     if choice.problem:
         return _nobody_reduces(run, sync, contributors, choice.problem)
-    contributors, why = choice.contributors, why + choice.left_out
+    no_reducers = choice.not_reducing.union(sync.no_room)
+    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)
+    why += choice.left_out
+    if left := [s.label for s in choice.contributors if s not in contributors]:
+        why += f"; without {', '.join(left)}: there is no room to reduce what they contribute (--max-retained-mib)"
     ids = {s.site_id for s in contributors}
     receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:

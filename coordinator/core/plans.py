@@ -61,6 +61,25 @@ def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> boo
     return True
 
 
+def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: frozenset[int]) -> list[Site]:
+    """Without those who offer the least room, as many as it takes until the others can retain what is contributed; all
+    of them where that does not help. Each costs as much room as any other, and a stranger says what it likes."""
+    if fit(run, contributors, not_reducing):
+        return contributors
+    by_room = sorted(contributors, key=lambda s: (-s.max_retained_bytes, s.site_id))
+
+    def first(count: int) -> list[Site]:
+        return sorted(by_room[:count], key=lambda s: s.site_id)
+
+    fits, does_not = max(1, quorum), len(contributors)
+    if fits >= does_not or not fit(run, first(fits), not_reducing):
+        return contributors
+    while does_not - fits > 1:
+        count = (fits + does_not) // 2
+        fits, does_not = (count, does_not) if fit(run, first(count), not_reducing) else (fits, count)
+    return first(fits)
+
+
 # --- with the commit before
 
 

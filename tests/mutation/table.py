@@ -1521,6 +1521,14 @@ MUTATIONS = (
         tests=(BLAME,),
     ),
     Mutation(
+        name="who brings no room pauses the run",
+        rule="where contributions do not fit, those who offer the least room receive",
+        file="coordinator/core/driver.py",
+        old="    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)\n",
+        new="    contributors = choice.contributors\n",
+        tests=(SCENARIOS,),
+    ),
+    Mutation(
         name="who says that it can dial nobody reduces all",
         rule="who is to reduce nothing does not become the one who reduces by its own word",
         file="coordinator/core/driver.py",

@@ -654,6 +654,29 @@ def test_when_all_are_gone_the_run_pauses_and_goes_on() -> None:
     assert story.last("a", m.Open).sync == 1
 
 
+@pytest.mark.parametrize("strangers", ["x", "xyz"])
+def test_8_who_brings_no_room_to_reduce_does_not_pause_the_run(strangers: str) -> None:
+    story = a_story(min_sites=3, quorum=1, steps=1000)
+    for name in "abc":
+        story.connect(name)
+        story.offer(name, retain=200)
+        story.applied(name, 0, "s0")
+    story.commit_one("a", "b", "c", state="s0", following="s1")
+    for name in strangers:
+        story.connect(name, state=(1, "s1"))
+        story.offer(name, retain=0)
+    for number in (1, 2, 3):
+        for name in (*"abc", *strangers):
+            story.ready(name)
+        assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+        for name in "abc":
+            story.done(name, f"s{number}")
+        for name in (*"abc", *strangers):
+            story.applied(name, number + 1, f"s{number + 1}")
+    assert story.view.last_commit == 4
+    assert "there is no room to reduce what they contribute" in "\n".join(story.log)
+
+
 def test_contributions_that_fit_nowhere_pause_with_the_reason() -> None:
     story = a_story(min_sites=1)
     story.connect("a")
