@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 ARGS ?=
-JOBS ?= 4
+JOBS ?= 3
 IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order: fast ones first
 
 .DEFAULT_GOAL := help
@@ -32,7 +32,7 @@ lint: install ## ruff, import contracts, proto lint
 type: install ## mypy --strict
 	$(BIN)/mypy src tests
 
-test: lint type proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=4 ARGS="-k name")
+test: lint type proto-check ## lint, types and tests; CI runs this, and then `make mutate` (JOBS=3 ARGS="-k name")
 	$(BIN)/pytest $(IN_PARALLEL) --durations=20 $(ARGS)
 
 test-all: lint type proto-check ## everything, slow tests included

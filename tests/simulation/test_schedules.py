@@ -30,7 +30,7 @@ from tests.simulation.liars import SORTS
 from tests.simulation.processes import SimDataPlane
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play, with_a_straggler
 
-NUM_SCHEDULES = 240
+NUM_SCHEDULES = 200
 PARTS = 10
 SEEDS_OVERTAKEN = 12
 

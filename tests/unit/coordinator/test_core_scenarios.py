@@ -15,6 +15,7 @@ from atoll.coordinator.core.syncs import MAX_ATTEMPTS
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
+from atoll.protocol.plans import top_of
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -135,17 +136,23 @@ def test_3_who_only_seems_lost_is_in_the_next_attempt() -> None:
     assert [c.site_id for c in story.plan().contributors] == [1, 3]
 
 
-def test_plans_are_never_issued_twice_and_attempts_end() -> None:
-    story = a_story(min_sites=4, quorum=4)
-    story.start("a", "b", "c", "d")
-    planned(story, "a", "b", "c", "d")
+@pytest.mark.parametrize("names", ["abcd", "abcdefgh"])
+def test_plans_are_never_issued_twice_and_attempts_end(names: str) -> None:
+    """In each attempt a site cannot exchange with one that reduces."""
+    story = a_story(min_sites=len(names), quorum=4)
+    story.start(*names)
+    planned(story, *names)
     plans = []
     while story.num("a", m.Abandoned) == 0:
-        plans.append(story.plan())
-        story.failed("a", "b")
+        plan = story.plan()
+        plans.append(plan)
+        ids = [c.site_id for c in plan.contributors]
+        reducer = min(ids[top_of(tree)] for tree in plan.trees)
+        reporter = next(i for i in ids if i != reducer)
+        story.failed(names[reporter - 1], names[reducer - 1], lacks=len(plans) % 2 == 1)
         story.wait(LIMITS.reconnect_grace_s + 0.1)
-    assert 2 <= len(plans) <= MAX_ATTEMPTS
-    assert len({p.trees for p in plans}) == len(plans)
+    assert len(plans) == MAX_ATTEMPTS
+    assert len({(tuple(c.site_id for c in p.contributors), p.trees) for p in plans}) == len(plans)
     abandoned = story.last("a", m.Abandoned)
     assert abandoned.next.base_commit == 0
     assert abandoned.next.sync == abandoned.sync + 1
