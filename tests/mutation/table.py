@@ -1381,7 +1381,7 @@ MUTATIONS = (
         file="coordinator/core/driver.py",
         old="    if 2 * len(through) <= len(survivors) or",
         new="    if True or",
-        tests=(HOSTILE,),
+        tests=(BLAME,),
     ),
     Mutation(
         name="never kept out",

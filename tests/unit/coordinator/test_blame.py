@@ -117,20 +117,20 @@ def test_16_two_of_four_stop_sending_and_the_run_goes_on_with_the_others() -> No
     assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2]
 
 
-@pytest.mark.parametrize(("accusers", "strikes"), [("d", 0), ("cd", 1)])
-def test_what_one_site_alone_says_of_another_is_not_held_against_it(accusers: str, strikes: int) -> None:
+@pytest.mark.parametrize(("names", "accusers", "strikes"), [("ad", "d", 0), ("abcd", "d", 0), ("abcd", "cd", 1)])
+def test_what_one_site_alone_says_of_another_is_not_held_against_it(names: str, accusers: str, strikes: int) -> None:
     """It may be the culprit. In the first syncs, when no site had contributed yet, it had honest ones evicted."""
-    story = Story(some_settings(min_sites=4, quorum=1))
-    story.start("a", "b", "c", "d")
-    for name in "abcd":
+    story = Story(some_settings(min_sites=len(names), quorum=1))
+    story.start(*names)
+    for name in names:
         story.ready(name)
     for _ in range(2):
         for name in accusers:
             story.failed(name, "a")
         story.wait(LIMITS.reconnect_grace_s + 0.1)
-    assert [c.site_id for c in story.plan().contributors] != [1, 2, 3, 4], "one of those that failed receives"
+    assert len(story.plan().contributors) < len(names), "one of those that failed receives"
     assert story.core.run.members.sites["a"].conduct.strikes == strikes
-    assert all(story.core.run.members.sites[name].conduct.strikes == 0 for name in "bcd")
+    assert all(story.core.run.members.sites[name].conduct.strikes == 0 for name in names if name != "a")
 
 
 def test_16_who_fails_with_another_one_in_each_sync_is_found_by_the_second() -> None:
