@@ -302,7 +302,9 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)
     why += choice.left_out
     if left := [s.label for s in choice.contributors if s not in contributors]:
-        why += f"; without {', '.join(left)}: there is no room to reduce what they contribute (--max-retained-mib)"
+        more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+        names = ", ".join(left[:MAX_NAMED]) + more
+        why += f"; without {names}: there is no room to reduce what they contribute (--max-retained-mib)"
     ids = {s.site_id for s in contributors}
     receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:
