@@ -210,10 +210,10 @@ class Exchange:
 
     async def _run(self) -> ExchangeResult:
         try:
-            if self._finished.cancelled():
-                raise asyncio.CancelledError  # before it began: the log is to have nothing of it
             await self.make_room()
             await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
+            if self._finished.cancelled():
+                raise asyncio.CancelledError  # before it began: the log is to have nothing of it
             self._writer, done, num_bytes = await self.in_pool(self._begin)
             self.payloads += done
             self.payload_bytes += num_bytes

@@ -51,5 +51,6 @@ class Known:
     def is_valid(self, chunk: int, version: int, value: bytes, *, frozen: bool) -> bool:
         """Whether a chunk of that hash is what was attested at `version` (a frozen one: at any commit)."""
         if frozen:
-            return version == 0 and any(hashes[chunk] == value for hashes in self.lists.values())
+            # A copy: a thread may add a list meanwhile.
+            return version == 0 and any(hashes[chunk] == value for hashes in tuple(self.lists.values()))
         return version in self.lists and self.lists[version][chunk] == value

@@ -1408,6 +1408,22 @@ MUTATIONS = (
         tests=(TRICKLES,),
     ),
     Mutation(
+        name="a cancelled attempt begins its log",
+        rule="an attempt that is cancelled before it began leaves nothing in the log",
+        file="node/exchange/exchange.py",
+        old="            if self._finished.cancelled():\n                raise asyncio.CancelledError",
+        new="            if False:\n                raise asyncio.CancelledError",
+        tests=(f"{EXCHANGE}::test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log",),
+    ),
+    Mutation(
+        name="lists are looked at while a thread adds one",
+        rule="a list may be added while chunks are checked",
+        file="node/exchange/sources.py",
+        old="for hashes in tuple(self.lists.values())",
+        new="for hashes in self.lists.values()",
+        tests=(SOURCES,),
+    ),
+    Mutation(
         name="a contribution that is begun for ever",
         rule="of what comes again and again only so much is progress",
         file="node/exchange/exchange.py",

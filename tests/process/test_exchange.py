@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.held import HeldContributions
 from atoll.node.exchange.link import ReducerLink, Stream
 from atoll.node.exchange.service_name import EXCHANGE_METHOD
 from atoll.node.exchange.spill import Spill
@@ -266,6 +268,29 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
                 first.begin(again)
 
     asyncio.run(main())
+
+
+def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            for site in (first, second):
+                site.train(1)
+            exchange = first.begin(star_plan(run.layout, [first, second]))
+            fit_memory = type(exchange.held).fit_memory
+
+            async def cancelled_meanwhile(held: HeldContributions, pool: Executor) -> None:
+                exchange.cancel()
+                await fit_memory(held, pool)
+
+            monkeypatch.setattr(type(exchange.held), "fit_memory", cancelled_meanwhile)
+            with pytest.raises(asyncio.CancelledError):
+                await exchange.run()
+
+    asyncio.run(main())
+    assert not list((tmp_path / "site-1" / "log").iterdir())
 
 
 def test_an_attempt_that_is_begun_again_goes_on_from_the_log(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from atoll.node.exchange.sources import Known
 from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Attestation, Commit, Donor, Sources
@@ -46,6 +48,19 @@ def test_a_chunk_is_checked_against_the_list_of_its_version() -> None:
     assert found.is_valid(0, 5, NEW[0], frozen=False)
     assert found.is_valid(1, 0, OLD[1], frozen=True)
     assert not found.is_valid(1, 3, OLD[1], frozen=True)  # a frozen chunk has version 0
+
+
+def test_a_list_may_be_added_while_a_frozen_chunk_is_checked() -> None:
+    found = known()
+
+    class Slow(list[bytes]):
+        def __getitem__(self, index: Any) -> Any:
+            found.add_list(5, NEW)  # as by a thread
+            return super().__getitem__(index)
+
+    found.lists[3] = Slow(OLD)
+    assert not found.is_valid(0, 0, b"d" * 32, frozen=True)
+    assert set(found.lists) == {3, 5}
 
 
 def test_the_way_from_a_version_to_the_newest_commit() -> None:
