@@ -55,7 +55,7 @@ async def run_node(config: NodeConfig) -> int:
 
         signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S)
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
-        prepared = asyncio.create_task(asyncio.to_thread(_prepare_kernels))
+        prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
         run = await discover(config.coordinator, None, FIRST_CONTACT_S)
         home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ))
         stack.callback(home.close)
@@ -113,7 +113,7 @@ async def _run(
     return code
 
 
-def _prepare_kernels() -> None:
+def prepare_kernels() -> None:
     """Compile and check everything that replicated state depends on, before the site says that it is ready."""
     kernels.warm_up()
     kernels.self_test()

@@ -9,8 +9,14 @@ import sys
 
 from tests.harness import loop_guard
 
-if __name__ == "__main__":
-    from atoll.__main__ import run
+
+def run() -> int:
+    """The exit code."""
+    from atoll.__main__ import run as run_command
 
     loop_guard.install(coordinator="coordinator" in sys.argv, node="node" in sys.argv, ends_process=True)
+    return run_command()
+
+
+if __name__ == "__main__":
     sys.exit(run())

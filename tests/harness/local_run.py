@@ -31,6 +31,7 @@ from atoll.cli.template import render
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.loop_guard import BlockingInLoop
+from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
 POLL_S = 0.05
@@ -38,6 +39,20 @@ GUARDED = ("-m", "tests.harness.guarded")
 """What Python runs: the `atoll` command, with event loops in which nothing may block."""
 PLAIN = ("-m", "atoll")
 """The same as it is, to be measured."""
+
+
+def _begin(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
+    begins = len(GUARDED) + 1
+    if tuple(command[:begins]) == (sys.executable, *GUARDED) and warm_start().fits(environment):
+        return warm_start().start(command[begins:], environment)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 class Process:
@@ -48,14 +63,7 @@ class Process:
         self.log = folder / f"{name}.out"
         self._lines: list[str] = []
         self._changed = threading.Condition()
-        self.popen = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **environment},
-            start_new_session=True,
-        )
+        self.popen = _begin(command, {**os.environ, **environment})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -1,0 +1,195 @@
+"""Starts of the guarded `atoll` command as forks of a process that has imported everything and compiled the kernels.
+
+A node's start costs a second and a half of a core, nearly all of it imports, and the tests start hundreds. A fork has
+memory, files, sockets, environment and a session of its own; no thread runs in the process that is forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import IO
+
+MAX_MESSAGE_BYTES = 1 << 20
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
+"""Variables that no library reads as it is imported."""
+
+
+class Forked:
+    """What `subprocess.Popen` is of a process that was forked here."""
+
+    def __init__(self, pid: int, stdout: IO[bytes], ended: _Ended) -> None:
+        self.pid = pid
+        self.stdout: IO[bytes] | None = stdout
+        self._ended = ended
+
+    @property
+    def returncode(self) -> int | None:
+        return self._ended.code
+
+    def poll(self) -> int | None:
+        return self._ended.code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if not self._ended.event.wait(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        assert self._ended.code is not None
+        return self._ended.code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ends just now
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class _Ended:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.code: int | None = None
+
+
+class WarmStart:
+    """The side of the tests."""
+
+    def __init__(self) -> None:
+        self._environment = _lasting(os.environ)
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._server = subprocess.Popen(
+                [sys.executable, "-m", "tests.harness.warm_start", str(theirs.fileno())],
+                env={**os.environ, **ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._lock = threading.Lock()
+        self._ended: dict[int, _Ended] = {}
+        self._begun = threading.Condition()
+        self._pids: list[int] = []
+        threading.Thread(target=self._listen, daemon=True).start()
+        atexit.register(self._socket.close)
+
+    def fits(self, environment: Mapping[str, str]) -> bool:
+        """Whether the libraries that the server has imported would see the same variables."""
+        return _lasting(environment) == self._environment
+
+    def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
+        """`atoll ARGUMENTS`, guarded, in a session of its own; its standard output and errors are one pipe."""
+        output, theirs = os.pipe()
+        request = {"arguments": list(arguments), "environment": dict(environment), "folder": os.getcwd()}
+        with self._lock:
+            try:
+                socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs])
+            finally:
+                os.close(theirs)
+            with self._begun:
+                assert self._begun.wait_for(lambda: self._pids, 60), "the process that is to fork does not"
+                pid = self._pids.pop()
+        return Forked(pid, os.fdopen(output, "rb"), self._ended[pid])
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._socket.recv(MAX_MESSAGE_BYTES)
+            except OSError:
+                return  # closed, as this process ends
+            if not message:
+                return
+            found = json.loads(message)
+            if "code" in found:
+                ended = self._ended[found["pid"]]
+                ended.code = found["code"]
+                ended.event.set()
+                continue
+            self._ended[found["pid"]] = _Ended()
+            with self._begun:
+                self._pids.append(found["pid"])
+                self._begun.notify_all()
+
+
+@functools.cache
+def warm_start() -> WarmStart:
+    """One for each process of tests, from its first use on."""
+    return WarmStart()
+
+
+def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in OF_ONE_TEST}
+
+
+# --- the process that is forked
+
+
+def _serve(server: socket.socket) -> None:
+    """Returns in each fork, which is to be the command from then on; ends this process once the tests have ended."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(server, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not server:
+                    _, status = os.waitpid(key.data, 0)
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    code = os.waitstatus_to_exitcode(status)
+                    server.send(json.dumps({"pid": key.data, "code": code}).encode())
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(server, MAX_MESSAGE_BYTES, 1)
+                if not message:
+                    sys.exit()
+                pid = os.fork()
+                if pid == 0:
+                    for other in selector.get_map().values():
+                        os.close(other.fd)
+                    server.detach()
+                    return _become(descriptors[0], **json.loads(message))
+                os.close(descriptors[0])
+                server.send(json.dumps({"pid": pid}).encode())
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, pid)
+
+
+def _become(output: int, *, arguments: list[str], environment: dict[str, str], folder: str) -> None:
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv[1:] = arguments
+
+
+def _import_all() -> None:
+    from atoll.node.daemon.main import prepare_kernels
+
+    for module in ("atoll.cli.main", "atoll.coordinator.main"):
+        importlib.import_module(module)
+    prepare_kernels()
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the forks"
+
+
+if __name__ == "__main__":
+    from tests.harness import guarded
+
+    _import_all()
+    _serve(socket.socket(fileno=int(sys.argv[1])))
+    sys.exit(guarded.run())
