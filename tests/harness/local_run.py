@@ -34,7 +34,13 @@ from tests.harness.loop_guard import BlockingInLoop
 from tests.harness.warm_start import Forked, warm_start
 
 Status = dict[str, Any]
-POLL_S = 0.05
+POLL_S = 0.1
+CHANNEL_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
+    ("grpc.max_reconnect_backoff_ms", 100),
+]
 GUARDED = ("-m", "tests.harness.guarded")
 """What Python runs: the `atoll` command, with event loops in which nothing may block."""
 PLAIN = ("-m", "atoll")
@@ -134,6 +140,7 @@ class LocalRun:
         self.processes: list[Process] = []
         self.coordinator: Process | None = None
         self.nodes: dict[str, Process] = {}
+        self._channel: grpc.Channel | None = None  # to the coordinator, for its status
         self.toml = folder / "run.toml"
         tables: dict[str, dict[str, Any]] = {"run": {}, "coordinator": {"http_listen": ""}}
         for key, value in asdict(settings).items():
@@ -149,6 +156,8 @@ class LocalRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._channel is not None:
+            self._channel.close()
         for process in reversed(self.processes):
             process.end()
         if error is not None:
@@ -204,10 +213,10 @@ class LocalRun:
         return [line for line in lines if not kind or line["kind"] == kind]
 
     def status(self) -> Status:
-        with grpc.insecure_channel(self.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
-            stub = session_pb2_grpc.CoordinatorServiceStub(channel)
-            reply = stub.Status(session_pb2.StatusRequest(), timeout=5, wait_for_ready=True)
-        status: Status = json.loads(reply.json)
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+        stub = session_pb2_grpc.CoordinatorServiceStub(self._channel)
+        status: Status = json.loads(stub.Status(session_pb2.StatusRequest(), timeout=5, wait_for_ready=True).json)
         return status
 
     def wait(

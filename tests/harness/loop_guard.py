@@ -150,8 +150,8 @@ def _guarded(
             asyncio._get_running_loop() is not None
             and applies(*args)
             and not is_part
-            and not _is_small(args[0])
             and not _is_the_tests_own()
+            and not _is_small(args[0])
         ):
             error = BlockingInLoop(f"{kind} of {_name(args[0])!r} in the event loop; give it to a thread")
             if ends_process:
