@@ -12,7 +12,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 from atoll.protocol.settings import SyncSettings
@@ -39,31 +39,36 @@ def main(argv: list[str]) -> int:
         run = stack.enter_context(ChaosRun(folder, run_settings, worker, program=PLAIN))
         run.begin("abc")
         run.wait_for_contributors("abc")
+        names = (f"c{number}" for number in count(1))
         times = _times(run.wait_for_commits(args.undisturbed, PATIENCE_S))[-args.undisturbed :]
         normal_s = statistics.median(b - a for a, b in pairwise(times))
         exchange_s = statistics.median(line["exchange_s"] for line in run.journal("a", "commit")[-args.undisturbed :])
         print(f"3 sites, {args.parameters} parameters, int8, preset local: a commit every {normal_s:.2f} s, "
               f"exchange {exchange_s:.2f} s, {args.times} times each")  # fmt: skip
         print(f"{'fault':>8} {'in phase':>11} {'to next commit s':>25} {'window longer by s':>25}")
+        run.kill_site("c")
+        run.wait_for_contributors("ab")
         for fault, phase in FAULTS:
-            _print_row(fault, phase, [_measure(run, fault, phase) for _ in range(args.times)], normal_s)
+            _print_row(fault, phase, [_measure(run, next(names), fault, phase) for _ in range(args.times)], normal_s)
         run.end_well(timeout_s=PATIENCE_S)
     return 0
 
 
-def _measure(run: ChaosRun, fault: str, phase: str) -> tuple[float, float]:
-    """From the loss of c to the next commit, and between the commits around it."""
-    run.wait_for_phase("c", phase)
+def _measure(run: ChaosRun, name: str, fault: str, phase: str) -> tuple[float, float]:
+    """From the loss of a third site to the next commit, and between the commits around it. The site is new each time:
+    one that is lost in exchanges again and again contributes more and more rarely."""
+    run.start_site(name)
+    run.wait_for_contributors(["a", "b", name], PATIENCE_S)
+    run.wait_for_commits(2, PATIENCE_S)
+    run.wait_for_phase(name, phase)
     lost_at = time.time()
     if fault == "kill -9":
-        run.kill_site("c")
+        run.kill_site(name)
         around = _around(run, lost_at)
-        run.start_site("c")
     else:
-        with run.frozen(run.nodes["c"]):
+        with run.frozen(run.nodes[name]):
             around = _around(run, lost_at)
-    run.wait_for_contributors("abc", PATIENCE_S)
-    run.wait_for_commits(2, PATIENCE_S)
+        run.kill_site(name)
     return around[1] - lost_at, around[1] - around[0]
 
 
