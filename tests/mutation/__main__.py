@@ -14,7 +14,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tests.mutation.table import MUTATIONS, Mutation
+from tests.mutation.mutation import DoesNotFit, Mutation
+from tests.mutation.table import FILE_OF, MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("protocol", "coordinator", "node", "src", "tests", "docs", "pyproject.toml", "README.md")
@@ -63,14 +64,14 @@ def pytest(tree: Path, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, 
 def judge(tree: Path, mutation: Mutation) -> Verdict:
     began = time.monotonic()
     path = tree / mutation.file
-    before = path.read_text(encoding="utf-8")
-    stat = path.stat()
-    found = before.count(mutation.old)
     caught_by, problem = "", ""
-    if found != 1:
-        problem = f"{mutation.file} has its text {found} times: make the table true again"
+    try:
+        mutated = mutation.source_in(tree)
+    except DoesNotFit as error:
+        problem = f"{FILE_OF[mutation.name]}: {error}"
     else:
-        path.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
+        before, stat = path.read_text(encoding="utf-8"), path.stat()
+        path.write_text(mutated, encoding="utf-8")
         try:
             code, output = pytest(tree, *mutation.tests)
         finally:

@@ -1,0 +1,32 @@
+"""The command line."""
+
+from __future__ import annotations
+
+from tests.mutation.mutation import Mutation
+
+MUTATIONS = (
+    Mutation(
+        name="a coordinator's words steer the terminal of a dry run",
+        rule="text from outside reaches no terminal with control characters",
+        where="src.atoll.cli.dry_run:_print",
+        old="{whole(text)}",
+        new="{text}",
+        tests=("tests/unit/cli/test_dry_run.py",),
+    ),
+    Mutation(
+        name="text is not drawn from a model whose save was killed",
+        rule="a saved model is found by its own name by every verb",
+        where="src.atoll.cli.sample:run",
+        old="if not where_saved(args.folder).is_dir():",
+        new="if not args.folder.is_dir():",
+        tests=("tests/unit/worker/test_worker_model.py",),
+    ),
+    Mutation(
+        name="people are not told of a weight that was cut",
+        rule="a weight that is cut is said",
+        where="src.atoll.cli.status:notes",
+        old="        *_newest_cut(status),\n",
+        new="",
+        tests=("tests/unit/cli/test_status_data.py",),
+    ),
+)
