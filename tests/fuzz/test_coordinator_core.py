@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.machine import Core
-from atoll.coordinator.core.membership import Standing
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
+from tests.harness.coordinator_questions import decisions
 from tests.harness.coordinator_story import Story, a_hash, a_manifest, some_settings
-from tests.harness.fuzzing import SITE_MESSAGES, SMALL, fuzz, instances, snapshot
+from tests.harness.fuzzing import SITE_MESSAGES, SMALL, fuzz, instances
 
 NAMES = ("a", "b", "c")
 STATES = {bytes(32): "other", **{a_hash(f"s{n}"): f"s{n}" for n in range(4)}}
@@ -54,27 +53,6 @@ MESSAGES = st.one_of(
     ]
 )
 HEADERS = instances(m.Header, protocol_version=st.just(PROTOCOL_VERSION), run_id=st.sampled_from(["", "run", "other"]))
-STREAMS_AND_SIGNS_OF_LIFE = frozenset(
-    {
-        "out", "now", "streams", "num_refused", "num_malformed", "gone", "paused", "hello",
-        "settings", "limits", "heard_at", "progress_at", "offers",
-    }
-)  # fmt: skip
-
-
-def decisions(core: Core) -> Any:
-    """Everything that the core holds but streams, signs of life, and sites that only said Hello."""
-    found = snapshot(core.run, STREAMS_AND_SIGNS_OF_LIFE)
-    sites = found["members"]["sites"]
-    for name in [name for name, site in sites.items() if not site["site_id"]]:
-        del sites[name]
-    for site in sites.values():
-        if site["standing"] is Standing.NEW:
-            site["standing"] = Standing.OUT
-        if site["standing"] is Standing.OUT:  # what it said of itself counts from its next admission on
-            for word in ("stream", "heartbeat"):
-                del site[word]
-    return found
 
 
 class World:
@@ -86,7 +64,7 @@ class World:
         return self.data.draw(st.sampled_from(choices))
 
     def stream(self) -> int:
-        streams = list(self.story.core.run.members.streams)
+        streams = self.story.streams()
         return int(self.draw(*streams, 99)) if streams else 99
 
     # --- what behaves
@@ -94,25 +72,24 @@ class World:
     def behave(self) -> None:
         """A site does what is due."""
         story, name = self.story, self.draw(*NAMES)
-        run, site = story.core.run, story.sites.get(name)
+        site, last = story.sites.get(name), story.last_commit()
         if site is None or site.stream is None:
-            state = self.draw(None, None, (run.log.last, f"s{run.log.last}"))
+            state = self.draw(None, None, (last, f"s{last}"))
             story.connect(name, incarnation=(site.incarnation if site else 1) + self.draw(0, 0, 1), state=state)
             return
-        known = run.members.sites.get(name)
-        if known is None or known.stream != site.stream:
+        if story.stream_of(name) != site.stream:
             return
-        if not known.live:
+        holds = story.holds(name)
+        if not story.is_live(name):
             story.offer(name)
-        elif known.applied is None or known.applied < run.log.last:
-            story.applied(name, run.log.last, f"s{run.log.last}")
-        elif run.sync is not None and run.sync.attempt is not None and known.site_id in run.sync.attempt.ids():
-            story.done(name, f"s{run.log.last}")
+        elif holds is None or holds < last:
+            story.applied(name, last, f"s{last}")
+        elif story.is_planned(name):
+            story.done(name, f"s{last}")
         elif self.draw(False, False, True):
             story.says(name, m.LeaseRequest(num_samples=40, wanted=self.draw(0, 7, 100)))
-        elif run.sync is not None:
-            who = (known.site_id, known.incarnation)
-            leased = [run.ledger.held(line, who).as_tuple() for line in range(len(run.ledger.lines))]
+        elif story.open_sync() is not None:
+            leased = [story.leased_by(name, line) for line in range(len(story.lines()))]
             story.ready(name, tokens=self.draw(0, 100), data=[r for ranges in leased for r in ranges][:1])
 
     # --- what does not
@@ -120,11 +97,13 @@ class World:
     def say_anything(self) -> None:
         message = self.data.draw(MESSAGES)
         stream = self.stream()
-        state = self.story.core.run.members.streams.get(stream)
-        site = state.site if state else None
-        if site is not None and self.draw(True, True, False):
+        name = self.story.site_on(stream)
+        if name and self.draw(True, True, False):
             header = m.Header(
-                protocol_version=PROTOCOL_VERSION, run_id="run", site_id=site.site_id, incarnation=site.incarnation
+                protocol_version=PROTOCOL_VERSION,
+                run_id="run",
+                site_id=self.story.id_of(name),
+                incarnation=self.story.incarnation_of(name),
             )
         else:
             header = self.data.draw(HEADERS)
@@ -137,7 +116,7 @@ class World:
 
     def refused_changes_nothing(self, stream: int, event: e.Event) -> None:
         without = copy.deepcopy(self.story.core)
-        existed = stream in without.run.members.streams
+        existed = stream in self.story.streams()
         outputs = self.story.happens(event)
         refused = isinstance(event, e.Garbled) or any(
             isinstance(o, e.Send) and o.stream == stream and isinstance(o.message, m.Refused) for o in outputs
@@ -160,7 +139,7 @@ class World:
                 story.let_in(name)
             case _:
                 problem = story.reset()
-                assert bool(problem) == story.core.run.started or story.core.run.finished is not None
+                assert bool(problem) == story.view.started or story.view.finished
 
     def step(self) -> None:
         story = self.story
@@ -200,7 +179,8 @@ def test_no_message_crashes_it_and_a_refused_one_changes_nothing(data: st.DataOb
         world.story.ready("b")
     for _ in range(data.draw(st.integers(5, 40))):
         world.step()
-    run = world.story.core.run
-    assert all(len(h) == 32 for h in run.log.attested.values())
-    for site in run.members.live():  # whoever counts as connected has a stream of its own
-        assert site.stream is None or run.members.streams[site.stream].site is site
+    story = world.story
+    assert all(len(h) == 32 for h in story.attestations().values())
+    for name in story.live_sites():  # whoever counts as connected has a stream of its own
+        stream = story.stream_of(name)
+        assert stream is None or story.site_on(stream) == name

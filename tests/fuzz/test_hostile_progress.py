@@ -64,13 +64,11 @@ class Claiming(Play):
     def misbehave(self, name: str) -> None:
         super().misbehave(name)
         story = self.story
-        run = story.core.run
-        site, attempt = run.members.sites.get(name), run.sync.attempt if run.sync is not None else None
-        if site is None or not site.live or site.stream is None or attempt is None:
+        if not story.is_connected(name) or not story.is_live(name) or not story.attempt():
             return
-        if site.site_id not in attempt.ids() or site.site_id in attempt.done:
+        if not story.is_planned(name) or story.is_done(name):
             return
-        plan = attempt.plan
+        plan = story.plan()
         if self.reports and (name, plan.sync, plan.attempt) not in self.reported:
             self.reported.add((name, plan.sync, plan.attempt))
             failed = m.ExchangeFailed(

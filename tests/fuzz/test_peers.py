@@ -29,7 +29,7 @@ from atoll.protocol import transport, wire
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.plans import payload_digest, plan_digest, reducers
 from atoll.protocol.v1 import peer_pb2
-from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos, snapshot
+from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos
 from tests.harness.peer_streams import (
     HEADER,
     LAYOUT,
@@ -44,6 +44,7 @@ from tests.harness.peer_streams import (
     serving,
 )
 from tests.harness.sites import until
+from tests.harness.snapshots import snapshot
 
 NUM_CHUNKS = len(LAYOUT.chunks)
 MAX_CHUNK_BYTES = 20 << 10

@@ -16,7 +16,6 @@ from typing import Any
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core import evidence, manifests
 from atoll.coordinator.core.machine import Core
-from atoll.coordinator.core.view import RunView
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
@@ -25,7 +24,9 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import is_weighed, reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
+from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings
+from tests.harness.coordinator_questions import CoordinatorQuestions
 from tests.harness.tiny_model import TinyModel
 
 CHUNK_ELEMENTS = 4
@@ -75,7 +76,7 @@ class FakeSite:
     part_bytes: int = 1 << 18  # that it shows at once
 
 
-class Story:
+class Story(CoordinatorQuestions):
     """One run: sites that do what they are told, and everything the core answered."""
 
     def __init__(
@@ -99,6 +100,7 @@ class Story:
         self.kept: set[tuple[str, int, int]] = set()
         self.kept_weights: dict[tuple[int, int], tuple[int, ...]] = {}
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
+        self.rollbacks: list[e.RollbackRecord] = []
         self.answers: dict[int, str] = {}  # to what people asked for
         self._num_asked = 0
         self._owners: dict[int, FakeSite] = {}
@@ -125,7 +127,7 @@ class Story:
     def wait(self, seconds: float) -> None:
         """Time passes; sites with a stream send heartbeats, deadlines are met."""
         end = self.now + seconds
-        pace_s = self.core.run.limits.heartbeat_s
+        pace_s = self.limits.heartbeat_s
         beat_at = self.now + pace_s
         while True:
             deadline = self.core.next_deadline()
@@ -134,17 +136,13 @@ class Story:
                 beat_at += pace_s
                 for site in list(self.sites.values()):
                     if site.stream is not None and site.heartbeats:
-                        if site.trains and not self._is_ready(site):
+                        if site.trains and not self.is_ready(site.name):
                             site.heartbeat = replace(site.heartbeat, inner_step=site.heartbeat.inner_step + 1)
                         self.says(site.name, site.heartbeat)
             if deadline is not None and self.now >= deadline:
                 self.happens(e.Tick())
             if self.now >= end:
                 return
-
-    def _is_ready(self, site: FakeSite) -> bool:
-        sync = self.core.run.sync
-        return sync is not None and site.site_id in sync.ready
 
     def pause(self, seconds: float) -> None:
         """The coordinator is stopped for so long, and goes on; what sites did meanwhile is not read yet."""
@@ -183,6 +181,8 @@ class Story:
                             self.kept_ranges["done", r.line, 0, 0] = r.ranges
                         elif isinstance(r, e.PlanRecord) and is_weighed(r.plan):
                             self.kept_weights[r.plan.sync, r.plan.attempt] = weights(r.plan)
+                        elif isinstance(r, e.RollbackRecord):
+                            self.rollbacks.append(r)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
                 case e.Send(stream, message):
                     if isinstance(message, m.SendManifest):
@@ -253,7 +253,7 @@ class Story:
         match message:
             case m.Plan():
                 assert ("plan", message.sync, message.attempt) in self.kept, message
-                reducers(message, len(self.core.run.chunk_sizes))
+                reducers(message, self.num_chunks())
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
             case m.Commit():
@@ -264,7 +264,8 @@ class Story:
                 for line in message.done:
                     assert Ranges(self.kept_ranges["done", line.line, 0, 0]).holds_all(line.ranges), message
             case m.Leases():
-                key = ("lease", self.core.run.line_of(site.site_id), site.site_id, site.incarnation)
+                drawn_from = site.site_id if self.settings.data == "local" else GLOBAL_LINE
+                key = ("lease", drawn_from, site.site_id, site.incarnation)
                 assert message.ranges == self.kept_ranges.get(key, ()), message
             case m.Open():
                 assert ("open", message.sync, message.base_commit) in self.kept, message
@@ -364,12 +365,12 @@ class Story:
         unreachable: str = "",
     ) -> None:
         """`train`: the seconds that its `steps` took, by default those of the sync. `unreachable`: names, by commas."""
-        sync = self.core.run.sync
-        assert sync is not None
+        opened = self.open_sync()
+        assert opened is not None
         message = m.Ready(
-            sync=sync.open.sync,
+            sync=opened.sync,
             tokens=tokens,
-            num_steps=steps or sync.open.num_steps,
+            num_steps=steps or opened.num_steps,
             mean_loss=loss,
             train_s=train,
             ranges=tuple(data),
@@ -463,16 +464,16 @@ class Story:
 
     def rebuilt(self, name: str, state: str = "", oldest: int | None = None) -> None:
         """What it was asked for; no `state`: it cannot."""
-        going = self.core.run.going_back
-        assert going is not None, "nothing is to be rebuilt"
+        commit = self.goes_back_to()
+        assert commit is not None, "nothing is to be rebuilt"
         self.says(
             name,
             m.CommitRebuilt(
-                commit=going.commit,
+                commit=commit,
                 state_hash=a_hash(state) if state else b"",
                 has_oldest=oldest is not None,
                 oldest_commit=oldest or 0,
-                text="" if state else f"no snapshot here is as old as commit {going.commit}",
+                text="" if state else f"no snapshot here is as old as commit {commit}",
             ),
         )
 
@@ -535,13 +536,7 @@ class Story:
         for name in names:
             self.done(name, state)
         for name in names:
-            self.applied(name, self.core.run.log.last, following)
-
-    def plan(self) -> m.Plan:
-        sync = self.core.run.sync
-        assert sync is not None
-        assert sync.attempt is not None, "no plan"
-        return sync.attempt.plan
+            self.applied(name, self.last_commit(), following)
 
     def plan_named(self, name: str) -> m.Plan:
         """`1.2`: the plan of attempt 2 at sync 1, as it was sent; empty: the one that runs."""
@@ -566,10 +561,6 @@ class Story:
 
     def num(self, name: str, kind: type[Any]) -> int:
         return sum(1 for who, message in self.sent if who == name and isinstance(message, kind))
-
-    @property
-    def view(self) -> RunView:
-        return self.core.view(self.now)
 
     # --- words
 

@@ -10,9 +10,8 @@ import dataclasses
 import os
 import tracemalloc
 import types
-from collections import deque
 from collections.abc import Callable
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from google.protobuf.message import Message
@@ -170,22 +169,7 @@ def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
     return bytes(data)
 
 
-# --- what is compared before and after
-
-
-def snapshot(value: Any, without: frozenset[str] = frozenset()) -> Any:
-    """Plain, comparable data of an object and all that it holds; attributes named in `without` are left out."""
-    if isinstance(value, dict):
-        return {key: snapshot(item, without) for key, item in value.items()}
-    if isinstance(value, list | tuple | deque):
-        return [snapshot(item, without) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if value is None or isinstance(value, str | bytes | int | float | Enum | Manifest):
-        return value
-    slots = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ())]
-    names = [*slots, *getattr(value, "__dict__", ())]
-    return {name: snapshot(getattr(value, name), without) for name in names if name not in without}
+# --- memory
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

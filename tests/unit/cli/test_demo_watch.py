@@ -51,13 +51,12 @@ def test_the_coordinators_own_document_is_understood() -> None:
     from dataclasses import asdict
 
     from atoll.coordinator.core.events import Persisted
-    from atoll.coordinator.core.run import Run
-    from atoll.coordinator.core.view import view_of
+    from atoll.coordinator.core.machine import Core
     from atoll.protocol.settings import RunSettings, settings_to_json
 
     settings = RunSettings(run_id="r", steps=40)
-    run = Run(settings, Persisted(run_id="r", term=1, settings_json=settings_to_json(settings)), 0.0)
-    status = parse_status(json.loads(json.dumps(asdict(view_of(run, 1.0)))))
+    core = Core(settings, Persisted(run_id="r", term=1, settings_json=settings_to_json(settings)), 0.0)
+    status = parse_status(json.loads(json.dumps(asdict(core.view(1.0)))))
     assert (status.run_id, status.steps, status.sites) == ("r", 40, ())
     assert status.state == "waiting for sites 0 of 1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.protocol import messages as m
-from atoll.protocol.plans import reducers, top_of
+from atoll.protocol.plans import top_of
 from tests.harness.coordinator_story import Story, some_settings
 
 
@@ -26,22 +26,14 @@ def finish(story: Story, *names: str, state: str, following: str) -> None:
     for name in names:
         story.done(name, state)
     for name in story.sites:
-        story.applied(name, story.core.run.log.last, following)
-
-
-def contributors(story: Story) -> list[int]:
-    return [c.site_id for c in story.plan().contributors]
-
-
-def reducing(story: Story) -> set[int]:
-    return {r.site_id for r in reducers(story.plan(), len(story.core.run.chunk_sizes))}
+        story.applied(name, story.last_commit(), following)
 
 
 def test_the_accused_receives_and_the_reducer_that_says_so_reduces_nothing() -> None:
     story = syncing("a", "b", "c")
     story.failed("b", tensor="weight", outliers="c")
     assert story.plan().attempt == 2
-    assert (contributors(story), reducing(story)) == ([1, 2], {1})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1, 2], {1})
     assert [r.site_id for r in story.plan().receivers] == [3]
     finish(story, "a", "b", state="s0", following="s1")
     assert story.view.last_commit == 1
@@ -56,13 +48,13 @@ def test_in_the_next_sync_it_contributes_and_others_judge_it() -> None:
     story.failed("b", tensor="weight", outliers="c")
     finish(story, "a", "b", state="s0", following="s1")
     ready(story, "a", "b", "c")
-    assert (contributors(story), reducing(story)) == ([1, 2, 3], {1})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1, 2, 3], {1})
     finish(story, "a", "b", "c", state="s1", following="s2")
     assert story.view.last_commit == 2
     # Nobody else found it absurd: what was said of it before does not count when it is said again.
     ready(story, "a", "b", "c")
     story.failed("a", tensor="weight", outliers="c")
-    assert contributors(story) == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     assert not story.num("c", m.Evicted)
 
 
@@ -77,7 +69,7 @@ def test_who_is_left_out_twice_in_a_row_begins_anew(restart: bool) -> None:
             story.connect(name, state=(1, "s1"))
     ready(story, "a", "b", "c")
     story.failed("a", tensor="bias", outliers="c")
-    assert (contributors(story), reducing(story)) == ([1, 2], {2})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1, 2], {2})
     assert "left out of two syncs in a row" in story.last("c", m.Evicted).reason
     for name in "ab":
         story.done(name, "s1")
@@ -92,7 +84,7 @@ def test_a_restart_does_not_bring_the_accused_back_into_the_sync() -> None:
     for name in "abc":
         story.connect(name, state=(0, "s0"))
     ready(story, "a", "b", "c")
-    assert contributors(story) == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     assert len(story.view.excluded) == 1
 
 
@@ -102,10 +94,10 @@ def test_who_does_not_reduce_has_no_word_on_what_others_contribute() -> None:
     story.failed("b", tensor="weight", outliers="c")
     finish(story, "a", "b", state="s0", following="s1")
     ready(story, "a", "b", "c")
-    assert story.sites["b"].site_id not in reducing(story)
+    assert story.sites["b"].site_id not in story.reducer_ids()
     story.failed("b", tensor="weight", outliers="c")
     assert not story.num("c", m.Evicted)
-    assert contributors(story) == [1, 3], "it cannot go on, as it says"
+    assert story.contributor_ids() == [1, 3], "it cannot go on, as it says"
     finish(story, "a", "c", state="s1", following="s2")
     assert story.view.last_commit == 2
 
@@ -113,7 +105,7 @@ def test_who_does_not_reduce_has_no_word_on_what_others_contribute() -> None:
 def test_of_two_the_one_that_is_named_is_left_out() -> None:
     story = syncing("a", "b")
     story.failed("a", tensor="weight", outliers="b")
-    assert (contributors(story), reducing(story)) == ([1], {1})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1], {1})
     story.done("a", "s0")
     assert story.view.last_commit == 1
 
@@ -121,16 +113,16 @@ def test_of_two_the_one_that_is_named_is_left_out() -> None:
 def test_a_reducer_names_itself() -> None:
     story = syncing("a", "b", "c")
     story.failed("b", tensor="weight", outliers="b")
-    assert contributors(story) == [1, 3]
+    assert story.contributor_ids() == [1, 3]
 
 
 def test_who_names_most_contributors_is_not_believed_alone() -> None:
     for names, liar, named in (("abc", "b", "a,c"), ("abcd", "d", "a,b,c"), ("ab", "a", "a,b")):
         story = syncing(*names)
-        everybody = contributors(story)
+        everybody = story.contributor_ids()
         story.failed(liar, tensor="weight", outliers=named)
-        assert contributors(story) == everybody
-        assert story.sites[liar].site_id not in reducing(story)
+        assert story.contributor_ids() == everybody
+        assert story.sites[liar].site_id not in story.reducer_ids()
         assert not story.view.excluded
         finish(story, *names, state="s0", following="s1")
         assert story.view.last_commit == 1
@@ -140,7 +132,7 @@ def test_most_contributions_are_absurd_if_two_say_so() -> None:
     story = syncing("a", "b", "c")
     story.failed("b", tensor="weight", outliers="b,c")
     story.failed("c", tensor="weight", outliers="b,c")
-    assert (contributors(story), reducing(story)) == ([1], {1})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1], {1})
     assert len(story.view.excluded) == 2
     story = syncing("a", "b")
     story.failed("b", tensor="weight", outliers="a,b")
@@ -151,10 +143,10 @@ def test_most_contributions_are_absurd_if_two_say_so() -> None:
 def test_a_liar_that_names_one_site_in_each_sync_cannot_keep_it_out() -> None:
     story, num_left_out = syncing("a", "b", "c"), 0
     for number in range(6):
-        if {2} <= reducing(story):
+        if {2} <= story.reducer_ids():
             story.failed("b", tensor="weight", outliers="c")
-        num_left_out += 3 not in contributors(story)
-        finish(story, *[n for i, n in enumerate("abc", 1) if i in contributors(story)], state=f"s{number}",
+        num_left_out += 3 not in story.contributor_ids()
+        finish(story, *[n for i, n in enumerate("abc", 1) if i in story.contributor_ids()], state=f"s{number}",
                following=f"s{number + 1}")  # fmt: skip
         if story.view.finished:
             break
@@ -169,7 +161,7 @@ def test_a_sync_that_the_accused_is_needed_for_is_abandoned_with_the_reason() ->
     story.failed("a", tensor="weight", outliers="b")
     assert "is left out of sync 1" in story.last("a", m.Abandoned).reason
     ready(story, "a", "b")
-    story.wait(story.core.run.limits.heartbeat_s)
+    story.wait(story.limits.heartbeat_s)
     story.failed("a", tensor="weight", outliers="b")
     assert story.num("b", m.Evicted) == 1
 
@@ -185,8 +177,8 @@ def test_an_accusation_of_a_site_that_is_not_in_the_plan_is_not_one() -> None:
         ),
     )  # fmt: skip
     assert story.plan().attempt == 2
-    assert contributors(story) == [1, 2, 3]
-    assert reducing(story) == {1, 3}
+    assert story.contributor_ids() == [1, 2, 3]
+    assert story.reducer_ids() == {1, 3}
 
 
 def test_who_was_evicted_for_it_begins_anew_though_the_coordinator_is_started_again() -> None:
@@ -208,8 +200,7 @@ def test_who_was_evicted_for_it_begins_anew_though_the_coordinator_is_started_ag
     leave_out(0)
     story.applied("c", 1, "s1")
     leave_out(1)
-    site = story.core.run.members.sites["c"]
-    assert "two syncs in a row" in site.evicted
+    assert "two syncs in a row" in story.evicted_because("c")
     story.restart()
     for name in "ab":
         story.join(name, state=(2, "s2"))
@@ -218,4 +209,4 @@ def test_who_was_evicted_for_it_begins_anew_though_the_coordinator_is_started_ag
     story.offer("c")
     story.applied("c", 2, "s2")
     leave_out(2)
-    assert story.core.run.members.sites["c"].live, "it was found for the first time since"
+    assert story.is_live("c"), "it was found for the first time since"

@@ -111,7 +111,7 @@ def test_16_two_of_four_stop_sending_and_the_run_goes_on_with_the_others() -> No
             if who in left:
                 story.failed(who, other, lacks=lacks)
         story.wait(LIMITS.reconnect_grace_s + 0.1)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     for name in "ab":
         story.done(name, "s0")
     assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2]
@@ -129,8 +129,8 @@ def test_what_one_site_alone_says_of_another_is_not_held_against_it(names: str, 
             story.failed(name, "a")
         story.wait(LIMITS.reconnect_grace_s + 0.1)
     assert len(story.plan().contributors) < len(names), "one of those that failed receives"
-    assert story.core.run.members.sites["a"].conduct.strikes == strikes
-    assert all(story.core.run.members.sites[name].conduct.strikes == 0 for name in names if name != "a")
+    assert story.strikes_of("a") == strikes
+    assert all(story.strikes_of(name) == 0 for name in names if name != "a")
 
 
 def test_16_who_fails_with_another_one_in_each_sync_is_found_by_the_second() -> None:
@@ -175,7 +175,7 @@ def test_a_report_of_a_site_that_does_not_contribute_is_of_the_reporter_alone() 
             text="no progress",
         )
         story.says("c", failed)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
 
 
 def test_16_a_report_over_a_link_that_the_plan_does_not_have_is_of_the_reporter_alone() -> None:
@@ -188,7 +188,7 @@ def test_16_a_report_over_a_link_that_the_plan_does_not_have_is_of_the_reporter_
     for _ in range(2):
         story.failed("d", "a", lacks=True)
         story.wait(LIMITS.reconnect_grace_s + 0.1)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert story.contributor_ids() == [1, 2, 3]
     for name in "abc":
         story.done(name, "s0")
     assert [c.site_id for c in story.last("a", m.Commit).contributors] == [1, 2, 3]
@@ -199,7 +199,6 @@ def test_16_who_gets_nothing_of_a_reducer_while_most_are_done_does_not_depend_on
     story = Story(some_settings(min_sites=4, steps=1000))
     story.start("a", "b", "c", "d")
     story.commit_one("a", "b", "c", "d", state="s0", following="s1")
-    trouble = story.core.run.trouble
     held: list[frozenset[int]] = []
     for number, peer in enumerate("ab", 1):
         for name in "abcd":
@@ -209,10 +208,10 @@ def test_16_who_gets_nothing_of_a_reducer_while_most_are_done_does_not_depend_on
             story.done(name, f"s{number}")
         for name in "abcd":
             story.applied(name, number + 1, f"s{number + 1}")
-        held.append(trouble.held_up_others.of(story.core.run.last_sync))
+        held.append(story.held_up_others(story.newest_sync()))
     assert held == [{1, 4}, {1, 4}]
-    assert {1, 4} <= trouble.held_up_others.of(story.core.run.last_sync + 60)
-    assert not trouble.spared(story.core.run.last_sync), "all of them contribute"
+    assert {1, 4} <= story.held_up_others(story.newest_sync() + 60)
+    assert not story.spared(story.newest_sync()), "all of them contribute"
 
 
 @pytest.mark.parametrize("crashes", [False, True])
@@ -230,7 +229,7 @@ def test_16_who_waited_for_a_reducer_that_was_done_and_went_is_not_at_fault(cras
     story.failed("c", "d", lacks=True)
     story.wait(LIMITS.reconnect_grace_s + 0.1)
     assert story.view.last_commit == 1
-    assert story.core.run.trouble.held_up_others.of(story.core.run.last_sync) == {4}
+    assert story.held_up_others(story.newest_sync()) == {4}
 
 
 def test_a_reason_names_some_of_many_links() -> None:

@@ -117,7 +117,7 @@ def test_3_sites_that_fall_silent_one_after_the_other_cost_one_attempt() -> None
         story.says(name, story.sites[name].heartbeat)
     story.wait(LIMITS.lease_s + 0.1)
     assert [story.view.num_evicted, story.plan().attempt] == [3, 2]
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
 
 
 def test_3_who_only_seems_lost_is_in_the_next_attempt() -> None:
@@ -133,7 +133,7 @@ def test_3_who_only_seems_lost_is_in_the_next_attempt() -> None:
     story.sites["c"].heartbeats = True
     story.wait(LIMITS.heartbeat_s)
     assert story.plan().attempt == 2
-    assert [c.site_id for c in story.plan().contributors] == [1, 3]
+    assert story.contributor_ids() == [1, 3]
 
 
 @pytest.mark.parametrize("names", ["abcd", "abcdefgh"])
@@ -219,7 +219,7 @@ def test_a_state_that_differs_at_done_spoils_the_attempt() -> None:
     story.done("c", "other")
     assert story.num("a", m.Commit) == 0
     assert story.num("c", m.Evicted) == 1
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     story.done("a", "s0")
     story.done("b", "s0")
     assert story.last("a", m.Commit).attempt == 2
@@ -242,7 +242,7 @@ def test_a_leave_before_done_costs_one() -> None:
     story.start("a", "b", "c")
     planned(story, "a", "b", "c")
     story.leave("c")
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
 
 
 # --- waiting
@@ -269,7 +269,7 @@ def test_7_a_contributor_that_beats_but_does_nothing_is_evicted() -> None:
         story.says("a", m.Heartbeat(phase="waiting for commit", moved_bytes=i))  # payloads go to b
         story.says("b", m.Heartbeat(phase="exchanging", moved_bytes=i))
         story.wait(1.0)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     assert "evicted c (site 3): it is connected, but has made no progress in sync 1" in "\n".join(story.log)
 
 
@@ -374,7 +374,7 @@ def test_a_new_start_supersedes_at_once() -> None:
     story.connect("b", incarnation=2, state=(0, "s0"))
     assert story.last("b", m.Refused).kind is RefusedKind.SUPERSEDED
     assert story.last("b", m.Welcome).site_id == 2, "the id stays"
-    assert [c.site_id for c in story.plan().contributors] == [1]
+    assert story.contributor_ids() == [1]
     assert story.plan().attempt == 2, "its Done is void"
 
 
@@ -417,7 +417,7 @@ def test_a_site_that_never_offers_leaves_no_trace() -> None:
     story = a_story()
     story.connect("a")
     story.drop("a")
-    assert story.core.run.members.sites == {}
+    assert not story.known_sites()
     story.connect("a", key="another")
     assert story.num("a", m.Refused) == 0
 
@@ -503,7 +503,7 @@ def test_malformed_bytes_cost_one_stream(kind: type[e.Malformed] | type[e.Garble
 def test_one_holder_attests_where_one_site_is_enough() -> None:
     story = a_story(min_sites=1)
     story.start("a")
-    assert story.core.run.log.attested[0] == a_hash("s0")
+    assert story.attested(0) == a_hash("s0")
     assert story.num("a", m.Open) == 1
 
 
@@ -514,7 +514,7 @@ def test_a_claim_of_another_commit_0_loses() -> None:
     story.applied("a", 0, "s0")
     story.applied("b", 0, "different")
     assert story.num("b", m.Evicted) == 1
-    assert 0 not in story.core.run.log.attested
+    assert story.attested(0) is None
 
 
 def test_only_a_saved_model_seeds_a_resumed_run() -> None:
@@ -579,7 +579,7 @@ def test_a_long_run_restarts_without_naming_a_seeder() -> None:
     story.offer("a")
     assert story.last("a", m.Admitted).admitted_as is AdmittedAs.MEMBER
     story.commit_one("a", state="s12", following="s13")
-    assert story.core.run.log.last == 13
+    assert story.last_commit() == 13
 
 
 def test_commits_reach_the_store_once() -> None:
@@ -675,7 +675,7 @@ def test_8_who_brings_no_room_to_reduce_does_not_pause_the_run(strangers: str) -
     for number in (1, 2, 3):
         for name in (*"abc", *strangers):
             story.ready(name)
-        assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+        assert story.contributor_ids() == [1, 2, 3]
         for name in "abc":
             story.done(name, f"s{number}")
         for name in (*"abc", *strangers):
@@ -769,7 +769,7 @@ def test_a_failure_of_one_site_in_one_sync_does_not_pause_the_run_for_ever() -> 
     assert story.num("a", m.Abandoned) == 1
     story.ready("a")
     story.ready("b")
-    story.wait(story.core.run.limits.heartbeat_s)
+    story.wait(story.limits.heartbeat_s)
     assert (story.plan().sync, story.plan().attempt) == (2, 1)
 
 
@@ -780,7 +780,7 @@ def test_progress_that_was_discarded_never_meets_the_old_contribution_in_one_syn
     planned(story, "a", "b")
     story.drop("a")
     story.wait(10)
-    assert story.core.run.num_evicted == 1
+    assert story.view.num_evicted == 1
     story.connect("a", state=(0, "s0"))
     story.connect("a", state=(0, "s0"), again=True)
     story.offer("a")
@@ -788,7 +788,7 @@ def test_progress_that_was_discarded_never_meets_the_old_contribution_in_one_syn
     assert story.num("b", m.Abandoned) == 1
     story.ready("a", tokens=250)
     story.ready("b")
-    story.wait(story.core.run.limits.heartbeat_s)
+    story.wait(story.limits.heartbeat_s)
     plan = story.plan()
     assert (plan.sync, plan.attempt) == (2, 1)
     assert [(c.incarnation, c.tokens) for c in plan.contributors] == [(1, 250), (1, 100)]
@@ -800,7 +800,7 @@ def test_a_restarted_coordinator_knows_whose_contribution_was_discarded() -> Non
     planned(story, "a", "b", "c")
     story.drop("c")
     story.wait(1.1)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    assert story.contributor_ids() == [1, 2]
     story.restart()
     for name in "ab":
         story.connect(name, state=(0, "s0"))
@@ -814,7 +814,7 @@ def test_a_restarted_coordinator_knows_whose_contribution_was_discarded() -> Non
     assert story.num("a", m.Abandoned) == 1
     story.ready("a")
     story.ready("c", tokens=250)
-    story.wait(story.core.run.limits.heartbeat_s)
+    story.wait(story.limits.heartbeat_s)
     assert {c.site_id: c.tokens for c in story.plan().contributors} == {1: 100, 3: 250}
 
 
@@ -862,13 +862,13 @@ def test_a_site_alone_whose_contribution_was_discarded_contributes_to_the_next_s
     planned(story, "a")
     story.drop("a")
     story.wait(10)
-    assert story.core.run.num_evicted == 1
+    assert story.view.num_evicted == 1
     story.connect("a", state=(0, "s0"))
     story.connect("a", state=(0, "s0"), again=True)
     story.offer("a")
     assert story.num("a", m.Abandoned) == 1
     story.ready("a")
-    story.wait(story.core.run.limits.heartbeat_s)
+    story.wait(story.limits.heartbeat_s)
     assert (story.plan().sync, story.plan().attempt) == (2, 1)
 
 

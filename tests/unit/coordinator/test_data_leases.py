@@ -20,15 +20,6 @@ def a_story(*names: str, **settings: object) -> Story:
     return story
 
 
-def done(story: Story, line: int = 0) -> tuple[m.DataRange, ...]:
-    return story.core.run.ledger.lines[line].done.as_tuple()
-
-
-def held(story: Story, name: str, line: int = 0) -> tuple[m.DataRange, ...]:
-    site = story.sites[name]
-    return story.core.run.ledger.held(line, (site.site_id, site.incarnation)).as_tuple()
-
-
 def two_planned() -> Story:
     """a used 0-9 of 0-49, b 50-59 of 50-99; both are planned."""
     story = a_story("a", "b")
@@ -44,12 +35,12 @@ def test_9_a_contributor_lost_after_everybody_is_done_is_in_the_commit_and_so_is
     story = two_planned()
     story.done("b", "s0")
     story.leave("b")
-    assert held(story, "b") == ()
+    assert story.leased_by("b") == ()
     story.done("a", "s0")
     commit = story.last("a", m.Commit)
     assert [c.site_id for c in commit.contributors] == [1, 2]
     assert commit.done == (m.LineRanges(line=0, ranges=ranges_of("0-9,50-59")),)
-    assert done(story) == ranges_of("0-9,50-59")
+    assert story.done_samples() == ranges_of("0-9,50-59")
     assert story.wants("a", 100) == ranges_of("10-49,60-119"), "only the rest of b's lease went to a"
 
 
@@ -68,7 +59,7 @@ def test_9_the_data_of_a_start_that_is_over_is_open_again_if_the_next_attempt_ha
     assert [(c.site_id, c.incarnation) for c in story.plan().contributors] == [(1, 1), (2, 1), (3, 2)]
     for name in "abc":
         story.done(name, "s0")
-    assert done(story) == ranges_of("0-9,50-59,110-119")
+    assert story.done_samples() == ranges_of("0-9,50-59,110-119")
     assert story.wants("a", 50) == ranges_of("10-49,100-109")
 
 
@@ -82,38 +73,36 @@ def test_9_what_becomes_of_a_later_start_is_no_matter_for_the_contribution_of_on
     story.connect("c", incarnation=2, state=(0, "s0"))
     story.offer("c")
     story.drop("c")
-    story.wait(story.core.run.limits.reconnect_grace_s)
-    assert not story.core.run.members.sites["c"].live
+    story.wait(story.limits.reconnect_grace_s)
+    assert not story.is_live("c")
     for name in "ab":
         story.done(name, "s0")
     commit = story.last("a", m.Commit)
     assert (commit.attempt, [(c.site_id, c.incarnation) for c in commit.contributors]) == (1, [(1, 1), (2, 1), (3, 1)])
-    assert done(story) == ranges_of("0-9")
+    assert story.done_samples() == ranges_of("0-9")
 
 
 def test_9_the_data_of_a_plan_survives_the_coordinator() -> None:
     story = two_planned()
     story.restart()
-    attempt = story.core.run.sync.attempt  # type: ignore[union-attr]
-    assert attempt is not None
-    assert attempt.ranges == (ranges_of("0-9"), ranges_of("50-59"))
+    assert story.planned_samples() == (ranges_of("0-9"), ranges_of("50-59"))
     for name, data in (("a", "0-9"), ("b", "50-59")):
         story.connect(name, state=(0, "s0"), term=1)
         story.ready(name, data=ranges_of(data))
         story.done(name, "s0")
-    assert done(story) == ranges_of("0-9,50-59")
+    assert story.done_samples() == ranges_of("0-9,50-59")
 
 
 def test_9_a_lost_contribution_is_open_again_once_its_plan_is_replaced() -> None:
     story = two_planned()
     story.done("b", "s0")
     story.leave("b")
-    assert story.core.run.ledger.kept == {(0, 2): None}, "the commit of this plan may list it"
+    assert story.outlived_contributions() == [(0, 2)], "the commit of this plan may list it"
     story.restart()
     assert story.plan().attempt == 2, "nobody knows what it was done with"
     story.connect("a", state=(0, "s0"), term=1)
     assert story.wants("a", 60) == ranges_of("0-59")
-    assert not story.core.run.ledger.kept
+    assert not story.outlived_contributions()
 
 
 def test_5_leases_come_back_with_the_coordinator() -> None:
@@ -147,13 +136,13 @@ def test_an_abandoned_sync_leaves_the_leases_where_they_are() -> None:
     story.failed("a", text="disk full")
     story.failed("b", text="disk full")
     assert story.num("a", m.Abandoned) == 1
-    assert (held(story, "a"), held(story, "b")) == (ranges_of("0-49"), ranges_of("50-99"))
+    assert (story.leased_by("a"), story.leased_by("b")) == (ranges_of("0-49"), ranges_of("50-99"))
     story.wait(3)
     story.ready("a", data=ranges_of("0-12"))
     story.ready("b", data=ranges_of("50-59"))
     story.done("a", "s0")
     story.done("b", "s0")
-    assert done(story) == ranges_of("0-12,50-59")
+    assert story.done_samples() == ranges_of("0-12,50-59")
 
 
 def test_25_a_ready_with_data_of_others_is_refused_and_the_site_discards_it() -> None:
@@ -162,10 +151,10 @@ def test_25_a_ready_with_data_of_others_is_refused_and_the_site_discards_it() ->
         story.wants("a", 50)
         story.wants("b", 50)
         story.ready("a", data=ranges_of(wrong))
-        assert story.core.run.sync.ready == {}  # type: ignore[union-attr]
+        assert not story.ready_ids()
         assert "does not lease" in story.last("a", m.Evicted).reason
-        assert held(story, "a") == ()
-        assert held(story, "b") == ranges_of("50-99")
+        assert story.leased_by("a") == ()
+        assert story.leased_by("b") == ranges_of("50-99")
 
 
 @pytest.mark.parametrize("wrong", ["10-19,0-9", "0-9,10-19", "0-9,5-12"])
@@ -180,7 +169,7 @@ def test_25_a_new_start_leases_nothing_of_the_old_one() -> None:
     story = a_story("a", "b")
     story.wants("a", 50)
     story.join("a", incarnation=2, state=(0, "s0"))
-    assert held(story, "a") == ()
+    assert story.leased_by("a") == ()
     assert story.wants("b", 60) == ranges_of("0-59"), "it is open at once"
     story.ready("a", data=ranges_of("0-9"))
     assert story.num("a", m.Evicted) == 1
@@ -199,7 +188,7 @@ def test_impossible_requests_are_refused(num_samples: int, wanted: int) -> None:
     story = a_story("a", "b")
     story.says("a", m.LeaseRequest(num_samples=num_samples, wanted=wanted))
     assert story.last("a", m.Refused).kind is RefusedKind.INVALID
-    assert story.core.run.ledger.lines == {}
+    assert not story.lines()
 
 
 def test_local_data_has_a_line_for_each_site_that_outlives_its_starts() -> None:
@@ -258,12 +247,12 @@ def test_9_what_was_discarded_stays_so_when_the_coordinator_starts_again() -> No
     story.wants("a", 50)
     story.ready("a", data=ranges_of("0-9"))
     story.ready("b")
-    while story.core.run.sync.attempt is None:  # type: ignore[union-attr]
+    while not story.attempt():
         story.wait(1.0)  # c is not ready
     old = story.plan()
     story.drop("a")
     story.wait(1.1)
-    assert story.core.run.sync.attempt is None, "given up, waiting for c"  # type: ignore[union-attr]
+    assert not story.attempt(), "given up, waiting for c"
     story.connect("a", state=(0, "s0"))
     story.connect("a", state=(0, "s0"), again=True)
     story.offer("a")
@@ -274,4 +263,4 @@ def test_9_what_was_discarded_stays_so_when_the_coordinator_starts_again() -> No
     for name in ("a", "b"):
         story.done(name, "s0", plan=old)
     assert story.num("a", m.Commit) == 0
-    assert done(story) == ()
+    assert story.done_samples() == ()

@@ -8,7 +8,6 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core import evidence
-from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -52,10 +51,6 @@ def show(story: Story, name: str) -> None:
     story.says(name, message)
 
 
-def attested(story: Story) -> bytes:
-    return story.core.run.log.attested[1]
-
-
 def evicted(story: Story) -> str:
     return "".join(name for name in sorted(story.sites) if story.num(name, m.Evicted))
 
@@ -65,7 +60,7 @@ def evicted(story: Story) -> str:
 def test_of_two_the_wrong_one_is_found_out_and_repairs_itself(first: str, wrong: str) -> None:
     story = differing(first=first, wrong=wrong)
     assert evicted(story) == "b"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     assert story.view.state == "training"
     story.connect("b", state=(1, wrong), again=True)
     story.offer("b")
@@ -126,7 +121,7 @@ def test_a_majority_of_liars_evicts_nobody(order: str, wrong: str) -> None:
     for name in order:
         story.applied(name, 1, wrong if name in "cde" else "s1")
     assert evicted(story) == "cde"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     assert story.view.state == "training"
 
 
@@ -137,7 +132,7 @@ def test_one_of_three_is_found_out_as_soon_as_somebody_contradicts_it() -> None:
     assert evicted(story) == "b"
     story.applied("c", 1, "s1")
     assert evicted(story) == "b"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("order", ["ac", "ca"])
@@ -149,7 +144,7 @@ def test_a_liar_that_contributed_alone_or_received_alone_is_found_out(
     for name in order:
         story.applied(name, 1, contributor if name == "a" else receiver)
     assert evicted(story) == found_out
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_of_three_different_states_two_are_wrong() -> None:
@@ -157,7 +152,7 @@ def test_of_three_different_states_two_are_wrong() -> None:
     for name, state in (("d", "wrong"), ("c", "also wrong"), ("a", "s1"), ("b", "s1")):
         story.applied(name, 1, state)
     assert evicted(story) == "cd"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_where_nobody_has_what_comes_out_nobody_is_evicted() -> None:
@@ -196,10 +191,8 @@ def test_nothing_is_planned_or_committed_meanwhile() -> None:
     assert [story.last(name, m.Disputed) for name in "ab"] == [m.Disputed(commit=1)] * 2
     for name in "ab":
         story.ready(name)
-    assert story.core.run.sync is not None
-    attempt = story.core.run.sync.attempt
-    assert attempt is not None
-    assert not attempt.is_weighed
+    assert story.attempt()
+    assert story.weighed_plan() is None
 
 
 def test_one_question_is_open_at_a_time_and_everything_comes_in_parts() -> None:
@@ -244,7 +237,7 @@ def test_a_site_that_stays_silent_is_evicted_and_the_next_is_asked() -> None:
     story.applied("a", 1, "s1")
     story.applied("c", 1, "wrong")
     assert not evicted(story)
-    story.wait(idle_limit_s(story.core.run) + 0.1)
+    story.wait(story.idle_limit_s() + 0.1)
     assert "has not answered" in story.last("b", m.Evicted).reason
     assert evicted(story) == "bc"
 
@@ -254,7 +247,7 @@ def test_a_site_that_shows_a_byte_now_and_then_does_not_hold_up_the_run() -> Non
     story.applied("b", 1, "s1")
     story.applied("a", 1, "s1")
     story.applied("c", 1, "wrong")
-    begun, limit_s = story.now, idle_limit_s(story.core.run)
+    begun, limit_s = story.now, story.idle_limit_s()
     story.sites["b"].part_bytes = 1
     while "b" not in evicted(story):
         assert story.now - begun < limit_s + 1.0
@@ -289,8 +282,7 @@ def test_what_has_not_the_size_that_is_due_is_not_kept(total_bytes: int) -> None
             data=bytes(min(total_bytes, 5 * 32)),
         ),
     )
-    dispute = story.core.run.dispute
-    assert dispute is None or dispute.asked is None or not dispute.asked.data or dispute.asked.total_bytes <= 5 * 32
+    assert story.evidence_bytes() <= 5 * 32
     if total_bytes != 5 * 32 - 1:
         assert evicted(story) == "b"
 
@@ -302,7 +294,7 @@ def test_answers_that_nobody_waits_for_change_nothing() -> None:
     right = story.shown(FakeSite(other, held=(1, "s1")), asked)
     for message in (right, replace(right, commit=2), replace(right, first_byte=3), replace(right, chunk=1)):
         story.says(other, message)
-    assert not story.core.run.dispute.found  # type: ignore[union-attr]
+    assert story.num_shown() == 0
     story.happens(e.Recomputed(request=99, chunk_hash=bytes(32)))
     assert not evicted(story)
 
@@ -314,7 +306,7 @@ def test_after_a_restart_of_the_coordinator_the_claims_come_again() -> None:
         story.sites[name].shows = True
         story.connect(name, state=(1, "s1" if name == "a" else "wrong"), term=1)
     assert evicted(story) == "b"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("wrong", ["a", "b"])
@@ -328,7 +320,7 @@ def test_one_word_after_a_restart_is_not_held_against_what_was_kept_before_the_o
     assert not evicted(story)
     story.connect("a", state=(1, states["a"]), term=1)
     assert evicted(story) == wrong
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
@@ -348,7 +340,7 @@ def test_what_is_disputed_is_not_attested_to_those_who_come_anew(order: str, sta
     admitted = {name: story.last(name, m.Admitted) for name in "ab"}
     assert admitted["a"].admitted_as is AdmittedAs.MEMBER
     assert not admitted["a"].state_hash
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     if not is_settled:
         assert story.num("b", m.Evicted) - num_evicted == (states == "wrong")
         assert not story.num("a", m.Evicted)
@@ -360,7 +352,7 @@ def test_what_is_attested_is_kept_again_when_a_side_is_gone() -> None:
     story = differing(silent="ab", first="a")
     assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, b""),)
     story.leave("b")
-    assert not story.core.run.disputed
+    assert not story.disputed()
     assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, story.state("s1", 1)),)
 
 
@@ -371,10 +363,10 @@ def test_without_evidence_the_run_is_paused_and_names_both_until_one_is_gone() -
     assert "not every side shows what its hash is made of: keep those out" in story.view.state
     for name in "ab":
         story.ready(name)
-    story.wait(2 * story.core.run.limits.sync_wait_s)
+    story.wait(2 * story.limits.sync_wait_s)
     assert story.view.last_commit == 1
     story.leave("b")
-    assert attested(story) == story.state("s1", 1)
-    assert not story.core.run.disputed
+    assert story.attested(1) == story.state("s1", 1)
+    assert not story.disputed()
     story.done("a", "s1")
     assert story.view.last_commit == 2

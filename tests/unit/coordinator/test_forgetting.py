@@ -25,7 +25,7 @@ def come_and_go(story: Story, number: int, first: int = 0) -> None:
     for i in range(first, first + number):
         story.join(f"passer-{i}")
         story.drop(f"passer-{i}")
-        story.core.run.lose(story.core.run.members.sites[f"passer-{i}"], "its stream closed")
+        story.lose(f"passer-{i}", "its stream closed")
         story.happens(e.Tick())
 
 
@@ -35,7 +35,7 @@ def test_who_came_and_went_is_forgotten_but_for_the_last_and_ids_are_not_given_a
     story = Story(some_settings(data="local"), store=store)
     story.start("a", "b")
     come_and_go(story, NUM)
-    known = story.core.run.members.sites
+    known = story.known_sites()
     assert len(known) == 2 + forgetting.KEPT_GONE
     assert f"passer-{NUM - 1}" in known
     assert "passer-0" not in known
@@ -44,10 +44,10 @@ def test_who_came_and_went_is_forgotten_but_for_the_last_and_ids_are_not_given_a
     size = len(json.dumps(asdict(story.view)))
     come_and_go(story, NUM, first=NUM)
     assert len(json.dumps(asdict(story.view))) < 1.1 * size
-    last = story.core.run.members.last_id
+    last = story.last_site_id()
     assert last == 2 + 2 * NUM
     story.restart()
-    assert len(story.core.run.members.sites) == 2 + forgetting.KEPT_GONE
+    assert len(story.known_sites()) == 2 + forgetting.KEPT_GONE
     story.join("c")
     assert story.last("c", m.Admitted).site_id == last + 1
     store.close()
@@ -56,10 +56,8 @@ def test_who_came_and_went_is_forgotten_but_for_the_last_and_ids_are_not_given_a
 def test_ids_are_not_given_again_though_the_highest_is_forgotten() -> None:
     story = Story(some_settings())
     story.start("a", "b")
-    run = story.core.run
     come_and_go(story, 1)
-    for site in run.members.gone():
-        run.members.forget(site)
+    story.forget_who_is_gone()
     story.join("c")
     assert story.last("c", m.Admitted).site_id == 4
 
@@ -75,8 +73,8 @@ def test_a_site_that_contributed_comes_back_as_the_one_it_was(monkeypatch: pytes
     story.drop("c")
     story.commit_one("a", state="s1", following="s2")  # the next sync does not name b
     story.wait(10)
-    assert 2 not in story.core.run.sync.expected  # type: ignore[union-attr]
-    assert set(story.core.run.members.sites) == {"a", "b"}
+    assert 2 not in story.expected_ids()
+    assert story.known_sites() == {"a", "b"}
     story.restart()
     story.connect("b", state=(1, "s1"))
     assert story.last("b", m.Welcome).site_id == 2
@@ -90,7 +88,7 @@ def test_a_site_that_the_sync_under_way_names_is_not_forgotten(monkeypatch: pyte
     story.ready("b")
     story.drop("b")
     story.wait(5)
-    assert story.core.run.members.sites["b"].standing.value == "out"
+    assert story.standing_of("b") == "out"
     assert story.view.sync is not None
 
 
@@ -112,22 +110,21 @@ def test_lines_of_positions_go_with_their_sites(monkeypatch: pytest.MonkeyPatch)
     story.join("c")
     story.applied("c", 0, "s0")
     story.wants("c", 5, of=10)
-    assert 3 in story.core.run.ledger.lines
+    assert 3 in story.lines()
     story.says("c", m.Leave(reason="enough"))
     story.drop("c")
     story.happens(e.Tick())
-    assert 3 not in story.core.run.ledger.lines
+    assert 3 not in story.lines()
     story.restart()
-    assert 3 not in story.core.run.ledger.lines
+    assert 3 not in story.lines()
 
 
 def found_out(story: Story, name: str, strikes: int) -> None:
     """It came, was found out so often, and has gone."""
     story.join(name)
-    site = story.core.run.members.sites[name]
-    site.conduct.strikes = strikes - 1
+    story.set_strikes(name, strikes - 1)
     story.drop(name)
-    story.core.run.evict(site, "it cost the others attempts")
+    story.evict_for(name, "it cost the others attempts")
     story.happens(e.Tick())
 
 
@@ -141,12 +138,12 @@ def test_25_a_crowd_of_passers_by_does_not_clear_the_name_of_who_was_found_out(k
         story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
     come_and_go(story, forgetting.KEPT_GONE + 3)
     site_id = story.sites["liar"].site_id
-    assert "passer-0" not in story.core.run.members.sites
+    assert not story.is_known("passer-0")
     story.restart()
     story.connect("liar", incarnation=2)
     story.offer("liar")
-    site = story.core.run.members.sites["liar"]
-    assert (site.site_id, site.conduct.strikes, site.live) == (site_id, 5, False), "it waits for its time"
+    assert (story.id_of("liar"), story.strikes_of("liar")) == (site_id, 5)
+    assert not story.is_live("liar"), "it waits for its time"
     store.close()
 
 
@@ -160,4 +157,4 @@ def test_25_of_those_that_were_found_out_so_many_stay_known_who_cost_the_most_fi
     found_out(story, "often", 4)
     for i in range(9):
         found_out(story, f"once-{i}", 1)
-    assert set(story.core.run.members.sites) == {"a", "b", "often", "once-7", "once-8"}
+    assert story.known_sites() == {"a", "b", "often", "once-7", "once-8"}

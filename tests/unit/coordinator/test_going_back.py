@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import going_back
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, a_hash, ranges_of, some_settings
 
@@ -32,7 +31,7 @@ def on_new_branch(story: Story, name: str, commit: int | None, branch: int = 1) 
 
 def test_all_sites_go_back_and_train_on_from_there_with_the_hash_that_it_had() -> None:
     story = committed("a", "b")
-    tokens = story.core.run.log.records[0].commit.run_tokens
+    tokens = story.view.commits[0].run_tokens
     request = story.ask_to_go_back(1)
     for name in "ab":
         asked = story.last(name, m.RebuildCommit)
@@ -50,7 +49,7 @@ def test_all_sites_go_back_and_train_on_from_there_with_the_hash_that_it_had() -
     assert story.last("a", m.Open).base_commit == 1
     story.commit_one("a", "b", state="s1", following="t2")
     assert story.last("a", m.Commit).branch == 1
-    assert story.core.run.log.attested[1] == a_hash("s1")
+    assert story.attested(1) == a_hash("s1")
 
 
 def test_nothing_is_planned_or_committed_while_sites_are_asked() -> None:
@@ -131,7 +130,7 @@ def test_a_commit_out_of_reach_names_the_oldest_that_is_possible() -> None:
 def test_a_commit_that_is_not_before_the_newest_is_refused(commit: int, words: str) -> None:
     story = committed("a", "b")
     assert words in story.answers[story.ask_to_go_back(commit)]
-    assert story.core.run.going_back is None
+    assert story.goes_back_to() is None
 
 
 def test_it_is_refused_before_training_after_the_end_without_sites_and_twice() -> None:
@@ -165,7 +164,7 @@ def test_a_site_that_is_lost_is_not_waited_for() -> None:
     story.rebuilt("a")
     story.drop("b")
     assert request not in story.answers
-    story.wait(story.core.run.limits.reconnect_grace_s)
+    story.wait(story.limits.reconnect_grace_s)
     assert "a (site 1): no snapshot here is as old as commit 1" in story.answers[request]
 
 
@@ -173,7 +172,7 @@ def test_a_site_that_never_answers_is_not_waited_for_without_end() -> None:
     story = committed("a", "b")
     request = story.ask_to_go_back(1)
     story.rebuilt("a")
-    story.wait(story.core.run.limits.give_up_s)
+    story.wait(story.limits.give_up_s)
     assert "no site has put it together within" in story.answers[request]
     story.says("b", m.CommitRebuilt(commit=1, state_hash=a_hash("s1")))
     assert story.view.branch == 0, "too late"
@@ -182,7 +181,7 @@ def test_a_site_that_never_answers_is_not_waited_for_without_end() -> None:
 def test_where_the_hash_was_never_attested_all_have_to_agree() -> None:
     for said, branch in (("s1", 1), ("other", 0)):
         story = committed("a", "b")
-        del story.core.run.log.attested[1], story.core.run.log._reports[1]
+        story.forget_hash(1)
         story.ask_to_go_back(1)
         assert story.last("a", m.RebuildCommit).state_hash == b""
         story.rebuilt("a", "s1")
@@ -190,7 +189,7 @@ def test_where_the_hash_was_never_attested_all_have_to_agree() -> None:
         story.rebuilt("b", said)
         assert story.view.branch == branch
         if branch:
-            assert story.core.run.log.attested[1] == a_hash("s1")
+            assert story.attested(1) == a_hash("s1")
 
 
 def test_commits_older_than_the_log_are_read_from_the_store_and_their_samples_are_open_again() -> None:
@@ -205,9 +204,9 @@ def test_commits_older_than_the_log_are_read_from_the_store_and_their_samples_ar
     story.ask_to_go_back(2)
     assert story.last("a", m.RebuildCommit).state_hash == a_hash("s2")
     story.rebuilt("a", "s2")
-    (record,) = story.core.run.rollbacks
+    (record,) = story.rollbacks
     assert (record.commit, record.voided) == (2, tuple(range(3, 13)))
-    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-39")
+    assert story.done_samples() == ranges_of("0-39")
 
 
 def test_a_site_that_holds_just_that_commit_stays_a_member_and_the_others_are_waited_for() -> None:
@@ -219,15 +218,13 @@ def test_a_site_that_holds_just_that_commit_stays_a_member_and_the_others_are_wa
     story.rebuilt("a", "s1")
     assert [story.num(name, m.Open) for name in "abc"] == [1, 1, 2]
     assert story.last("c", m.Open).base_commit == 1
-    sync = story.core.run.sync
-    assert sync is not None
-    assert sync.expected == {1, 2, 3}
+    assert story.expected_ids() == {1, 2, 3}
     story.ready("c")
     on_new_branch(story, "b", None)
-    assert sync.attempt is None, "a is about to come back"
+    assert not story.attempt(), "a is about to come back"
     on_new_branch(story, "a", 1)
     story.ready("a")
-    assert [c.site_id for c in story.plan().contributors] == [1, 3], "b has to fetch it, and is not waited for"
+    assert story.contributor_ids() == [1, 3], "b has to fetch it, and is not waited for"
 
 
 def test_what_a_site_said_before_it_heard_of_it_does_not_count() -> None:
@@ -237,12 +234,12 @@ def test_what_a_site_said_before_it_heard_of_it_does_not_count() -> None:
     story.rebuilt("a", "s1")
     story.applied("b", 3, "s3")
     assert not story.num("b", m.Refused)
-    assert story.core.run.members.sites["b"].applied is None
+    assert story.holds("b") is None
 
 
 def test_the_core_itself_may_go_back() -> None:
     story = committed("a", "b")
-    assert going_back.begin(story.core.run, 2, "the loss of most sites is not finite") == ""
+    assert story.go_back(2, "the loss of most sites is not finite") == ""
     story.happens(e.Tick())
     story.rebuilt("a", "s2")
     assert (story.view.last_commit, story.view.branch) == (2, 1)
@@ -256,19 +253,19 @@ def test_a_site_that_has_said_hello_and_waits_to_be_admitted_does_not_bring_a_vo
     story.ask_to_go_back(1)
     story.rebuilt("a", "s1")
     story.offer("c")
-    assert story.core.run.members.sites["c"].applied is None
+    assert story.holds("c") is None
 
 
 def test_it_is_given_up_when_the_run_goes_back_farther_meanwhile() -> None:
     story = committed("a", "b")
     for name in "ab":
         story.drop(name)
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
     story.join("a", incarnation=2, state=(1, "s1"))
     story.sources("a", after=1, lacks=2)
     request = story.ask_to_go_back(2)
     story.happens(e.RollbackAsked("atoll rollback"))
-    assert (story.view.last_commit, story.core.run.going_back) == (1, None)
+    assert (story.view.last_commit, story.goes_back_to()) == (1, None)
     assert "rolled back otherwise" in story.answers[request]
 
 

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from atoll.protocol import messages as m
-from atoll.protocol.plans import is_weighed, top_of, weights
+from atoll.protocol.plans import top_of, weights
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import a_hash
 from tests.unit.coordinator.test_hostile_members import HONEST, MEASURED_S, SYNCS_BEFORE, Play
@@ -35,35 +35,33 @@ class Contributor(Play):
 
     def is_harmed(self, plan: m.Plan) -> bool:
         """Whether it has something to gain in this attempt."""
-        site = self.site("x0")
-        return site is not None and site.contributed and site.site_id in [c.site_id for c in plan.contributors]
+        story = self.story
+        if not story.is_connected("x0") or not story.has_ever_contributed("x0"):
+            return False
+        return story.id_of("x0") in [c.site_id for c in plan.contributors]
 
     def lacked(self, plan: m.Plan) -> int:
         site_id = self.story.sites["x0"].site_id if "x0" in self.story.sites else 0
         return site_id if self.kind == "withholds" and plan.attempt == 1 and self.is_harmed(plan) else 0
 
-    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
+    def exchange(self, name: str, plan: m.Plan) -> None:
         if self.lacked(plan):
             reducing = sorted({plan.contributors[top_of(t)].site_id for t in plan.trees} - {self.lacked(plan)})
             victim = self.victims.setdefault(plan.sync, HONEST[reducing[len(self.victims) % len(reducing)] - 1])
             if name != victim:  # the others wait for the payloads of the one that lacks something
                 self.exchanges.setdefault((plan.sync, plan.attempt), self.story.now)
                 return
-        super().exchange(name, site, plan)  # type: ignore[arg-type]
-        attempt = self.story.core.run.sync.attempt if self.story.core.run.sync is not None else None
-        stream = self.story.sites[name].stream
-        if attempt is not None and attempt.plan is plan and attempt.list_asked.get(site.site_id) == stream:  # type: ignore[attr-defined]
+        super().exchange(name, plan)
+        if self.story.weighed_plan() is plan and self.story.is_asked_for_payload_list(name):
             self.story.lists(name, "p" * NUM_CHUNKS)
 
     def misbehave(self, name: str) -> None:
         super().misbehave(name)
-        run, site = self.story.core.run, self.site(name)
-        attempt = run.sync.attempt if run.sync is not None else None
-        if site is None or attempt is None or not is_weighed(attempt.plan) or site.site_id not in attempt.ids():
+        plan = self.story.weighed_plan()
+        if plan is None or not self.story.is_connected(name) or not self.story.is_planned(name):
             return
-        plan = attempt.plan
-        if site.site_id in attempt.done:
-            if self.kind in ("shown", "pretends") and attempt.list_asked.get(site.site_id) == site.stream:
+        if self.story.is_done(name):
+            if self.kind in ("shown", "pretends") and self.story.is_asked_for_payload_list(name):
                 self.story.lists(name, ("p" if self.kind == "pretends" else "q") * NUM_CHUNKS)
             return
         if self.lacked(plan) or self.story.now < self.exchanges.get((plan.sync, plan.attempt), 1e18) + self.tick_s / 2:
@@ -83,7 +81,7 @@ class Contributor(Play):
             "shown": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
             "pretends": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
             "weights": lambda: self.story.says(
-                name, replace(done, tokens=tuple(7 for _ in done.tokens)) if attempt.weighed_late else done
+                name, replace(done, tokens=tuple(7 for _ in done.tokens)) if self.story.weights_came_late() else done
             ),
             "fails": lambda: self.story.failed(name),
             "tensor": lambda: self.story.failed(name, tensor="weight"),
@@ -126,7 +124,7 @@ def test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt(kind: str)
     assert commits_alone() > 300
     assert num_commits >= 0.8 * commits_alone(), f"{num_commits} commits beside it, {commits_alone()} without"
     assert num_attempts <= 1.05 * num_commits
-    assert all(play.story.core.run.members.sites[name].conduct.strikes == 0 for name in HONEST)
+    assert all(play.story.strikes_of(name) == 0 for name in HONEST)
 
 
 class Denouncer(Contributor):
@@ -144,15 +142,14 @@ class Denouncer(Contributor):
         is_aimed = is_planned and plan.attempt <= 2 and self.is_harmed(plan)
         return self.story.sites["x0"].site_id if is_aimed else 0
 
-    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
-        Play.exchange(self, name, site, plan)  # type: ignore[arg-type]
+    def exchange(self, name: str, plan: m.Plan) -> None:
+        Play.exchange(self, name, plan)
 
     def misbehave(self, name: str) -> None:
-        run = self.story.core.run
-        self.contributors[self.commit] = run.log.contributors(self.commit)
-        attempt = run.sync.attempt if run.sync is not None else None
-        if attempt is not None and is_weighed(attempt.plan) and self.lacked(attempt.plan):
-            key = (attempt.plan.sync, attempt.plan.attempt)
+        self.contributors[self.commit] = self.story.contributors_to(self.commit)
+        plan = self.story.weighed_plan()
+        if plan is not None and self.lacked(plan):
+            key = (plan.sync, plan.attempt)
             if (name, *key) not in self.reported:
                 self.reported.add((name, *key))
                 self.story.failed(name, HONEST[self.victim - 1], lacks=True)
@@ -183,13 +180,14 @@ class Starver(Contributor):
         self.blind = blind
 
     def misbehave(self, name: str) -> None:
-        run, site = self.story.core.run, self.site(name)
-        is_due = site is not None and site.live and run.sync is not None and site.applied == run.sync.open.base_commit
-        if self.blind and is_due and site.contributed and site.site_id not in run.sync.ready:  # type: ignore[union-attr]
-            self.story.ready(name, train=self.window_s, unreachable=",".join(HONEST))
+        story, opened = self.story, self.story.open_sync()
+        is_here = story.is_connected(name) and story.is_live(name)
+        is_due = is_here and opened is not None and story.holds(name) == opened.base_commit
+        if self.blind and is_due and story.has_ever_contributed(name) and not story.is_ready(name):
+            story.ready(name, train=self.window_s, unreachable=",".join(HONEST))
         super().misbehave(name)
 
-    def exchange(self, name: str, site: object, plan: m.Plan) -> None:
+    def exchange(self, name: str, plan: m.Plan) -> None:
         site_id = self.story.sites["x0"].site_id if "x0" in self.story.sites else 0
         reduces = site_id in {plan.contributors[top_of(t)].site_id for t in plan.trees}
         if self.is_harmed(plan) and reduces and name == self.victims_of[plan.sync % len(self.victims_of)]:
@@ -199,7 +197,7 @@ class Starver(Contributor):
                 self.reported.add((name, *key))
                 self.story.failed(name, "x0", lacks=True)
             return
-        super().exchange(name, site, plan)
+        super().exchange(name, plan)
 
 
 @pytest.mark.parametrize("blind", [False, True])
@@ -211,4 +209,4 @@ def test_7_a_reducer_that_gives_nothing_to_one_site_does_not_hold_up_each_sync(v
     play.run(play.story.now + MEASURED_S)
     num_commits = play.commit - before
     assert num_commits >= 0.8 * commits_alone(), f"{num_commits} commits beside it, {commits_alone()} without"
-    assert all(play.story.core.run.members.sites[name].conduct.strikes == 0 for name in HONEST)
+    assert all(play.story.strikes_of(name) == 0 for name in HONEST)

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import evidence
 from atoll.coordinator.core.disputes import Dispute, Need
-from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
 from atoll.protocol.messages import Evidence
 from tests.harness.coordinator_story import Story, some_settings
-from tests.unit.coordinator.test_disputes import attested, before_it, evicted
+from tests.unit.coordinator.test_disputes import before_it, evicted
 
 
 def test_who_says_one_hash_and_then_another_is_found_out() -> None:
@@ -28,8 +26,8 @@ def test_who_says_one_hash_and_then_another_is_found_out() -> None:
             break
     assert evicted(story) == "c"
     assert i < 3
-    assert not story.core.run.disputed
-    assert attested(story) == story.state("s1", 1)
+    assert not story.disputed()
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("away_s", [0.0, 1.0])
@@ -38,7 +36,7 @@ def test_who_opens_a_new_stream_instead_of_an_answer_is_found_out(away_s: float)
     story.applied("a", 1, "s1")
     story.applied("b", 1, "s1")
     story.applied("c", 1, "made-up")
-    limit_s, begun = idle_limit_s(story.core.run), story.now
+    limit_s, begun = story.idle_limit_s(), story.now
     while not evicted(story) and story.now < begun + 4 * limit_s:
         story.wait(limit_s / 8)
         if not evicted(story):
@@ -55,7 +53,7 @@ def test_who_shows_it_byte_by_byte_is_found_out() -> None:
     story.applied("b", 1, "s1")
     story.sites["c"].part_bytes = 1
     story.applied("c", 1, "wrong")
-    limit_s, begun = idle_limit_s(story.core.run), story.now
+    limit_s, begun = story.idle_limit_s(), story.now
     while not evicted(story) and story.now < begun + 6 * limit_s:
         story.wait(limit_s / 2)
         if not evicted(story):
@@ -71,11 +69,10 @@ def test_who_shows_all_that_it_is_asked_for_late_holds_up_the_run_once() -> None
     story.applied("c", 1, "wrong")
     story.applied("a", 1, "s1")
     story.applied("b", 1, "s1")
-    limit_s, begun, num_shown = idle_limit_s(story.core.run), story.now, 0
+    limit_s, begun, num_shown = story.idle_limit_s(), story.now, 0
     while not evicted(story) and story.now < begun + 10 * limit_s:
         story.wait(0.9 * limit_s)
-        dispute = story.core.run.dispute
-        if dispute is not None and dispute.asked is not None and dispute.asked.site_id == story.sites["c"].site_id:
+        if story.asked_for_evidence() == "c":
             num_shown += 1
             story.says("c", story.shown(replace(story.sites["c"], shows=True), story.last("c", m.Show)))
     assert evicted(story) == "c"
@@ -91,7 +88,7 @@ def test_who_takes_its_word_back_before_it_is_found_out_is_found_out() -> None:
     story.applied("c", 1, "made-up")
     story.applied("c", 1, "s1")
     assert evicted(story) == "c"
-    assert not story.core.run.disputed
+    assert not story.disputed()
 
 
 @pytest.mark.parametrize("is_new_stream", [False, True])
@@ -106,7 +103,7 @@ def test_who_goes_back_to_an_older_commit_is_found_out(is_new_stream: bool) -> N
     else:
         story.applied("c", 0, "s0")
     assert evicted(story) == "c"
-    assert not story.core.run.disputed
+    assert not story.disputed()
 
 
 def test_who_leaves_instead_of_an_answer_has_it_held_against() -> None:
@@ -115,12 +112,12 @@ def test_who_leaves_instead_of_an_answer_has_it_held_against() -> None:
     story.applied("b", 1, "s1")
     for strikes in (1, 2, 3):
         story.applied("c", 1, "made-up")
-        assert story.core.run.disputed
+        assert story.disputed()
         story.leave("c")
-        assert not story.core.run.disputed
-        assert story.core.run.members.sites["c"].conduct.strikes == strikes
+        assert not story.disputed()
+        assert story.strikes_of("c") == strikes
         story.join("c", state=(1, "made-up"))
-    assert story.core.run.members.sites["c"].waits_with is not None, "it is let in again later, and later each time"
+    assert story.waits_for_admission("c"), "it is let in again later, and later each time"
 
 
 def test_a_claim_counts_no_longer_than_its_site_holds_that_state() -> None:
@@ -129,12 +126,12 @@ def test_a_claim_counts_no_longer_than_its_site_holds_that_state() -> None:
     story.applied("a", 1, "s1")
     story.applied("b", 1, "s1")
     story.applied("c", 1, "made-up")
-    story.wait(idle_limit_s(story.core.run) + 0.1)
+    story.wait(story.idle_limit_s() + 0.1)
     assert evicted(story) == "c"
     story.connect("c", again=True)
     story.offer("c")
     assert story.last("c", m.Admitted).admitted_as is m.AdmittedAs.JOINER
-    assert not story.core.run.disputed
+    assert not story.disputed()
     for name in "ab":
         story.ready(name)
     for name in "ab":
@@ -153,7 +150,7 @@ def test_who_computed_a_state_while_its_stream_was_away_is_a_party(order: str) -
         else:
             story.connect("c", state=(1, "s1"))
     assert evicted(story) == "a"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("order", ["dcab", "dacb", "abcd"])
@@ -162,8 +159,8 @@ def test_however_many_sides_show_nothing_those_who_do_are_left(order: str) -> No
     for name in order:
         story.applied(name, 1, "s1" if name in "ab" else f"made-up {name}")
     assert evicted(story) == "cd"
-    assert not story.core.run.disputed
-    assert attested(story) == story.state("s1", 1)
+    assert not story.disputed()
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("order", ["dcab", "cdab", "abcd", "cabd"])
@@ -172,7 +169,7 @@ def test_a_side_that_shows_nothing_and_one_that_shows_a_wrong_state_are_both_fou
     for name in order:
         story.applied(name, 1, {"c": "made-up", "d": "wrong"}.get(name, "s1"))
     assert evicted(story) == "cd"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
@@ -202,30 +199,27 @@ def test_who_is_alone_with_its_word_does_not_outvote_those_who_fetched_what_a_co
     story.leave("a")
     story.applied("c", 1, wrong)
     assert evicted(story) == "c"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_the_time_for_evidence_does_not_grow_with_the_model() -> None:
     story = before_it("abc", silent="c")
-    story.core.run.state_bytes = 1 << 50
+    story.set_state_bytes(1 << 50)
     story.applied("a", 1, "s1")
     story.applied("b", 1, "s1")
     story.applied("c", 1, "made-up")
-    assert idle_limit_s(story.core.run) == story.settings.max_busy_s
-    story.wait(5 * story.core.run.limits.stall_s)
+    assert story.idle_limit_s() == story.settings.max_busy_s
+    story.wait(5 * story.limits.stall_s)
     assert evicted(story) == "c"
 
 
 def test_it_grows_with_what_is_asked_for_and_with_what_that_is_put_together_from() -> None:
-    run = before_it("ab").core.run
-    stalls_s, link = 4 * run.limits.stall_s, run.limits.slowest_bytes_per_s
+    story = before_it("ab")
+    stalls_s, link = 4 * story.limits.stall_s, story.limits.slowest_bytes_per_s
     size = 32 << 20  # a second of a slow disk
-    listed, record = (
-        Need(evidence=what, commit=1, expected=b"", most_bytes=size)
-        for what in (Evidence.CHUNK_HASHES, Evidence.RECORD)
-    )
-    assert evidence.limit_s(run, listed) == stalls_s + size / link + 1
-    assert evidence.limit_s(run, record) == stalls_s + size / link + 1 + run.settings.sync.log_commits
+    once_s = stalls_s + size / link + 1
+    assert story.evidence_limit_s(Evidence.CHUNK_HASHES, size) == once_s
+    assert story.evidence_limit_s(Evidence.RECORD, size) == once_s + story.settings.sync.log_commits
 
 
 # --- a party that is at an older commit than the others
@@ -243,7 +237,7 @@ def late(state: str) -> Story:
         story.applied(name, 1, "s1")
     for name in "ab":
         story.ready(name)
-    story.wait(story.core.run.limits.sync_wait_s)
+    story.wait(story.limits.sync_wait_s)
     for name in "ab":
         story.done(name, "s1")
     for name in "ab":
@@ -265,7 +259,7 @@ def answers(story: Story, name: str, withheld: Evidence, *, silent: bool) -> Non
         elif not silent:
             story.says(name, story.shown(replace(site, shows=False), asked))
         else:
-            story.wait(idle_limit_s(story.core.run) + 1.0)
+            story.wait(story.idle_limit_s() + 1.0)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -276,8 +270,8 @@ def test_a_late_liar_that_withholds_evidence_is_found_out_by_what_the_others_sho
     story = late("wrong")
     answers(story, "c", withheld, silent=silent)
     assert evicted(story) == "c"
-    assert not story.core.run.disputed
-    assert attested(story) == story.state("s1", 1)
+    assert not story.disputed()
+    assert story.attested(1) == story.state("s1", 1)
 
 
 @pytest.mark.parametrize("order", ["cb", "bc"])
@@ -294,7 +288,7 @@ def test_two_colluders_at_two_commits_are_found_out_one_after_the_other(order: s
     for name in "abd":
         story.applied(name, 1, "s1")
         story.ready(name)
-    story.wait(story.core.run.limits.sync_wait_s)
+    story.wait(story.limits.sync_wait_s)
     for name in "abd":
         story.done(name, "s1")
     for name in "ad":
@@ -304,9 +298,9 @@ def test_two_colluders_at_two_commits_are_found_out_one_after_the_other(order: s
     for name in order:
         story.applied(name, 2 if name == "b" else 1, "wrong" if same else f"wrong {name}")
     assert evicted(story) == "bc"
-    assert not story.core.run.disputed
-    assert attested(story) == story.state("s1", 1)
-    assert story.core.run.log.attested[2] == story.state("s2", 2)
+    assert not story.disputed()
+    assert story.attested(1) == story.state("s1", 1)
+    assert story.attested(2) == story.state("s2", 2)
 
 
 def gone_on(*late_ones: str, states: str = "", b_shows: bool | None = True) -> Story:
@@ -324,7 +318,7 @@ def gone_on(*late_ones: str, states: str = "", b_shows: bool | None = True) -> S
     story.applied("b", 1, "s1")
     for name in "ab":
         story.ready(name)
-    story.wait(story.core.run.limits.sync_wait_s)
+    story.wait(story.limits.sync_wait_s)
     for name in "ab":
         story.done(name, "s1")
     for name in "ab":
@@ -341,42 +335,42 @@ def gone_on(*late_ones: str, states: str = "", b_shows: bool | None = True) -> S
 def test_who_is_late_does_not_outvote_those_who_went_on_from_what_a_contributor_said(wrong: str) -> None:
     story = gone_on("c", states=wrong)
     assert evicted(story) == "c"
-    assert attested(story) == story.state("s1", 1)
-    assert not story.core.run.disputed
+    assert story.attested(1) == story.state("s1", 1)
+    assert not story.disputed()
 
 
 def test_two_who_are_late_do_not_stand_against_each_other_alone() -> None:
     story = gone_on("c", "d", states="wrong,also wrong")
     assert evicted(story) == "cd"
-    assert attested(story) == story.state("s1", 1)
-    assert not story.core.run.disputed
+    assert story.attested(1) == story.state("s1", 1)
+    assert not story.disputed()
 
 
 def test_where_those_who_went_on_cannot_show_it_the_run_pauses_and_says_what_to_type() -> None:
     story = gone_on("c", states="wrong", b_shows=False)
     assert not evicted(story)
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     assert "not every side shows what its hash is made of" in story.view.state
     assert "atoll evict NAME --keep-out" in story.view.state
     story.evict("c")
-    assert not story.core.run.disputed
-    assert attested(story) == story.state("s1", 1)
+    assert not story.disputed()
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_who_is_away_does_not_outvote_a_contributor_that_is_being_started_anew() -> None:
     story = before_it("ab", silent="ab")
     story.applied("a", 1, "s1")
     story.applied("b", 1, "wrong")
-    assert story.core.run.disputed
+    assert story.disputed()
     story.drop("b")
     story.connect("a", incarnation=2, state=(1, "s1"))
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     for name in "ab":
         story.sites[name].shows = True
     story.offer("a")
     story.connect("b", state=(1, "wrong"))
     assert evicted(story) == "b"
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_a_liar_that_takes_its_word_back_when_it_is_started_anew_outvotes_nobody() -> None:
@@ -384,7 +378,7 @@ def test_a_liar_that_takes_its_word_back_when_it_is_started_anew_outvotes_nobody
     story.applied("b", 1, "wrong")
     story.applied("a", 1, "s1")
     story.connect("b", incarnation=2, state=(1, "s1"))
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     story.offer("b")
     assert story.last("b", m.Admitted).admitted_as is m.AdmittedAs.MEMBER
 
@@ -403,10 +397,10 @@ def test_a_lie_is_not_attested_again_when_the_log_has_gone_on() -> None:
     story.applied("b", 1, "wrong")
     story.applied("a", 1, "s1")
     story.leave("b")
-    assert attested(story) == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
     for commit in (2, 3, 4):
         story.ready("a")
         story.done("a", f"s{commit - 1}")
         story.applied("a", commit, f"s{commit}")
         assert story.store.read_commits(1, 1)[1] == (e.AttestationRecord(1, story.state("s1", 1)),)
-        assert story.core.run.log.attested[commit - 1] == story.state(f"s{commit - 1}", commit - 1)
+        assert story.attested(commit - 1) == story.state(f"s{commit - 1}", commit - 1)

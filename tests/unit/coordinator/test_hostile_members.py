@@ -9,19 +9,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from atoll.coordinator.core import conduct as conduct_module
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import keeping_out
-from atoll.coordinator.core.membership import Site, Standing
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
-from atoll.protocol.plans import is_weighed, top_of
+from atoll.protocol.plans import top_of
 from tests.harness.coordinator_story import Story, some_settings
 
 HONEST = ("a", "b", "c")
@@ -58,11 +55,7 @@ class Play:
 
     @property
     def commit(self) -> int:
-        return self.story.core.run.log.last
-
-    def site(self, name: str) -> Site | None:
-        found = self.story.core.run.members.sites.get(name)
-        return found if found is not None and found.stream is not None else None
+        return self.story.last_commit()
 
     def run(self, until_s: float, until_commit: int = 1 << 30) -> None:
         story = self.story
@@ -83,22 +76,21 @@ class Play:
         """Heartbeats. Who exchanges gets or gives something, unless it waits for a stranger and says so; strangers say
         what they like."""
         story = self.story
-        if story.now < self.beaten_at + story.core.run.limits.heartbeat_s:
+        if story.now < self.beaten_at + story.limits.heartbeat_s:
             return
         self.beaten_at, self.num_beats = story.now, self.num_beats + 1
         ids = [story.sites[name].site_id for name in self.strangers if name in story.sites]
-        sync = story.core.run.sync
-        attempt = sync.attempt if sync is not None else None
-        lacked = self.lacked(attempt.plan) if attempt is not None and is_weighed(attempt.plan) else 0
+        plan = story.weighed_plan()
+        lacked = self.lacked(plan) if plan is not None else 0
         for name in (*HONEST, *self.strangers):
-            if (site := self.site(name)) is None or site.hello is None:
+            if not story.is_connected(name):
                 continue
             beat = m.Heartbeat(phase="training", doing="step", inner_step=self.num_beats, limit_s=1000)
             if name in self.strangers:
                 beat = self.claims(replace(beat, phase=f"exchanging {self.num_beats}", moved_bytes=self.num_beats))
                 if self.kind == "together":
-                    beat = replace(beat, waits_for_contributions=tuple(i for i in ids if i != site.site_id))
-            elif attempt is not None and site.site_id not in attempt.done:
+                    beat = replace(beat, waits_for_contributions=tuple(i for i in ids if i != story.id_of(name)))
+            elif story.attempt() and not story.is_done(name):
                 beat = replace(beat, moved_bytes=0 if lacked else self.num_beats, inner_step=0)
                 beat = replace(beat, waits_for_payloads=(lacked,) if lacked else ())
             story.says(name, beat)
@@ -106,31 +98,29 @@ class Play:
     # --- honest sites
 
     def behave(self, name: str) -> None:
-        story, site = self.story, self.site(name)
-        run = story.core.run
-        assert site is not None, f"{name} was ended"
-        assert site.standing is Standing.MEMBER, f"{name} was evicted: {site.gone}"
-        if site.applied != run.log.last:
-            story.applied(name, run.log.last, f"s{run.log.last}")
-        sync = run.sync
-        assert sync is not None
-        number, since = self.trained_at.setdefault(name, (sync.open.sync, story.now))
-        if number != sync.open.sync:
-            self.trained_at[name] = (sync.open.sync, story.now if sync.open.base_commit != number - 1 else since)
+        story = self.story
+        assert story.is_connected(name), f"{name} was ended"
+        assert story.standing_of(name) == "member", f"{name} was evicted: {story.gone_because(name)}"
+        if story.holds(name) != self.commit:
+            story.applied(name, self.commit, f"s{self.commit}")
+        opened = story.open_sync()
+        assert opened is not None
+        number, since = self.trained_at.setdefault(name, (opened.sync, story.now))
+        if number != opened.sync:
+            self.trained_at[name] = (opened.sync, story.now if opened.base_commit != number - 1 else since)
             return
-        if site.site_id not in sync.ready and story.now >= since + self.window_s:
+        if not story.is_ready(name) and story.now >= since + self.window_s:
             story.ready(name, train=self.window_s)
-        attempt = run.sync.attempt if run.sync is not None else None
-        if attempt is not None and is_weighed(attempt.plan) and site.site_id in attempt.ids():
-            self.exchange(name, site, attempt.plan)
+        plan = story.weighed_plan()
+        if plan is not None and story.is_planned(name):
+            self.exchange(name, plan)
 
-    def exchange(self, name: str, site: Site, plan: m.Plan) -> None:
+    def exchange(self, name: str, plan: m.Plan) -> None:
         """It is through if no stranger contributes. Else it finds that, as nodes do."""
         story = self.story
         key = (plan.sync, plan.attempt)
         took_s = story.now - self.exchanges.setdefault(key, story.now)
-        attempt = story.core.run.sync.attempt if story.core.run.sync is not None else None
-        if attempt is None or site.site_id in attempt.done or (name, *key) in self.reported:
+        if not story.attempt() or story.is_done(name) or (name, *key) in self.reported:
             return
         stranger = self.lacked(plan)
         if not stranger:
@@ -164,26 +154,24 @@ class Play:
         return beat
 
     def misbehave(self, name: str) -> None:
-        story = self.story
-        run = story.core.run
-        known = run.members.sites.get(name)
+        story, state = self.story, (self.commit, f"s{self.commit}")
         stream = story.sites[name].stream if name in story.sites else None
-        if known is None or stream is None or known.stream != stream:
-            story.connect(name, state=(run.log.last, f"s{run.log.last}"))
-            return
-        if known.evicted:
-            story.connect(name, state=(run.log.last, f"s{run.log.last}"), again=True)
-        elif not known.live and known.waits_with is None:
-            story.offer(name)
-        elif known.live and known.applied != run.log.last:
-            story.applied(name, run.log.last, f"s{run.log.last}")
-        elif known.live and run.sync is not None and self.kind != "mute":
-            if known.site_id not in run.sync.ready:
+        if stream is None or story.stream_of(name) != stream:
+            story.connect(name, state=state)
+        elif story.evicted_because(name):
+            story.connect(name, state=state, again=True)
+        elif not story.is_live(name):
+            if not story.waits_for_admission(name):
+                story.offer(name)
+        elif story.holds(name) != self.commit:
+            story.applied(name, *state)
+        elif story.open_sync() is not None and self.kind != "mute":
+            if not story.is_ready(name):
                 story.ready(name, train=self.window_s)
-            attempt = run.sync.attempt
-            if self.kind == "liar" and attempt is not None and is_weighed(attempt.plan):
-                key = (attempt.plan.sync, attempt.plan.attempt)
-                if known.site_id in attempt.ids() and (name, *key) not in self.reported:
+            plan = story.weighed_plan()
+            if self.kind == "liar" and plan is not None:
+                key = (plan.sync, plan.attempt)
+                if story.is_planned(name) and (name, *key) not in self.reported:
                     self.reported.add((name, *key))
                     story.failed(name, HONEST[len(self.reported) % 3], lacks=True)
 
@@ -212,7 +200,7 @@ def test_7_three_honest_sites_keep_their_pace_beside_two_strangers(kind: str) ->
 def test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_reason() -> None:
     play = Play("ready", 1, window_s=5.0)
     play.run(3000.0)
-    assert "x0" in play.story.core.run.kept_out
+    assert play.story.is_kept_out("x0")
     play.story.restart()
     play.story.connect("x0", state=(0, "s0"))
     refused = play.story.last("x0", m.Refused)
@@ -221,7 +209,7 @@ def test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_rea
         refused.text
     )
     assert "could not be exchanged" in refused.text
-    assert keeping_out.let_in(play.story.core.run, "x0") == ""
+    assert play.story.let_in("x0") == ""
     play.story.sent.clear()
     play.story.connect("x0", state=(0, "s0"))
     assert play.story.num("x0", m.Refused) == 0
@@ -238,12 +226,12 @@ def test_7_nobody_waits_for_a_site_that_was_found_out_until_it_contributes() -> 
     story.join("x", state=(1, "s1"))
     story.connect("x", state=(1, "s1"), again=True)
     story.offer("x")
-    assert story.core.run.members.sites["x"].standing is Standing.MEMBER
+    assert story.standing_of("x") == "member"
     story.commit_one(*HONEST, state="s1", following="s2")
     story.applied("x", 2, "s2")
     for name in HONEST:
         story.ready(name)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert story.contributor_ids() == [1, 2, 3]
     assert all(c.tokens for c in story.plan().contributors), "at once"
 
 
@@ -251,24 +239,15 @@ def test_7_a_site_that_waits_for_its_time_and_goes_is_not_waited_for() -> None:
     """Its time comes without it: a core that went on looking at that would look at nothing else."""
     story = Story(some_settings())
     story.start("a", "b")
-    site = story.core.run.members.sites["b"]
     for _ in range(3):
-        story.core.run.evict(site, "its payload is not the reducer's")
+        story.evict_for("b", "its payload is not the reducer's")
         story.join("b", again=True)
-    assert site.waits_with is not None
+    assert story.waits_for_admission("b")
     story.drop("b")
-    story.wait(site.conduct.admitted_again_at - story.now + 1)
+    story.wait(story.admitted_again_at("b") - story.now + 1)
     story.join("b")
     story.join("b", again=True)
-    assert site.live
-
-
-class Counting(dict[int, float]):
-    num_read = 0
-
-    def get(self, key: int, default: Any = None) -> Any:
-        self.num_read += 1
-        return super().get(key, default)
+    assert story.is_live("b")
 
 
 def test_each_word_of_many_sites_in_an_attempt_costs_one_look_at_each_of_them() -> None:
@@ -277,11 +256,9 @@ def test_each_word_of_many_sites_in_an_attempt_costs_one_look_at_each_of_them() 
     story.start(*names)
     for name in names:
         story.ready(name)
-    assert story.core.run.sync is not None
-    assert story.core.run.sync.attempt is not None
-    story.core.run.sync.attempt.traffic_at = counting = Counting()
+    looks = story.count_looks_at_traffic()
     story.done(names[0], "s0")
-    assert 0 < counting.num_read <= 4 * len(names)
+    assert 0 < looks.num <= 4 * len(names)
 
 
 def committed_and_restarted() -> Story:
@@ -309,10 +286,9 @@ def test_7_after_a_restart_a_newcomer_still_reduces_nothing() -> None:
 def test_7_who_contributed_and_is_late_after_a_restart_was_not_found_out() -> None:
     story = committed_and_restarted()
     story.join("a", state=(1, "s1"))
-    story.wait(2 * story.core.run.limits.lease_s)
-    sites = story.core.run.members.sites
-    assert not sites["b"].live
-    assert sites["b"].conduct.strikes == 0
+    story.wait(2 * story.limits.lease_s)
+    assert not story.is_live("b")
+    assert story.strikes_of("b") == 0
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -324,29 +300,28 @@ def test_7_who_contributed_longer_ago_than_the_log_goes_back_was_not_found_out_a
     story = Story(some_settings(steps=1000, min_sites=2), store=store)
     story.start("a", "b")
     story.commit_one("a", "b", state="s0", following="s1")
-    story.core.run.trouble.receive_only.note([2] * 6, 1)
+    story.put_on_probation("receive_only", "b", sync=1, times=6)
     for number in range(1, 20):
         story.commit_one("a", state=f"s{number}", following=f"s{number + 1}")
         story.applied("b", number + 1, f"s{number + 1}")
     story.restart()
     for name in "ab":
         story.join(name, state=(20, "s20"))
-    assert story.core.run.members.sites["b"].conduct.has_contributed
+    assert story.has_contributed("b")
     lost(story, "b")
-    assert story.core.run.members.sites["b"].conduct.strikes == 0
+    assert story.strikes_of("b") == 0
     story.restart()
-    assert not story.core.run.members.sites["b"].conduct.has_contributed, "it has left since"
+    assert not story.has_contributed("b"), "it has left since"
     store.close()
 
 
 def found_out(story: Story, name: str, times: int) -> None:
     """It is a member that never contributes, and comes again each time that it may."""
     for _ in range(times):
-        site = story.core.run.members.sites.get(name)
-        while site is not None and story.now < site.conduct.admitted_again_at:
-            story.wait(site.conduct.admitted_again_at - story.now + 0.1)
+        while story.is_known(name) and story.now < story.admitted_again_at(name):
+            story.wait(story.admitted_again_at(name) - story.now + 0.1)
         story.join(name, incarnation=story.sites[name].incarnation + 1 if name in story.sites else 1, state=(1, "s1"))
-        story.core.run.evict(story.core.run.members.sites[name], "it makes no progress")
+        story.evict_for(name, "it makes no progress")
         story.happens(e.Tick())
         story.drop(name)
 
@@ -359,18 +334,17 @@ def test_25_what_is_held_against_a_site_survives_the_coordinator(kind: str, tmp_
     story.commit_one("a", "b", state="s0", following="s1")
     found_out(story, "x", 4)
     story.restart()
-    conduct, lease_s = story.core.run.members.sites["x"].conduct, story.core.run.limits.lease_s
-    assert (conduct.strikes, conduct.admitted_again_at) == (4, story.now + 64 * lease_s), "by a clock that began anew"
+    assert story.strikes_of("x") == 4
+    assert story.admitted_again_at("x") == story.now + 64 * story.limits.lease_s, "by a clock that began anew"
     for name in "ab":
         story.join(name, state=(1, "s1"))
     found_out(story, "x", 1)
-    assert "x" not in story.core.run.kept_out
+    assert not story.is_kept_out("x")
     found_out(story, "x", 1)
-    assert "x" in story.core.run.kept_out
+    assert story.is_kept_out("x")
     assert story.let_in("x") == ""
     story.restart()
-    conduct = story.core.run.members.sites["x"].conduct
-    assert (conduct.strikes, conduct.admitted_again_at) == (0, story.now), "a person let it in"
+    assert (story.strikes_of("x"), story.admitted_again_at("x")) == (0, story.now), "a person let it in"
     store.close()
 
 
@@ -378,19 +352,18 @@ def test_25_strikes_that_were_forgiven_stay_so_after_a_restart(monkeypatch: pyte
     monkeypatch.setattr(conduct_module, "FORGIVEN_LEASES", 0)
     story = Story(some_settings(steps=1000))
     story.start("a", "b")
-    conduct = story.core.run.members.sites["b"].conduct
     story.commit_one("a", "b", state="s0", following="s1")
-    conduct.strikes = 2
+    story.set_strikes("b", 2)
     story.commit_one("a", "b", state="s1", following="s2")
-    assert conduct.strikes == 1
+    assert story.strikes_of("b") == 1
     story.restart()
-    assert story.core.run.members.sites["b"].conduct.strikes == 1
+    assert story.strikes_of("b") == 1
 
 
 def lost(story: Story, name: str) -> None:
     story.drop(name)
-    story.wait(story.core.run.limits.lease_s + 1)
-    assert not story.core.run.members.sites[name].live
+    story.wait(story.limits.lease_s + 1)
+    assert not story.is_live(name)
 
 
 def test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out() -> None:
@@ -400,9 +373,9 @@ def test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out() -> None:
     story.commit_one("a", "b", state="s0", following="s1")
     for number in range(10):
         story.join("c", incarnation=number + 1)
-        assert story.core.run.members.sites["c"].standing is Standing.JOINER
+        assert story.standing_of("c") == "joining"
         lost(story, "c")
-    assert story.core.run.members.sites["c"].conduct.strikes == 0
+    assert story.strikes_of("c") == 0
 
 
 def test_25_absence_alone_keeps_no_member_out_for_good() -> None:
@@ -411,13 +384,11 @@ def test_25_absence_alone_keeps_no_member_out_for_good() -> None:
     story.start("a", "b")
     story.commit_one("a", "b", state="s0", following="s1")
     for number in range(10):
-        site = story.core.run.members.sites.get("c")
-        if site is not None:
-            story.wait(max(0.0, site.conduct.admitted_again_at - story.now) + 0.1)
+        if story.is_known("c"):
+            story.wait(max(0.0, story.admitted_again_at("c") - story.now) + 0.1)
         story.join("c", incarnation=number + 1, state=(1, "s1"))
-        assert story.core.run.members.sites["c"].standing is Standing.MEMBER
+        assert story.standing_of("c") == "member"
         lost(story, "c")
-    conduct = story.core.run.members.sites["c"].conduct
-    assert conduct.strikes == 5
-    assert conduct.admitted_again_at - story.now > 250 * story.core.run.limits.lease_s
-    assert "c" not in story.core.run.kept_out
+    assert story.strikes_of("c") == 5
+    assert story.admitted_again_at("c") - story.now > 250 * story.limits.lease_s
+    assert not story.is_kept_out("c")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.liveness import idle_limit_s
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 from tests.harness.coordinator_story import Story, some_settings
@@ -51,8 +50,8 @@ def test_what_it_contributed_is_left_out() -> None:
         story.ready(name)
     story.done("a", "s0")
     story.evict("c")
-    story.wait(story.core.run.limits.heartbeat_s)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2]
+    story.wait(story.limits.heartbeat_s)
+    assert story.contributor_ids() == [1, 2]
     for name in "ab":
         story.done(name, "s0")
     assert story.view.last_commit == 1
@@ -88,7 +87,7 @@ def test_a_dispute_that_nobody_can_settle_ends_when_one_side_is_kept_out() -> No
     assert "keep those out that you do not trust (atoll evict NAME --keep-out)" in story.view.state
     story.evict("b", "its disk is bad")
     assert story.view.state == "training"
-    assert story.core.run.log.attested[1] == story.state("s1", 1)
+    assert story.attested(1) == story.state("s1", 1)
 
 
 def test_a_run_that_is_told_to_stop_ends_in_a_dispute_that_nobody_can_settle() -> None:
@@ -107,7 +106,7 @@ def test_a_run_that_is_told_to_stop_ends_in_a_dispute_that_nobody_can_settle() -
 def test_a_dispute_in_which_a_site_never_answers_does_not_keep_a_run_from_stopping() -> None:
     story = differing(silent="b")
     story.happens(e.StopAsked("atoll stop"))
-    story.wait(idle_limit_s(story.core.run) + 0.1)
+    story.wait(story.idle_limit_s() + 0.1)
     story.ready("a")
     assert "has not answered" in story.last("b", m.Evicted).reason
     story.done("a", "s1")
@@ -145,7 +144,7 @@ def test_two_strangers_whose_start_nobody_has_can_be_sent_away_and_the_run_begin
     for restarted in (False, True):
         if restarted:
             story.restart()
-        assert (story.core.run.manifest, story.core.run.log.attested, story.core.run.claim) == (None, {}, None)
+        assert (story.agreed_manifest(), story.attestations(), story.claimed_start()) == (None, {}, None)
         assert not story.view.sites
         assert story.view.kept_out == ("x: nobody knows it", "y: nobody knows it")
     story.connect("x", incarnation=2, state=(0, "strange"))

@@ -38,30 +38,29 @@ def test_7_a_member_whose_node_hangs_is_evicted_whatever_its_heartbeats_say() ->
     story.wait(IDLE_S - BEAT_S)
     assert story.view.num_evicted == 0
     story.wait(2 * BEAT_S)
-    assert [site.label for site in story.core.run.members.live()] == ["a (site 1)"]
+    assert (story.live_sites(), story.id_of("a")) == (["a"], 1)
     assert "evicted b (site 2): it is connected, but for 24 s it has neither trained nor been ready" in "\n".join(
         story.log
     )
-    assert [c.site_id for c in story.plan().contributors] == [1]
+    assert story.contributor_ids() == [1]
 
 
 def test_7_a_member_whose_node_hangs_is_evicted_though_the_others_commit_again_and_again() -> None:
     story = a_run("a", "b", "c", steps=10_000)
     story.commit_one("a", "b", "c", state="s0", following="s1")
     stands_still(story, "c")
-    site, run = story.core.run.members.sites["c"], story.core.run
-    run.trouble.receive_only.note([site.site_id] * 4, 1)  # so that nobody waits for it
-    until, num_commits = story.now + IDLE_S + 2, run.log.last
-    while story.now < until and site.live:
+    story.put_on_probation("receive_only", "c", sync=1, times=4)  # so that nobody waits for it
+    until, num_commits = story.now + IDLE_S + 2, story.last_commit()
+    while story.now < until and story.is_live("c"):
         for name in "ab":
             story.ready(name)
         for name in "ab":
-            story.done(name, f"s{run.log.last}", plan=story.plan())
+            story.done(name, f"s{story.last_commit()}", plan=story.plan())
         for name in "ab":
-            story.applied(name, run.log.last, f"s{run.log.last}")
+            story.applied(name, story.last_commit(), f"s{story.last_commit()}")
         story.wait(1.0)
-    assert run.log.last > num_commits + 10
-    assert "it has neither trained nor been ready" in site.evicted
+    assert story.last_commit() > num_commits + 10
+    assert "it has neither trained nor been ready" in story.evicted_because("c")
 
 
 def test_7_a_member_that_never_applies_the_commit_is_evicted() -> None:
@@ -83,26 +82,25 @@ def test_7_a_joiner_whose_node_hangs_is_evicted() -> None:
     for name in "ab":
         story.ready(name, tokens=0)
     story.wait(IDLE_S + BEAT_S)
-    assert story.core.run.members.sites["c"].evicted.endswith(
+    assert story.evicted_because("c").endswith(
         "it has neither fetched nor made a state (phase 'fetching state', step 0)"
     )
 
 
 def test_7_a_site_that_had_to_wait_for_its_admission_is_not_judged_for_that_time() -> None:
     story = a_run("a", "b")
-    site = story.core.run.members.sites["b"]
-    site.conduct.strikes = 2
+    story.set_strikes("b", 2)
     stands_still(story, "b")
     story.wait(IDLE_S + BEAT_S)
-    assert not site.live
-    wait_s = site.conduct.admitted_again_at - story.now
+    assert not story.is_live("b")
+    wait_s = story.admitted_again_at("b") - story.now
     assert wait_s > IDLE_S - BEAT_S
     story.connect("b", state=(0, "s0"), again=True)
     story.offer("b")
     story.wait(wait_s + BEAT_S)
-    assert site.live, "it could do nothing until it was admitted"
+    assert story.is_live("b"), "it could do nothing until it was admitted"
     story.wait(IDLE_S)
-    assert not site.live
+    assert not story.is_live("b")
 
 
 def test_7_an_announced_limit_counts_up_to_the_runs() -> None:
@@ -171,15 +169,14 @@ def test_7_whose_contribution_is_void_waits_for_the_next_sync() -> None:
 
 def test_7_a_node_that_writes_a_large_model_has_the_time_for_it() -> None:
     story = a_run("a", "b")
-    run = story.core.run
-    assert run.manifest is not None
-    small_s = liveness.idle_limit_s(run)
+    assert story.agreed_manifest() is not None
+    small_s = story.idle_limit_s()
     large = Manifest.canonical([TensorSpec(name="w", shape=(1 << 20, 1 << 10), dtype="F32", role=Role.TRAINABLE)])
     story = Story(replace(some_settings(), sync=replace(some_settings().sync, chunk_elements=1 << 20)))
     story.connect("a")
     story.sites["a"].manifest = large
     story.says("a", m.Offer(manifest_digest=large.digest, data_fingerprint=bytes(32), max_retained_bytes=1 << 40))
-    assert liveness.idle_limit_s(story.core.run) - small_s == pytest.approx(2 * (4 << 30) / (32 << 20), abs=1)
+    assert story.idle_limit_s() - small_s == pytest.approx(2 * (4 << 30) / (32 << 20), abs=1)
 
 
 def test_7_who_waited_for_a_donor_has_its_whole_time_from_when_there_is_one() -> None:
@@ -196,14 +193,14 @@ def test_7_who_waited_for_a_donor_has_its_whole_time_from_when_there_is_one() ->
     story.wait(IDLE_S - 2 * BEAT_S)
     assert story.view.num_evicted == 0
     story.wait(3 * BEAT_S)
-    assert story.core.run.members.sites["b"].evicted
+    assert story.evicted_because("b")
 
 
 def test_7_who_waited_while_others_put_an_older_commit_together_has_its_time_to_go_back() -> None:
     story = a_run("a", "b", quorum=1, steps=1000)
     for number in range(2):
         story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
-    del story.core.run.log.attested[1], story.core.run.log._reports[1]  # so that all have to agree
+    story.forget_hash(1)  # so that all have to agree
     for name in "ab":
         story.ready(name)
         stands_still(story, name, "ready")
@@ -233,7 +230,7 @@ def test_7_a_member_that_says_the_same_again_and_again_is_evicted(says: str) -> 
         story.wait(BEAT_S)
         if story.view.num_evicted:
             break
-    assert "it has neither trained nor been ready" in story.core.run.members.sites["b"].evicted
+    assert "it has neither trained nor been ready" in story.evicted_because("b")
 
 
 def test_7_a_member_that_seems_to_train_for_ever_costs_the_others_one_wait() -> None:
@@ -242,11 +239,11 @@ def test_7_a_member_that_seems_to_train_for_ever_costs_the_others_one_wait() -> 
     story.commit_one("a", "b", "c", state="s0", following="s1")
     waited_s = []
     for _ in range(6):
-        number = story.core.run.log.last
+        number = story.last_commit()
         for name in "ab":
             story.ready(name, train=1.0)
         begun = story.now
-        while (sync := story.core.run.sync) is None or sync.attempt is None or not sync.attempt.is_weighed:
+        while story.weighed_plan() is None:
             story.wait(BEAT_S)  # in which c does a step
         waited_s.append(story.now - begun)
         for name in "ab":
@@ -271,7 +268,7 @@ def test_25_a_site_that_fetches_a_state_is_not_found_out_for_donors_that_it_cann
         story.wait(14.0)
         assert story.view.num_evicted == 0
     story.wait(IDLE_S + BEAT_S)
-    assert story.core.run.members.sites["c"].evicted, "it asks no more"
+    assert story.evicted_because("c"), "it asks no more"
 
 
 def test_7_a_member_that_asks_for_donors_of_what_it_holds_is_evicted() -> None:
@@ -281,4 +278,4 @@ def test_7_a_member_that_asks_for_donors_of_what_it_holds_is_evicted() -> None:
     for _ in range(round((IDLE_S + 2 * BEAT_S) / BEAT_S)):
         story.sources("b", after=0)
         story.wait(BEAT_S)
-    assert story.core.run.members.sites["b"].conduct.strikes == 1
+    assert story.strikes_of("b") == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from atoll.protocol import messages as m
-from atoll.protocol.plans import reducers
 from tests.harness.coordinator_story import Story, some_settings
 
 
@@ -15,17 +14,13 @@ def syncing(*names: str) -> Story:
     return story
 
 
-def reducing(story: Story) -> set[int]:
-    return {r.site_id for r in reducers(story.plan(), len(story.core.run.chunk_sizes))}
-
-
 def test_another_site_averages_it_again_with_the_same_contributors() -> None:
     story = syncing("a", "b", "c")
-    assert reducing(story) == {1, 2, 3}
+    assert story.reducer_ids() == {1, 2, 3}
     story.failed("b", tensor="mask", text="a value is not finite")
     assert story.plan().attempt == 2
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
-    assert reducing(story) == {1, 3}
+    assert story.contributor_ids() == [1, 2, 3]
+    assert story.reducer_ids() == {1, 3}
     for name in "abc":
         story.done(name, "s0")
     assert story.view.last_commit == 1
@@ -41,8 +36,8 @@ def test_the_sync_is_abandoned_by_name_once_two_say_so() -> None:
     for name in "abc":
         assert not story.num(name, m.Evicted)
         story.ready(name)
-    story.wait(story.core.run.limits.heartbeat_s)
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    story.wait(story.limits.heartbeat_s)
+    assert story.contributor_ids() == [1, 2, 3]
 
 
 def test_a_run_of_one_site_does_not_try_it_again() -> None:
@@ -60,7 +55,7 @@ def test_it_is_said_before_all_are_ready() -> None:
     for name in "abc":
         story.ready(name)
     assert story.plan().attempt == 2
-    assert reducing(story) == {1, 3}
+    assert story.reducer_ids() == {1, 3}
 
 
 def test_who_does_not_reduce_cannot_end_a_sync() -> None:
@@ -70,10 +65,10 @@ def test_who_does_not_reduce_cannot_end_a_sync() -> None:
     for name in "abcd":
         story.ready(name)
     for _ in range(3):
-        if 4 in [c.site_id for c in story.plan().contributors]:
+        if 4 in story.contributor_ids():
             story.failed("d", tensor="weight")
     assert story.plan().sync == 1
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3]
+    assert story.contributor_ids() == [1, 2, 3]
     for name in "abc":
         story.done(name, "s0")
     assert story.view.last_commit == 1

@@ -8,7 +8,6 @@ from dataclasses import asdict
 import pytest
 
 from atoll.coordinator.core import manifests
-from atoll.coordinator.core.membership import Standing
 from atoll.coordinator.store import MemoryStore
 from atoll.protocol import messages as m
 from atoll.protocol import wire
@@ -48,10 +47,9 @@ def test_the_manifest_is_asked_for_once_and_whoever_offers_the_same_waits_for_it
     for part in first:
         story.says("a", part)
         story.says("a", part)  # messages may come twice
-    assert story.core.run.manifest is None
+    assert story.agreed_manifest() is None
     story.says("a", last)
-    assert story.core.run.manifest is not None
-    assert story.core.run.manifest.manifest == a_manifest()
+    assert story.agreed_manifest() == a_manifest()
     assert [story.last(name, m.Admitted).site_id for name in ("a", "b")] == [1, 2], "in the order of their offers"
     story.join("c")
     assert [name for name, said in story.sent if isinstance(said, m.SendManifest)] == ["a"]
@@ -63,7 +61,7 @@ def test_a_site_that_does_not_send_it_is_refused_and_the_next_is_asked() -> None
     offering(story, "stranger", width=9)
     offering(story, "a")
     story.says("stranger", parts_of(a_manifest(9))[0])
-    limit_s = manifests._part_limit_s(story.core.run)
+    limit_s = story.manifest_part_limit_s()
     story.wait(limit_s - 0.1)
     assert story.num("a", m.SendManifest) == 0
     story.wait(0.2)
@@ -85,12 +83,12 @@ def test_a_stream_that_ends_makes_room_and_its_offer_is_forgotten() -> None:
     offering(story, "a")
     for part in parts_of(a_manifest()):
         story.says("a", part)  # which nobody asked this stream for
-    assert story.core.run.manifest is None
+    assert story.agreed_manifest() is None
     for part in parts_of(a_manifest()):
         story.says("c", part)
     assert story.last("c", m.Admitted).site_id == 1
     assert story.last("a", m.Admitted).site_id == 2
-    assert not story.core.run.offers.waiting
+    assert story.waiting_offers() == 0
 
 
 TOO_LARGE = m.ManifestPart(first_byte=0, total_bytes=m.MAX_MANIFEST_BYTES + 1, data=bytes(16))
@@ -105,7 +103,7 @@ def test_a_part_that_is_none_is_refused_before_anything_is_kept(part: m.Manifest
     offering(story, "a")
     story.says("a", part)
     assert story.last("a", m.Refused).kind is RefusedKind.INVALID
-    assert story.core.run.offers.incoming is None
+    assert not story.manifest_is_coming()
 
 
 def test_parts_that_contradict_each_other_are_refused() -> None:
@@ -122,7 +120,7 @@ def test_another_manifest_than_the_one_offered_is_refused_and_not_kept() -> None
     for part in parts_of(a_manifest(7)):
         story.says("a", part)
     assert "another manifest than the one it offered" in story.last("a", m.Refused).text
-    assert story.core.run.manifest is None
+    assert story.agreed_manifest() is None
     story.join("b")
     assert story.last("b", m.Admitted).site_id == 1
 
@@ -144,7 +142,7 @@ def test_a_model_of_more_chunks_than_the_run_takes_is_refused() -> None:
     story = Story(some_settings(max_chunks=4))
     story.join("a")
     assert "has 5 chunks of 4 elements, a run takes 4" in story.last("a", m.Refused).text
-    assert story.core.run.manifest is None
+    assert story.agreed_manifest() is None
 
 
 def test_what_differs_is_named_unless_the_other_manifest_is_much_larger(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +160,7 @@ def test_what_differs_is_named_unless_the_other_manifest_is_much_larger(monkeypa
     story.sites["e"].manifest = many
     story.says("e", m.Offer(manifest_digest=many.digest, data_fingerprint=bytes(32), max_retained_bytes=1))
     assert "it has 69 tensors" in story.last("e", m.Refused).text
-    assert story.core.run.offers.incoming is None
+    assert not story.manifest_is_coming()
 
 
 def test_a_run_takes_so_many_sites_and_another_when_one_has_left() -> None:
@@ -177,7 +175,7 @@ def test_a_run_takes_so_many_sites_and_another_when_one_has_left() -> None:
     assert story.num("a", m.Refused) == 0
     story.says("b", m.Leave(reason="enough"))
     story.join("c")
-    assert story.core.run.members.sites["c"].standing is Standing.JOINER
+    assert story.standing_of("c") == "joining"
 
 
 def test_a_thousand_that_say_hello_and_nothing_more_leave_the_status_small_and_the_run_open() -> None:

@@ -39,7 +39,7 @@ def test_lists_that_tell_nothing_mean_another_attempt() -> None:
         story = differing()
         story.lists("a", a_lists)
         story.lists("b", b_lists)
-        story.wait(story.core.run.limits.stall_s)
+        story.wait(story.limits.stall_s)
         assert not story.num("a", m.Evicted) + story.num("b", m.Evicted)
         assert story.view.last_commit == 0
         assert story.plan().attempt == 2
@@ -48,7 +48,7 @@ def test_lists_that_tell_nothing_mean_another_attempt() -> None:
 def test_a_list_that_does_not_come_is_waited_for_only_so_long() -> None:
     story = differing()
     story.lists("a", "ppppp")
-    story.wait(story.core.run.limits.stall_s - 0.5)
+    story.wait(story.limits.stall_s - 0.5)
     assert story.plan().attempt == 1
     story.wait(0.5)
     assert story.plan().attempt == 2
@@ -81,14 +81,6 @@ def four(*, hides: str = "", **payloads: str) -> Story:
     return story
 
 
-def contributors(story: Story) -> list[int]:
-    return [c.site_id for c in story.plan().contributors]
-
-
-def reducing(story: Story) -> set[int]:
-    return {r.site_id for r in reducers(story.plan(), len(story.core.run.chunk_sizes))}
-
-
 def chunk_of(site_id: int) -> int:
     story = Story(some_settings(min_sites=4))
     story.start("a", "b", "c", "d")
@@ -106,7 +98,7 @@ def test_15_a_reducer_that_gave_one_site_another_payload_has_nobody_evicted() ->
     story = four(a=with_another(chunk_of(4)), b="ppppp", c="ppppp", d="ppppp")
     assert story.view.num_evicted == 0
     assert story.plan().attempt == 2
-    assert (contributors(story), reducing(story)) == ([1, 2, 3, 4], {2, 3})
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1, 2, 3, 4], {2, 3})
     assert "payloads differ between sites: 1 with 4, 4 with 1)" in "\n".join(story.log)
 
 
@@ -114,15 +106,15 @@ def test_15_a_reducer_that_shows_another_payload_than_it_gave_has_nobody_evicted
     """All others were evicted, by the word of one."""
     story = four(a="ppppp", b="ppppp", c="ppppp", d=with_another(chunk_of(4)))
     assert story.view.num_evicted == 0
-    assert (story.plan().attempt, contributors(story)) == (2, [1, 2, 3])
+    assert (story.plan().attempt, story.contributor_ids()) == (2, [1, 2, 3])
 
 
 def test_15_who_shows_nothing_receives_only() -> None:
     for payload in ("ppppp", "qqqqq"):  # with the others, while a has what it was given; or alone
         a_has = with_another(chunk_of(4)) if payload == "ppppp" else "ppppp"
         story = four(hides="d", a=a_has, b="ppppp", c="ppppp", d=payload)
-        story.wait(story.core.run.limits.stall_s)
-        assert (story.plan().attempt, contributors(story)) == (2, [1, 2, 3])
+        story.wait(story.limits.stall_s)
+        assert (story.plan().attempt, story.contributor_ids()) == (2, [1, 2, 3])
 
 
 def test_15_who_shows_what_all_have_and_says_otherwise_receives_only() -> None:
@@ -134,4 +126,4 @@ def test_15_who_shows_what_all_have_and_says_otherwise_receives_only() -> None:
         story.done(name, "s0", payloads=payloads)
     for name in "abc":
         story.lists(name, "ppppp")
-    assert (story.plan().attempt, contributors(story)) == (2, [1, 2])
+    assert (story.plan().attempt, story.contributor_ids()) == (2, [1, 2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.core.trouble import Probation
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -194,7 +193,7 @@ def test_who_is_in_the_run_and_not_in_the_plan_does_not_hear_its_weights() -> No
 
 def test_the_time_for_the_exchange_begins_when_all_are_ready() -> None:
     story = steady("a", "b")
-    limits, deadline_s = story.core.run.limits, story.plan().deadline_s
+    limits, deadline_s = story.limits, story.plan().deadline_s
     story.wait(deadline_s + 2 * limits.stall_s + 1)  # training
     story.ready("a", tokens=3)
     story.ready("b", tokens=4)
@@ -202,15 +201,14 @@ def test_the_time_for_the_exchange_begins_when_all_are_ready() -> None:
     for name in "ab":
         story.done(name, "s1")
     assert story.last("a", m.Commit).commit == 2
-    assert story.core.run.exchange_times.longest([1, 2]) == 0
+    assert story.longest_exchange_s("a", "b") == 0
 
 
 def test_those_who_do_not_come_are_planned_without() -> None:
     story = steady("a", "b", "c", quorum=2)
     story.ready("a", tokens=3)
     story.ready("b", tokens=4)
-    assert story.core.run.sync is not None
-    story.wait(story.core.run.limits.sync_wait_s + 1)
+    story.wait(story.limits.sync_wait_s + 1)
     plan = story.plan()
     assert plan.attempt == 2
     assert [(c.site_id, c.tokens) for c in plan.contributors] == [(1, 3), (2, 4)]
@@ -236,7 +234,7 @@ def test_16_a_plan_that_gave_way_has_not_been_tried() -> None:
     assert (story.plan().sync, story.plan().attempt) == (2, 2)
     story.done("a", "s1")
     assert story.last("a", m.Commit).commit == 2
-    assert story.core.run.num_abandoned == 0
+    assert story.view.num_abandoned == 0
 
 
 def test_11_after_a_plan_that_gave_way_contributions_are_where_they_are_needed() -> None:
@@ -260,7 +258,7 @@ def test_16_nor_after_a_restart_of_the_coordinator() -> None:
     story.offer("c")
     story.ready("a", tokens=3)
     assert (story.plan().sync, story.plan().attempt) == (2, 2)
-    assert story.core.run.num_abandoned == 0
+    assert story.view.num_abandoned == 0
 
 
 def test_16_it_gives_way_where_no_site_can_be_dialled_by_all() -> None:
@@ -304,8 +302,7 @@ def test_16_there_is_none_after_exchanges_that_failed(kind: str) -> None:
     story.start("a", "b")
     for name in "ab":
         story.ready(name)
-    probation: Probation = getattr(story.core.run.trouble, kind)
-    probation.note([1], 1)
+    story.put_on_probation(kind, "a", sync=1)
     for name in "ab":
         story.done(name, "s0")
     assert story.last("a", m.Commit).commit == 1
@@ -335,8 +332,8 @@ def test_there_is_none_while_somebody_is_away_or_catching_up() -> None:
     story.join("c")
     for name in "ab":
         story.done(name, "s0")
-    assert story.core.run.sync is not None
-    assert story.core.run.sync.attempt is None
+    assert story.open_sync() is not None
+    assert not story.attempt()
 
 
 def test_5_a_coordinator_that_dies_before_it_sends_sends_both_to_those_who_come_back() -> None:

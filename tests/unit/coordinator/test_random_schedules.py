@@ -151,7 +151,7 @@ class Player:
                 ranges=self.used,
             )
             story.says(name, message)
-        elif self.held < story.core.run.log.last:
+        elif self.held < story.last_commit():
             story.sources(name, after=self.held)
 
 
@@ -244,9 +244,8 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
     for _, message in story.sent:
         if isinstance(message, m.Commit):
             assert history.setdefault(message.commit, message) == message, "one commit, two contents"
-    run = story.core.run
-    assert run.log.run_step == STEPS
-    for number, state_hash in run.log.attested.items():
+    assert story.view.run_step == STEPS
+    for number, state_hash in story.attestations().items():
         assert state_hash == a_hash(f"s{number}")
     plans = story.plans()
     for commit in history.values():
@@ -257,7 +256,7 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int) -> None:
     assert not [text for text in story.log if "does not lease" in text]
     done = [p for c in history.values() for line in c.done for r in line.ranges for p in range(r.first, r.end)]
     assert len(done) == len(set(done)), "a sample is done twice"
-    assert sorted(done) == [p for r in run.ledger.lines[0].done for p in range(r.first, r.end)]
+    assert sorted(done) == [p for r in story.done_samples() for p in range(r.first, r.end)]
     (line,) = story.view.data
     assert (line.num_done, line.num_leased) == (len(done), 0), "nothing is in flight after the end"
     assert line.num_done + line.num_open == line.num_passes_begun * 100

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.coordinator.core.membership import Standing
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from tests.harness.coordinator_story import Story, some_settings
@@ -18,9 +17,9 @@ def test_a_second_name_on_one_stream_is_refused() -> None:
     story.sites["c"] = story.sites["a"]  # says Hello as c where a speaks
     story.connect("c", again=True)
     assert story.last("a", m.Refused).kind is RefusedKind.INVALID
-    assert "c" not in story.core.run.members.sites
+    assert not story.is_known("c")
     story.connect("a", state=(0, "s0"))  # the name is still its own
-    assert story.core.run.members.sites["a"].standing is Standing.MEMBER
+    assert story.standing_of("a") == "member"
 
 
 def test_a_start_with_a_state_ahead_of_the_log_does_not_end_the_one_that_is_in_the_run() -> None:
@@ -30,9 +29,8 @@ def test_a_start_with_a_state_ahead_of_the_log_does_not_end_the_one_that_is_in_t
     old = story.sites.pop("a")
     story.connect("a", incarnation=2, state=(7, "s7"))
     assert story.last("a", m.Refused).kind is RefusedKind.STATE
-    site = story.core.run.members.sites["a"]
-    assert (site.incarnation, site.stream, site.live) == (1, old.stream, True)
-    assert site.site_id in story.core.run.sync.ready  # type: ignore[union-attr]
+    assert (story.incarnation_of("a"), story.stream_of("a"), story.is_live("a")) == (1, old.stream, True)
+    assert story.is_ready("a")
 
 
 def test_a_copy_of_a_home_does_not_take_the_stream_of_the_start_that_is_in_the_run() -> None:
@@ -47,17 +45,16 @@ def test_a_copy_of_a_home_does_not_take_the_stream_of_the_start_that_is_in_the_r
     story.connect("a", process="copy", state=(0, "s0"))
     refused = story.last("a", m.Refused)
     assert (refused.kind, "copy of the other's" in refused.text) == (RefusedKind.STALE, True)
-    site = story.core.run.members.sites["a"]
-    assert (site.stream, site.live) == (first.stream, True)
+    assert (story.stream_of("a"), story.is_live("a")) == (first.stream, True)
     story.sites["a"] = first
     story.connect("a", process="first", state=(0, "s0"))  # a new stream of the same process
-    assert site.stream == first.stream
-    assert site.site_id in story.core.run.sync.ready  # type: ignore[union-attr]
+    assert story.stream_of("a") == first.stream
+    assert story.is_ready("a")
     story.connect("a", process="copy", incarnation=2, state=(0, "s0"))  # the next start of either is one of its own
-    assert site.incarnation == 2
+    assert story.incarnation_of("a") == 2
     story.restart()
     story.connect("a", process="copy", state=(0, "s0"))
-    assert story.core.run.members.sites["a"].stream is not None
+    assert story.is_connected("a")
     story.sites.pop("a")
     story.connect("a", process="first", incarnation=2, state=(0, "s0"))
     assert story.last("a", m.Refused).kind is RefusedKind.STALE
@@ -70,7 +67,7 @@ def test_a_name_has_one_alphabet(name: str) -> None:
     refused = story.last(name, m.Refused)
     assert (refused.kind, "is no name of a site" in refused.text) == (RefusedKind.INVALID, True)
     assert refused.text.isprintable()
-    assert not story.core.run.members.sites
+    assert not story.known_sites()
 
 
 @pytest.mark.parametrize("address", ["", "a", "a b:1", "a\n:1", "\x1b[2J:1", "a:1/", "b\u00fcro:1", "a:99999"])
@@ -80,7 +77,7 @@ def test_an_address_has_one_alphabet(address: str) -> None:
     hello = m.Hello(name="a", key=bytes(32), address=address)
     story.says("a", hello)
     assert story.last("a", m.Refused).kind is RefusedKind.INVALID
-    assert not story.core.run.members.sites
+    assert not story.known_sites()
     story.open_stream("a")
     story.says("a", replace(hello, address="[fe80::1%eth0]:7701"))
     assert story.last("a", m.Welcome).site_id == 0

@@ -26,7 +26,7 @@ def committed(*names: str, count: int = 2, log_commits: int = 8) -> Story:
 def power_cut(story: Story, *names: str) -> None:
     for name in names:
         story.drop(name)
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
 
 
 def back(story: Story, name: str, commit: int, *, incarnation: int = 2, lacks: bool = True, branch: int = 0) -> None:
@@ -38,14 +38,14 @@ def back(story: Story, name: str, commit: int, *, incarnation: int = 2, lacks: b
 
 def test_everybody_back_with_less_goes_on_from_there_and_the_coordinators_restart_changes_nothing() -> None:
     story = committed("a", "b", count=3)
-    tokens_at_1 = story.core.run.log.records[0].commit.run_tokens
+    tokens_at_1 = story.view.commits[0].run_tokens
     power_cut(story, "a", "b")
     back(story, "a", 1)
     assert story.view.last_commit == 3, "b may have it"
     assert "b (site 2) may have them" in story.view.state
     back(story, "b", 1)
     assert (story.view.last_commit, story.view.branch, story.view.state) == (1, 1, "training")
-    (record,) = story.core.run.rollbacks
+    (record,) = story.rollbacks
     assert (record.commit, record.voided) == (1, (2, 3))
     assert story.last("a", m.Open).run_tokens == tokens_at_1
     before = story.view
@@ -104,7 +104,7 @@ def test_a_run_that_is_to_stop_waits_for_those_who_may_have_its_newest_commit_an
     power_cut(story, "a", "b")
     back(story, "a", 1)
     story.happens(e.StopAsked("atoll stop"))
-    story.wait(10 * story.core.run.limits.lease_s)
+    story.wait(10 * story.limits.lease_s)
     assert not story.view.finished
     assert "give the later commits up with `atoll rollback`" in story.view.state
     story.happens(e.RollbackAsked("atoll rollback"))
@@ -128,7 +128,7 @@ def test_a_site_whose_workers_are_starting_hears_that_an_operator_gave_commits_u
     story.drop("b")
     story.connect("b", state=(2, "t2"), branch=1)
     assert story.num("b", m.RolledBack) == 1
-    assert story.core.run.members.sites["b"].applied == 2
+    assert story.holds("b") == 2
 
 
 def test_a_site_that_is_starting_and_holds_more_is_waited_for_whoever_asks() -> None:
@@ -200,7 +200,7 @@ def test_a_site_within_its_lease_is_waited_for_after_a_restart_of_the_coordinato
     story.restart()
     back(story, "a", 1)
     assert not story.view.unreachable, "b may be about to say Hello"
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
     assert "b (site 2) may have them" in story.view.unreachable
     assert story.view.branch == 0
 
@@ -258,7 +258,7 @@ def test_a_site_that_was_lost_before_its_done_was_heard_may_have_the_commit_that
     for name in "ac":
         story.done(name, "s2")
     story.drop("b")
-    story.wait(story.core.run.limits.reconnect_grace_s)
+    story.wait(story.limits.reconnect_grace_s)
     assert story.view.last_commit == 3
     power_cut(story, "a", "c")
     back(story, "a", 2)
@@ -294,13 +294,13 @@ def test_a_site_that_says_a_void_commit_before_it_hears_that_it_is_void_is_not_r
     story.applied("c", 1, "s1")
     story.applied("c", 2, "s2")
     assert not story.num("c", m.Refused)
-    assert story.core.run.members.sites["c"].applied == 1
+    assert story.holds("c") == 1
     story.sites["c"].hears = True
     story.drop("c")
     story.connect("c", incarnation=2, state=(1, "s1"), branch=1)
     story.commit_one("a", "b", state="s1", following="t2")
     story.applied("c", 2, "t2")
-    assert story.core.run.members.sites["c"].applied == 2
+    assert story.holds("c") == 2
 
 
 def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None:
@@ -315,7 +315,7 @@ def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None
 def test_holders_that_disagree_are_not_gone_back_to() -> None:
     story = committed("a", "b")
     power_cut(story, "a", "b")
-    story.core.run.log.attested.pop(1)
+    story.forget_hash(1, and_reports=False)
     back(story, "a", 1)
     story.connect("b", incarnation=2, state=(1, "other"))
     story.offer("b")
@@ -352,7 +352,7 @@ def test_a_site_that_comes_with_void_commits_is_told_and_joins_anew() -> None:
     # Once its disk is rolled back it says what it has left.
     story.connect("c", incarnation=2, state=(1, "s1"), branch=1, again=True)
     assert story.num("c", m.RolledBack) == 1
-    assert story.core.run.members.sites["c"].applied == 1
+    assert story.holds("c") == 1
     assert story.last("c", m.Commit).commit == 2
 
 
@@ -361,11 +361,11 @@ def test_a_member_that_only_lost_its_stream_and_holds_a_void_commit_is_removed_f
     story.drop("b")
     story.restart()
     back(story, "a", 1)
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
     story.happens(e.RollbackAsked("atoll rollback"))
     story.connect("b", state=(2, "s2"))
     assert story.last("b", m.RolledBack).commit == 1
-    assert not story.core.run.members.sites["b"].live
+    assert not story.is_live("b")
 
 
 @pytest.mark.parametrize(("commit", "branch"), [(3, 0), (1, 1)])
@@ -384,13 +384,13 @@ def test_the_data_of_void_commits_is_open_again() -> None:
         story.ready(name, data=story.wants(name, 10))
     for name in "ab":
         story.done(name, "s1")
-    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-19")
+    assert story.done_samples() == ranges_of("0-19")
     power_cut(story, "a", "b")
     back(story, "a", 1)
     back(story, "b", 1)
     assert story.view.branch == 1
     for _ in range(2):
-        assert not story.core.run.ledger.lines[0].done
+        assert not story.done_samples()
         story.restart()
     story.connect("a", incarnation=2, state=(1, "s1"), branch=1)
     assert story.wants("a", 30) == ranges_of("0-29")
@@ -413,7 +413,7 @@ def test_the_run_goes_back_to_what_is_left_however_old(commit: int) -> None:
     for name in "ab":
         story.sources(name, after=commit, lacks=commit + 1)
     assert (story.view.branch, story.view.last_commit, story.view.state) == (1, commit, "training")
-    (record,) = story.core.run.rollbacks
+    (record,) = story.rollbacks
     assert record.voided == tuple(range(commit + 1, 13))
     story.restart()
     assert story.view.last_commit == commit
@@ -432,7 +432,7 @@ def test_who_asks_for_a_rollback_beyond_the_log_before_it_was_read_waits_for_tha
             back(story, name, 2)
         story.happens(e.RollbackAsked("test"))
     assert any("reads what followed commit 2 from its store" in line for line in story.log)
-    (record,) = story.core.run.rollbacks
+    (record,) = story.rollbacks
     assert (record.commit, record.voided) == (2, tuple(range(3, 13)))
 
 
@@ -445,12 +445,12 @@ def test_the_data_of_commits_that_are_older_than_the_log_is_open_again() -> None
             story.done(name, f"s{number}")
         for name in "ab":
             story.applied(name, number + 1, f"s{number + 1}")
-    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-239")
+    assert story.done_samples() == ranges_of("0-239")
     power_cut(story, "a", "b")
     back(story, "a", 2)
     back(story, "b", 2)
     assert story.view.branch == 1
-    assert story.core.run.ledger.lines[0].done.as_tuple() == ranges_of("0-39")
+    assert story.done_samples() == ranges_of("0-39")
 
 
 def test_a_site_whose_own_log_leads_on_from_an_old_commit_brings_the_next_to_the_others() -> None:
@@ -471,7 +471,7 @@ def test_a_site_whose_own_log_leads_on_from_an_old_commit_brings_the_next_to_the
 def test_a_state_that_is_older_than_the_log_is_replaced_where_somebody_has_a_newer_one() -> None:
     story = committed("a", "b", count=12)
     story.drop("b")
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
     story.connect("b", incarnation=2, state=(3, "s3"))
     story.offer("b")
     assert story.last("b", m.Admitted).admitted_as is AdmittedAs.JOINER
@@ -480,7 +480,7 @@ def test_a_state_that_is_older_than_the_log_is_replaced_where_somebody_has_a_new
 def test_a_site_that_is_as_many_commits_behind_as_the_log_holds_replays_them() -> None:
     story = committed("a", "b", count=12)
     story.drop("b")
-    story.wait(story.core.run.limits.lease_s)
+    story.wait(story.limits.lease_s)
     story.connect("b", incarnation=2, state=(4, "s4"))
     story.offer("b")
     assert story.last("b", m.Admitted).admitted_as is AdmittedAs.MEMBER
@@ -508,8 +508,7 @@ def test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_ro
     story.applied("c", 0, "s0")
     for number in (1, 2):
         story.commit_one("a", "b", state=f"s{number}", following=f"s{number + 1}")
-    c = story.core.run.members.sites["c"]
-    assert (story.view.last_commit, c.applied) == (3, 0)
+    assert (story.view.last_commit, story.holds("c")) == (3, 0)
     story.sites["c"].hears = False
     story.ask_to_go_back(1)
     story.rebuilt("a", "s1")
@@ -522,7 +521,7 @@ def test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_ro
     story.rebuilt("a", "t2")
     assert (story.view.last_commit, story.view.branch, story.last("c", m.RolledBack).commit) == (2, 2, 2)
     story.applied("c", 2, "s2")
-    assert c.applied == 0, "it says so before it has heard of either"
+    assert story.holds("c") == 0, "it says so before it has heard of either"
     assert not story.num("c", m.Evicted)
     stream = story.sites["c"].stream
     assert stream is not None
@@ -530,7 +529,8 @@ def test_what_a_site_says_of_void_commits_is_void_until_it_has_heard_of_every_ro
     first = next(i for i, message in enumerate(said) if isinstance(message, m.RolledBack))
     story.sites["c"].received[stream] = first + 1
     story.applied("c", 2, "t2")
-    assert (c.applied, c.state_hash) == (2, story.state("t2", 2)), "it has heard of the first, which made commit 2 void"
+    assert story.holds("c") == 2, "it has heard of the first, which made commit 2 void"
+    assert story.state_of("c") == story.state("t2", 2)
 
 
 def test_23_what_a_site_lacked_of_a_void_commit_it_does_not_lack_of_the_new_one() -> None:
@@ -543,8 +543,8 @@ def test_23_what_a_site_lacked_of_a_void_commit_it_does_not_lack_of_the_new_one(
     story.happens(e.RollbackAsked("atoll rollback"))
     assert (story.view.branch, story.view.last_commit) == (1, 1)
     story.sources("b", after=1, lacks=2)
-    (stream,) = story.core.run.members.streams
+    (stream,) = story.streams()
     story.sites["b"].hears = True
-    story.sites["b"].received[stream] = story.core.run.members.streams[stream].num_sent
+    story.sites["b"].received[stream] = story.num_sent_on(stream)
     story.commit_one("b", state="s1", following="t2")
     assert (story.view.branch, story.view.last_commit) == (1, 2)

@@ -60,7 +60,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     for name in "ab":
         story.ready(name, data=[DataRange(first=story.wants(name, 100)[0].first, num_samples=10)])
     story.failed("a", tensor="weight", outliers="b")
-    assert [c.site_id for c in story.plan().contributors] == [2]
+    assert story.contributor_ids() == [2]
     store.close()
     return story
 

@@ -127,12 +127,12 @@ def test_who_is_ready_and_renews_its_stream_is_waited_for() -> None:
     story = ready_without_a_stream()
     assert (2, 2) not in story.plans()
     story.connect("b", state=(1, "s1"))
-    assert [c.site_id for c in story.plan().contributors] == [1, 2, 3, 4]
+    assert story.contributor_ids() == [1, 2, 3, 4]
 
 
 def test_who_is_ready_and_does_not_come_back_is_not_waited_for_longer_than_the_grace() -> None:
     story = ready_without_a_stream()
-    story.wait(story.core.run.limits.reconnect_grace_s)
+    story.wait(story.limits.reconnect_grace_s)
     plan: m.Plan = story.last("a", m.Plan)
     assert plan.attempt == 2
     assert [c.site_id for c in plan.contributors] == [1, 3, 4]

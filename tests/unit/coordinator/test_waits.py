@@ -9,7 +9,6 @@ import pytest
 from atoll.coordinator.core import waits
 from atoll.coordinator.core.waits import Waits, to_blame, waits_of
 from atoll.protocol import messages as m
-from atoll.protocol.plans import top_of
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -124,18 +123,10 @@ def beats(
     story.says(name, story.sites[name].heartbeat)
 
 
-def contributors(story: Story) -> list[int]:
-    return [c.site_id for c in story.plan().contributors]
-
-
-def reducers(story: Story) -> set[int]:
-    return {story.plan().contributors[top_of(tree)].site_id for tree in story.plan().trees}
-
-
 @pytest.mark.parametrize("named", ["", "abc"], ids=["for nobody", "for all others"])
 def test_7_of_a_reducer_that_only_waits_no_honest_site_is_evicted(named: str) -> None:
     story = exchanging("a", "b", "c", "r")
-    assert reducers(story) == {1, 2, 3, 4}
+    assert story.reducer_ids() == {1, 2, 3, 4}
     until = story.now + FOUND_S
     num_beats = 0
     while story.now < until and story.plan().attempt == 1:
@@ -145,12 +136,12 @@ def test_7_of_a_reducer_that_only_waits_no_honest_site_is_evicted(named: str) ->
         beats(story, "r", moved=num_beats, contributions=named)
         story.wait(LIMITS.heartbeat_s)
     if named:
-        assert contributors(story) == [1, 2, 3]
+        assert story.contributor_ids() == [1, 2, 3]
         assert "sites could not exchange: 1 with 4, 2 with 4, 3 with 4, 4 with 1" in "\n".join(story.log)
         assert story.view.num_evicted == 0
     else:
-        assert contributors(story) == [1, 2, 3]
-        assert story.core.run.members.sites["r"].evicted
+        assert story.contributor_ids() == [1, 2, 3]
+        assert story.evicted_because("r")
         assert story.view.num_evicted == 1
 
 
@@ -167,10 +158,10 @@ def test_7_who_held_up_the_others_contributes_soon_and_reduces_much_later() -> N
     for sync in range(2, 70):
         for name in "abcr":
             story.ready(name)
-        plan, contributing = story.plan(), contributors(story)
+        plan, contributing = story.plan(), story.contributor_ids()
         assert plan.sync == sync
         contributes += [sync] if 4 in contributing else []
-        reduces += [sync] if 4 in reducers(story) else []
+        reduces += [sync] if 4 in story.reducer_ids() else []
         for name in "abcr":
             if story.sites[name].site_id in contributing:
                 story.done(name, f"s{sync - 1}", plan=plan)
@@ -190,9 +181,9 @@ def test_7_a_reducer_that_waits_for_a_site_that_gives_nothing_is_not_blamed_for_
         beats(story, "x")
         story.wait(LIMITS.heartbeat_s)
     assert story.view.num_evicted == 1
-    assert story.core.run.members.sites["x"].evicted
-    assert contributors(story) == [1, 2, 3]
-    assert not story.core.run.trouble.receive_only.of(2) & {3}
+    assert story.evicted_because("x")
+    assert story.contributor_ids() == [1, 2, 3]
+    assert 3 not in story.receives_only(2)
 
 
 def test_7_who_waits_for_a_reducer_that_gets_on_is_waited_for() -> None:
@@ -215,8 +206,8 @@ def test_7_where_two_say_the_contrary_neither_reduces_and_neither_is_blamed() ->
         beats(story, "r", contributions="x")
         beats(story, "x", payloads="r")
         story.wait(LIMITS.heartbeat_s)
-    assert contributors(story) == [1, 2, 3, 4]
-    assert reducers(story) == {1, 2}
+    assert story.contributor_ids() == [1, 2, 3, 4]
+    assert story.reducer_ids() == {1, 2}
     assert story.view.num_evicted == 0
 
 
@@ -225,7 +216,7 @@ def test_7_who_says_for_ever_that_it_waits_for_sites_that_are_done_is_left_behin
     for name in "ab":
         story.done(name, "s1")
     num_beats, until = 0, story.now + FOUND_S
-    while story.now < until and story.core.run.log.last == 1:
+    while story.now < until and story.last_commit() == 1:
         num_beats += 1
         beats(story, "x", moved=num_beats, contributions="a", payloads="ab")
         story.wait(LIMITS.heartbeat_s)
@@ -241,7 +232,7 @@ def left_behind(story: Story, sync: int) -> None:
         for name in "ab":
             story.done(name, f"s{sync - 1}")
         until = story.now + FOUND_S
-        while story.now < until and story.core.run.log.last < sync:
+        while story.now < until and story.last_commit() < sync:
             beats(story, "x", payloads="ab")
             story.wait(LIMITS.heartbeat_s)
     else:
@@ -257,15 +248,14 @@ def test_7_who_is_left_behind_again_and_again_is_waited_for_less_each_time_and_e
     story.start("a", "b", "x")
     story.commit_one("a", "b", "x", state="s0", following="s1")
     with_x = []
-    x = story.core.run.members.sites["x"]
     sync = 1
-    while not x.evicted:
+    while not story.evicted_because("x"):
         sync += 1
         left_behind(story, sync)
         if 3 in [c.site_id for c in story.last("a", m.Commit).contributors]:
             with_x.append(sync)
     assert with_x == [2, 4, 9, 26]
-    assert x.conduct.strikes == 1
+    assert story.strikes_of("x") == 1
 
 
 def test_what_many_say_that_they_wait_for_is_looked_at_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,4 +295,4 @@ def test_7_the_deadline_is_for_those_too_who_say_that_they_wait() -> None:
         beats(story, "x", payloads="ab")
         story.wait(LIMITS.heartbeat_s)
     assert story.now > deadline - LIMITS.heartbeat_s
-    assert "went beyond the deadline of sync 2" in story.core.run.members.sites["x"].evicted
+    assert "went beyond the deadline of sync 2" in story.evicted_because("x")

@@ -31,7 +31,7 @@ def commit(story: Story, tokens: dict[str, int], state: str, following: str) -> 
     for name in tokens:
         story.done(name, state)
     for name in tokens:
-        story.applied(name, story.core.run.log.last, following)
+        story.applied(name, story.last_commit(), following)
     made: m.Commit = story.last(next(iter(tokens)), m.Commit)
     return made
 
@@ -185,9 +185,8 @@ def test_12_a_plan_that_came_with_the_commit_gives_way_to_one_that_says_the_cut_
     assert [c.tokens for c in made.contributors] == [100, 100, 1600]
     for name in "abc":
         story.applied(name, 2, "s2")
-    sync = story.core.run.sync
-    assert sync is not None
-    assert sync.attempt is None, "no plan without weights after a weight that was cut"
+    assert story.open_sync() is not None
+    assert not story.attempt(), "no plan without weights after a weight that was cut"
     made = commit(story, {"a": 100, "b": 100, "c": HUGE}, "s2", "s3")
     assert (made.attempt, [c.tokens for c in made.contributors]) == (1, [100, 100, 1600])
 
@@ -257,7 +256,7 @@ def test_9_a_lease_of_2_to_the_40_positions_is_refused() -> None:
     story = a_run("a", "b", every=1000)
     story.says("a", m.LeaseRequest(num_samples=1 << 44, wanted=1 << 40))
     assert "1099511627776 samples" in story.last("a", m.Refused).text
-    assert not story.core.run.ledger.lines
+    assert not story.lines()
 
 
 def test_the_runs_loss_is_the_median_over_sites_beside_the_weighted_mean() -> None:

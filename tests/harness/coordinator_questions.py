@@ -1,0 +1,406 @@
+"""What tests ask the coordinator's core, by name. No other test knows how the core keeps it.
+
+Answers are names, numbers and frozen messages. What the status says of a run is asked of `view`. Sites are named; that
+the core knows the site is part of most questions, which fail otherwise.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from atoll.coordinator.core import evidence, going_back, liveness, manifests
+from atoll.coordinator.core.disputes import Need
+from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.membership import Site, Standing
+from atoll.coordinator.core.syncs import Attempt, Sync
+from atoll.coordinator.core.view import RunView
+from atoll.protocol import messages as m
+from atoll.protocol.layout import Manifest
+from atoll.protocol.plans import reducers
+from atoll.protocol.time_limits import TimeLimits
+from tests.harness.snapshots import snapshot
+
+if TYPE_CHECKING:
+    from atoll.coordinator.service import CoordinatorServer
+
+
+class CoordinatorQuestions:
+    core: Core
+    now: float
+
+    @property
+    def view(self) -> RunView:
+        return self.core.view(self.now)
+
+    @property
+    def limits(self) -> TimeLimits:
+        return self.core.run.limits
+
+    # --- the run
+
+    def last_commit(self) -> int:
+        return self.core.run.log.last
+
+    def contributors_to(self, commit: int) -> frozenset[int]:
+        """Their ids; nobody's if the commit is older than the log."""
+        return self.core.run.log.contributors(commit)
+
+    def attested(self, commit: int) -> bytes | None:
+        return self.attestations().get(commit)
+
+    def attestations(self) -> dict[int, bytes]:
+        """State hash by commit."""
+        return dict(self.core.run.log.attested)
+
+    def claimed_start(self) -> bytes | None:
+        """The state hash of commit 0 that a site says while too few others do."""
+        return self.core.run.claim
+
+    def agreed_manifest(self) -> Manifest | None:
+        found = self.core.run.manifest
+        return None if found is None else found.manifest
+
+    def num_chunks(self) -> int:
+        return len(self.core.run.chunk_sizes)
+
+    def waiting_offers(self) -> int:
+        """Offers of a model whose manifest is not known yet."""
+        return len(self.core.run.offers.waiting)
+
+    def manifest_is_coming(self) -> bool:
+        """A site was asked for it, and has not sent all of it."""
+        return self.core.run.offers.incoming is not None
+
+    def is_kept_out(self, name: str) -> bool:
+        return name in self.core.run.kept_out
+
+    def goes_back_to(self) -> int | None:
+        """The commit that sites are to put together; None if the run is not going back."""
+        going = self.core.run.going_back
+        return None if going is None else going.commit
+
+    # --- disputes
+
+    def disputed(self) -> str:
+        """Who holds different states of one commit; empty if nobody does, or that is settled."""
+        return self.core.run.disputed
+
+    def asked_for_evidence(self) -> str:
+        """The site that is to show something now; empty if nobody is."""
+        dispute = self.core.run.dispute
+        site = self.core.run.members.by_id(dispute.asked.site_id) if dispute is not None and dispute.asked else None
+        return "" if site is None else site.name
+
+    def evidence_bytes(self) -> int:
+        """The size of the answer of which parts are kept; 0 if none are."""
+        dispute = self.core.run.dispute
+        asked = dispute.asked if dispute is not None else None
+        return 0 if asked is None or not asked.data else asked.total_bytes
+
+    def num_shown(self) -> int:
+        """Answers that are whole, of the dispute under way."""
+        dispute = self.core.run.dispute
+        assert dispute is not None, "nothing is disputed"
+        return len(dispute.found)
+
+    # --- limits that depend on the run
+
+    def idle_limit_s(self) -> float:
+        return liveness.idle_limit_s(self.core.run)
+
+    def evidence_limit_s(self, what: m.Evidence, most_bytes: int) -> float:
+        return evidence.limit_s(self.core.run, Need(evidence=what, commit=1, expected=b"", most_bytes=most_bytes))
+
+    def manifest_part_limit_s(self) -> float:
+        return manifests._part_limit_s(self.core.run)
+
+    def longest_exchange_s(self, *names: str) -> float | None:
+        """Of those that these sites were in."""
+        return self.core.run.exchange_times.longest([self._site(name).site_id for name in names])
+
+    # --- sites
+
+    def known_sites(self) -> set[str]:
+        return set(self.core.run.members.sites)
+
+    def is_known(self, name: str) -> bool:
+        return name in self.core.run.members.sites
+
+    def live_sites(self) -> list[str]:
+        """In the order of ids."""
+        return [site.name for site in self.core.run.members.live()]
+
+    def last_site_id(self) -> int:
+        """The highest that was given."""
+        return self.core.run.members.last_id
+
+    def standing_of(self, name: str) -> str:
+        """new, seeding, joining, member or out."""
+        return self._site(name).standing.value
+
+    def is_live(self, name: str) -> bool:
+        return self._site(name).live
+
+    def is_connected(self, name: str) -> bool:
+        return self.stream_of(name) is not None
+
+    def stream_of(self, name: str) -> int | None:
+        """None as well if the core does not know the site."""
+        return self._site(name).stream if self.is_known(name) else None
+
+    def incarnation_of(self, name: str) -> int:
+        return self._site(name).incarnation
+
+    def id_of(self, name: str) -> int:
+        return self._site(name).site_id
+
+    def holds(self, name: str) -> int | None:
+        """The commit; None if it has no state, or has not said so in this session."""
+        return self._site(name).applied
+
+    def state_of(self, name: str) -> bytes:
+        """The hash of what it holds."""
+        return self._site(name).state_hash
+
+    def evicted_because(self, name: str) -> str:
+        """Empty unless it is evicted."""
+        return self._site(name).evicted
+
+    def gone_because(self, name: str) -> str:
+        return self._site(name).gone
+
+    def waits_for_admission(self, name: str) -> bool:
+        """It has offered, and its time has not come."""
+        return self._site(name).waits_with is not None
+
+    def admitted_again_at(self, name: str) -> float:
+        return self._site(name).conduct.admitted_again_at
+
+    def strikes_of(self, name: str) -> int:
+        return self._site(name).conduct.strikes
+
+    def has_contributed(self, name: str) -> bool:
+        """Since it was admitted."""
+        return self._site(name).conduct.has_contributed
+
+    def has_ever_contributed(self, name: str) -> bool:
+        return self._site(name).contributed
+
+    # --- streams
+
+    def streams(self) -> list[int]:
+        return list(self.core.run.members.streams)
+
+    def site_on(self, stream: int) -> str:
+        """Empty before its Hello."""
+        state = self.core.run.members.streams.get(stream)
+        if state is None or state.site is None:
+            return ""
+        assert self._site(state.site.name) is state.site, "two sites of one name"
+        return state.site.name
+
+    def num_sent_on(self, stream: int) -> int:
+        """Messages, whether the site has heard them or not."""
+        return self.core.run.members.streams[stream].num_sent
+
+    # --- the sync that is open
+
+    def open_sync(self) -> m.Open | None:
+        sync = self.core.run.sync
+        return None if sync is None else sync.open
+
+    def newest_sync(self) -> int:
+        """The highest number that was opened."""
+        return self.core.run.last_sync
+
+    def expected_ids(self) -> set[int]:
+        """Of the sites that the sync waits for at first."""
+        return set(self._sync().expected)
+
+    def ready_ids(self) -> set[int]:
+        return set(self._sync().ready)
+
+    def is_ready(self, name: str) -> bool:
+        """False as well without a sync, and of a site that the core does not know."""
+        sync = self.core.run.sync
+        return sync is not None and self.is_known(name) and self._site(name).site_id in sync.ready
+
+    def diverged_ids(self) -> set[int]:
+        """Of sites whose loss is not finite since the sync's base."""
+        return set(self._sync().diverged)
+
+    # --- its attempt
+
+    def attempt(self) -> int:
+        """0 while the sync is collected."""
+        attempt = self._attempt()
+        return 0 if attempt is None else attempt.plan.attempt
+
+    def plan(self) -> m.Plan:
+        attempt = self._attempt()
+        assert attempt is not None, "no plan"
+        return attempt.plan
+
+    def weighed_plan(self) -> m.Plan | None:
+        """The plan, once its weights are known."""
+        attempt = self._attempt()
+        return attempt.plan if attempt is not None and attempt.is_weighed else None
+
+    def weights_came_late(self) -> bool:
+        """The plan was sent without them, so that each site said its own to the others."""
+        attempt = self._attempt()
+        return attempt is not None and attempt.weighed_late
+
+    def reducer_ids(self) -> set[int]:
+        """Of the plan."""
+        return {member.site_id for member in reducers(self.plan(), self.num_chunks())}
+
+    def contributor_ids(self) -> list[int]:
+        """Of the plan."""
+        return [member.site_id for member in self.plan().contributors]
+
+    def is_planned(self, name: str) -> bool:
+        """It contributes to the attempt."""
+        attempt = self._attempt()
+        return attempt is not None and self._site(name).site_id in attempt.ids()
+
+    def is_done(self, name: str) -> bool:
+        attempt = self._attempt()
+        return attempt is not None and self._site(name).site_id in attempt.done
+
+    def is_asked_for_payload_list(self, name: str) -> bool:
+        """On the stream that it has."""
+        site, attempt = self._site(name), self._attempt()
+        return attempt is not None and attempt.list_asked.get(site.site_id, 0) == site.stream
+
+    def planned_samples(self) -> tuple[tuple[m.DataRange, ...], ...]:
+        """Of each contributor of the attempt."""
+        attempt = self._attempt()
+        assert attempt is not None, "no plan"
+        return attempt.ranges
+
+    # --- what failed exchanges taught
+
+    def held_up_others(self, sync: int) -> frozenset[int]:
+        """Ids of sites that do not reduce in that sync because they did."""
+        return self.core.run.trouble.held_up_others.of(sync)
+
+    def receives_only(self, sync: int) -> frozenset[int]:
+        """Ids of sites that do in that sync, as exchanges with them failed."""
+        return self.core.run.trouble.receive_only.of(sync)
+
+    def spared(self, sync: int) -> frozenset[int]:
+        """Ids of all sites that receive only in that sync, whatever for."""
+        return self.core.run.trouble.spared(sync)
+
+    # --- samples
+
+    def lines(self) -> set[int]:
+        """Of positions, by number."""
+        return set(self.core.run.ledger.lines)
+
+    def done_samples(self, line: int = 0) -> tuple[m.DataRange, ...]:
+        return self.core.run.ledger.lines[line].done.as_tuple()
+
+    def leased_by(self, name: str, line: int = 0) -> tuple[m.DataRange, ...]:
+        site = self._site(name)
+        return self.core.run.ledger.held(line, (site.site_id, site.incarnation)).as_tuple()
+
+    def outlived_contributions(self) -> list[tuple[int, int]]:
+        """(line, site id) of those whose sites are gone while the plan may still be committed."""
+        return list(self.core.run.ledger.kept)
+
+    # --- arrangements: where events alone would need long to bring the core
+
+    def evict_for(self, name: str, reason: str) -> None:
+        """It was found out: a strike."""
+        self.core.run.evict(self._site(name), reason)
+
+    def lose(self, name: str, reason: str) -> None:
+        """Its grace is over."""
+        self.core.run.lose(self._site(name), reason)
+
+    def set_strikes(self, name: str, strikes: int) -> None:
+        self._site(name).conduct.strikes = strikes
+
+    def put_on_probation(self, kind: str, name: str, *, sync: int, times: int = 1) -> None:
+        """`kind`: receive_only or reduce_nothing; from that sync on."""
+        getattr(self.core.run.trouble, kind).note([self._site(name).site_id] * times, sync)
+
+    def forget_who_is_gone(self) -> None:
+        for site in self.core.run.members.gone():
+            self.core.run.members.forget(site)
+
+    def forget_hash(self, commit: int, *, and_reports: bool = True) -> None:
+        """As if it had not been attested; nor, `and_reports`, had any site said what it is."""
+        del self.core.run.log.attested[commit]
+        if and_reports:
+            del self.core.run.log._reports[commit]
+
+    def set_state_bytes(self, num_bytes: int) -> None:
+        """The size of the model's values at each site."""
+        self.core.run.state_bytes = num_bytes
+
+    def go_back(self, commit: int, reason: str) -> str:
+        """The core itself decides so. Why it is not tried; empty if it is."""
+        return going_back.begin(self.core.run, commit, reason)
+
+    def count_looks_at_traffic(self) -> Looks:
+        """At when a site of the attempt last exchanged anything, from now on."""
+        attempt = self._attempt()
+        assert attempt is not None, "no plan"
+        attempt.traffic_at = looks = Looks()
+        return looks
+
+    # --- how the core keeps it
+
+    def _site(self, name: str) -> Site:
+        return self.core.run.members.sites[name]
+
+    def _sync(self) -> Sync:
+        sync = self.core.run.sync
+        assert sync is not None, "no sync is open"
+        return sync
+
+    def _attempt(self) -> Attempt | None:
+        sync = self.core.run.sync
+        return None if sync is None else sync.attempt
+
+
+class Looks(dict[int, float]):
+    num = 0
+
+    def get(self, key: int, default: Any = None) -> Any:
+        self.num += 1
+        return super().get(key, default)
+
+
+def of_server(server: CoordinatorServer) -> CoordinatorQuestions:
+    """To the core of a coordinator that runs."""
+    questions = CoordinatorQuestions()
+    questions.core, questions.now = server._core, time.monotonic()
+    return questions
+
+
+STREAMS_AND_SIGNS_OF_LIFE = frozenset(
+    {
+        "out", "now", "streams", "num_refused", "num_malformed", "gone", "paused", "hello",
+        "settings", "limits", "heard_at", "progress_at", "offers",
+    }
+)  # fmt: skip
+
+
+def decisions(core: Core) -> Any:
+    """Everything that the core holds but streams, signs of life, and sites that only said Hello."""
+    found = snapshot(core.run, STREAMS_AND_SIGNS_OF_LIFE)
+    sites = found["members"]["sites"]
+    for name in [name for name, site in sites.items() if not site["site_id"]]:
+        del sites[name]
+    for site in sites.values():
+        if site["standing"] is Standing.NEW:
+            site["standing"] = Standing.OUT
+        if site["standing"] is Standing.OUT:  # what it said of itself counts from its next admission on
+            for word in ("stream", "heartbeat"):
+                del site[word]
+    return found
