@@ -9,16 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.core import events as e
-from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind
-from atoll.node.core.site import SiteCore
-from atoll.node.core.state import Outer, SnapshotPhase
+from atoll.node.core.state import Outer
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
-from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances, snapshot
+from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances
+from tests.harness.site_questions import SiteQuestions, a_core, decisions
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
@@ -49,26 +48,16 @@ MESSAGES = st.one_of(
         st.just(m.Evicted(reason="slow")),
     ]
 )
-INSIGNIFICANT = frozenset({"out", "now", "settings", "limits"})
 
 
-class Host:
+class Host(SiteQuestions):
     """Workers and data plane. What the core asks for is done when the test says so, or fails."""
 
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         self.now = 100.0
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
-        identity = SiteIdentity(
-            name="a",
-            key=bytes(32),
-            address="a:1",
-            incarnation=1,
-            atoll_version="0",
-            from_saved_model=data.draw(st.booleans()),
-            bandwidth_bytes_per_s=0,
-        )
-        self.core = SiteCore(identity, SETTINGS, held, self.now)
+        self.core = a_core(SETTINGS, held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
 
     def happens(self, event: e.Event) -> list[e.Output]:
@@ -125,7 +114,7 @@ class Host:
                 assert answer.next_step > step
                 self.due.append(e.BoundaryAsked(generation=generation, step=answer.next_step, seq=0))
             case AnswerKind.SNAPSHOT:
-                assert self.core.site.snapshot.phase is SnapshotPhase.WRITING
+                assert self.snapshot_phase() == "writing"
                 sealed = e.SnapshotSealed(
                     generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0
                 )
@@ -148,16 +137,13 @@ class Host:
                 self.now += self.data.draw(st.sampled_from([0.1, 2.0, 10.0]))
                 self.happens(e.Tick())
             case 3:
-                generation = self.core.site.workers.generation
-                kind = self.data.draw(st.sampled_from(e.FailureKind)) if self.core.site.workers.running else None
+                kind = self.data.draw(st.sampled_from(e.FailureKind)) if self.workers_run() else None
                 if kind is e.FailureKind.CRASHED:
-                    self.happens(e.WorkersFailed(generation=generation, kind=kind, text="killed"))
+                    self.happens(e.WorkersFailed(generation=self.generation, kind=kind, text="killed"))
             case 5:
-                data = self.core.site.data
-                first = data.first + self.data.draw(st.integers(0, 3))
-                epoch = max(0, data.epoch - self.data.draw(st.integers(0, 1)))
-                generation = self.core.site.workers.generation
-                draw = e.DrawAsked(generation=generation, rank=0, epoch=epoch, first=first, num_samples=4)
+                first = self.queue_places()[0] + self.data.draw(st.integers(0, 3))
+                epoch = max(0, self.data_epoch() - self.data.draw(st.integers(0, 1)))
+                draw = e.DrawAsked(generation=self.generation, rank=0, epoch=epoch, first=first, num_samples=4)
                 self.happens(draw)
             case 4:
                 if self.data.draw(st.integers(0, 5)) == 0:
@@ -174,12 +160,12 @@ class Host:
         except InvalidMessage:
             return
         term = self.data.draw(st.sampled_from([1, 1, 1, 2, 0]))
-        before = copy.deepcopy(self.core)
+        before, heard = copy.deepcopy(self.core), self.newest_term()
         outputs = self.happens(e.Received(term, message))
-        if term < before.site.term:
+        if term < heard:
             before.handle(e.Tick(), self.now)
             assert not [o for o in outputs if isinstance(o, e.Send | e.Exit | e.BeginExchange | e.ApplyCommit)]
-            assert snapshot(self.core.ctx, INSIGNIFICANT) == snapshot(before.ctx, INSIGNIFICANT)
+            assert decisions(self.core) == decisions(before)
 
 
 @fuzz(250)
@@ -191,12 +177,12 @@ def test_no_message_crashes_it_and_one_of_an_old_term_changes_nothing(data: st.D
         host.happens(e.SessionOpened())
         host.happens(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1)))
         host.happens(host.due.pop(0))
-        known = host.core.site.outer is not None
-        as_what = m.AdmittedAs.MEMBER if known else m.AdmittedAs.SEEDER
+        as_what = m.AdmittedAs.SEEDER if host.holds() is None else m.AdmittedAs.MEMBER
         host.happens(e.Received(1, m.Admitted(site_id=1, admitted_as=as_what, run_seed=1)))
     if stage in ("training", "sealed"):
-        base = host.core.site.outer.commit if host.core.site.outer else 0
-        host.happens(e.Received(1, m.Open(sync=1, base_commit=base, run_step=0, run_tokens=0, num_steps=10)))
+        host.happens(
+            e.Received(1, m.Open(sync=1, base_commit=host.holds() or 0, run_step=0, run_tokens=0, num_steps=10))
+        )
         for _ in range(12 if stage == "sealed" else 4):
             if host.due:
                 host.happens(host.due.pop(0))

@@ -12,9 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.node.core import events as e
-from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
@@ -23,6 +21,7 @@ from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
+from tests.harness.site_questions import SiteQuestions, a_core
 
 NAMES = "abcd"
 NUM_STEPS = 10
@@ -33,7 +32,7 @@ def a_hash(text: str) -> bytes:
     return Digest("story").text(text).finish()
 
 
-class SiteStory:
+class SiteStory(SiteQuestions):
     """`state` is the commit that the site's disk holds; -1: none."""
 
     def __init__(self, state: int = -1, overrun: int = 0) -> None:
@@ -47,16 +46,7 @@ class SiteStory:
         held = None
         if state >= 0:
             held = Outer(commit=state, state_hash=a_hash(f"s{state}"), run_step=0, run_tokens=0)
-        identity = SiteIdentity(
-            name="a",
-            key=bytes(32),
-            address="a:1",
-            incarnation=1,
-            atoll_version="0",
-            from_saved_model=False,
-            bandwidth_bytes_per_s=0,
-        )
-        self.core = SiteCore(identity, self.settings, held, self.now)
+        self.core = a_core(self.settings, held, self.now)
         self.phase = self.core.phase
         self._questions: dict[int, int] = {}  # step -> questions asked there, of this generation
         self._publishing: e.PublishState | None = None
@@ -71,7 +61,7 @@ class SiteStory:
         while (deadline := self.core.next_deadline()) is not None and deadline <= end:
             self.now = max(self.now, deadline)
             self.happens(e.Tick())
-            if self.core.site.exited:
+            if self.has_ended():
                 return
             assert self.core.next_deadline() != deadline, "a deadline that has passed is still waited for"
         self.now = end
@@ -96,26 +86,22 @@ class SiteStory:
         self.term = max(self.term, term)
         self.happens(e.Received(term or self.term, message))
 
-    @property
-    def generation(self) -> int:
-        return self.core.site.workers.generation
-
     def join_and_train(self) -> None:
         """A member whose workers train from the commit on its disk. Not told: it is in other stories."""
-        outer = self.core.site.outer
-        assert outer is not None, "only a site with a state goes on training: node state=0 trains"
+        commit = self.holds()
+        assert commit is not None, "only a site with a state goes on training: node state=0 trains"
         self.happens(e.SessionOpened())
-        self.welcome(outer.commit)
+        self.welcome(commit)
         self.happens(
             e.WorkersJoined(
                 generation=self.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
             )
         )
         self.admitted("member")
-        self.hears(_open(outer.commit + 1, outer.commit))
+        self.hears(_open(commit + 1, commit))
         self.asks(0)
         self.published()
-        self.happens(e.Merged(generation=self.generation, version=outer.commit, wait_s=0.1))
+        self.happens(e.Merged(generation=self.generation, version=commit, wait_s=0.1))
         self.log.clear()
 
     # --- the coordinator
@@ -162,7 +148,7 @@ class SiteStory:
 
     def _done(self, by: str) -> tuple[m.LineRanges, ...]:
         """What the site was trained on, if it contributes."""
-        ranges = self.core.site.snapshot.ranges
+        ranges = self.snapshot_samples()
         return (m.LineRanges(line=GLOBAL_LINE, ranges=ranges),) if ranges and "a" in by.split(",") else ()
 
     def sources(self, attested: int, donors: str = "", commits: str = "", by: str = "b,c") -> None:
@@ -200,8 +186,10 @@ class SiteStory:
         )
 
     def draw(self, num_samples: int, first: int) -> None:
-        epoch = self.core.site.data.epoch
-        self.happens(e.DrawAsked(generation=self.generation, rank=0, epoch=epoch, first=first, num_samples=num_samples))
+        asked = e.DrawAsked(
+            generation=self.generation, rank=0, epoch=self.data_epoch(), first=first, num_samples=num_samples
+        )
+        self.happens(asked)
 
     def exchange_ends(self, *, peer: str = "") -> None:
         assert self._exchange is not None, "no exchange was begun"

@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +19,6 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from atoll.node.core import events as e
-from atoll.node.core.state import Outer, Saving
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -136,6 +136,26 @@ def test_the_exit_code_says_why_work_on_this_disk_failed(
     assert ended_by(happen, tmp_path)[0] == code
 
 
+def saves_the_last_model(node: Node) -> None:
+    """Its core has come there: the run is over, the state is the run's, the workers have left."""
+    attested = (m.Attestation(commit=1, state_hash=bytes(32)),)
+    donors = (m.Donor(site_id=2, incarnation=1, address=NOBODY, commit=1),)
+    events: tuple[e.Event, ...] = (
+        e.SessionOpened(),
+        e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1)),
+        e.WorkersJoined(generation=1, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20),
+        e.Received(1, m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=1)),
+        e.Received(1, m.Sources(attested=attested, donors=donors)),
+        e.StateFetched(commit=1, state_hash=bytes(32), run_step=1, run_tokens=1, final=True),
+        e.Received(1, m.Finished(commit=1, reason="", run_step=1, run_tokens=1, state_hash=bytes(32))),
+        e.WorkersLeft(generation=1, reason="told to stop"),
+        e.SessionLost("the coordinator ended the session"),
+    )
+    outputs = [output for event in events for output in node.core.handle(event, time.monotonic())]
+    assert [o for o in outputs if isinstance(o, e.SaveModel)] == [e.SaveModel(commit=1, run_step=1, run_tokens=1)]
+    assert not [o for o in outputs if isinstance(o, e.Exit)]
+
+
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "gone"), HostError("no space is left")])
 def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -154,9 +174,7 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         plane.save = save
         plane.frozen = lambda commit: nullcontext()
         node.plane = plane
-        node.core.site.outer = Outer(commit=1, state_hash=b"", run_step=1, run_tokens=1)
-        node.core.site.final, node.core.site.saving = True, Saving(commit=1, state_hash=bytes(32))
-        node.core.site.finished = m.Finished(commit=1, reason="", run_step=1, run_tokens=1, state_hash=bytes(32))
+        saves_the_last_model(node)
         node._execute(e.SaveModel(commit=1, run_step=1, run_tokens=1))
 
     code, text = ended_by(happen, tmp_path)

@@ -19,7 +19,7 @@ def flap(drive: Driver, lasts_s: float) -> list[e.Output]:
     """Streams that open and end without a Welcome; all that the core wants meanwhile but Hello."""
     outputs: list[e.Output] = []
     until = drive.now + lasts_s
-    while drive.now < until and not drive.core.site.exited:
+    while drive.now < until and not drive.has_ended():
         outputs += drive(e.SessionLost("the coordinator ended the session"))
         drive.now += EVERY_S
         outputs += drive(e.Tick())
@@ -49,7 +49,7 @@ def test_why_the_session_ends_is_said_once_and_again_after_a_welcome() -> None:
     reports = [o for o in flap(drive, 20 * EVERY_S) if isinstance(o, e.Report)]
     assert [(r.level, "the coordinator ended the session" in r.text) for r in reports] == [(logging.WARNING, True)]
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1))
-    assert drive.core.site.away_since is None
+    assert not drive.is_away()
     assert len([o for o in flap(drive, 20 * EVERY_S) if isinstance(o, e.Report)]) == 1
 
 

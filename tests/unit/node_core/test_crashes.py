@@ -26,8 +26,7 @@ LIMITS = PRESETS["local"]
 
 
 def crash(drive: Driver, *, num_steps: int = 0, text: str = "killed by signal 9") -> None:
-    generation = drive.core.site.workers.generation
-    drive(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text=text, num_steps=num_steps))
+    drive(e.WorkersFailed(generation=drive.generation, kind=e.FailureKind.CRASHED, text=text, num_steps=num_steps))
 
 
 def starts(drive: Driver) -> bool:
@@ -99,7 +98,7 @@ def test_a_step_between_crashes_keeps_the_site_in_the_run_and_a_boundary_ends_th
     for num_steps in (0, 3, 0, 0):
         if drive.core.next_deadline() is not None:
             wait(drive)
-        assert drive.core.site.workers.running
+        assert drive.workers_run()
         crash(drive, num_steps=num_steps)
     wait(drive)
     drive.joined()
@@ -166,8 +165,7 @@ def test_the_snapshot_of_dead_workers_is_committed_meanwhile() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.core.site.outer is not None
-    assert drive.core.site.outer.commit == 1
+    assert drive.holds() == 1
     assert drive.core.phase == "waiting to restart workers"
 
 
@@ -182,7 +180,7 @@ def test_samples_stay_leased_and_are_drawn_again_by_the_new_workers() -> None:
     wait(drive)
     drive.joined()
     announce(drive)
-    assert draw(drive, 0, epoch=drive.core.site.data.epoch) == spans((0, 256))
+    assert draw(drive, 0, epoch=drive.data_epoch()) == spans((0, 256))
 
 
 def test_the_end_of_the_run_and_ctrl_c_do_not_wait_for_new_workers() -> None:

@@ -11,10 +11,9 @@ from tests.unit.node_core.test_site import HASH, Driver, at_boundary, commit, ex
 
 
 def diverge(drive: Driver, exit_code: int = NonFiniteError.exit_code) -> None:
-    generation = drive.core.site.workers.generation
     drive(
         e.WorkersFailed(
-            generation=generation,
+            generation=drive.generation,
             kind=e.FailureKind.FATAL,
             text="the loss became nan",
             exit_code=exit_code,

@@ -7,9 +7,9 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
-from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import MAX_POSITION
-from tests.unit.node_core.test_site import HASH, Driver, commit, exchanged, opened, plan, started
+from atoll.protocol.settings import settings_to_json
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
 ROUND = 8  # samples of the site a step
 WINDOW = 10 * ROUND
@@ -27,8 +27,7 @@ def loading() -> Driver:
 
 
 def announce(drive: Driver) -> None:
-    generation = drive.core.site.workers.generation
-    drive(e.DataAnnounced(generation=generation, num_samples=1000, round_samples=ROUND, rounds_ahead=2))
+    drive(e.DataAnnounced(generation=drive.generation, num_samples=1000, round_samples=ROUND, rounds_ahead=2))
 
 
 def asked(drive: Driver) -> list[int]:
@@ -41,8 +40,7 @@ def lease(drive: Driver, *pairs: tuple[int, int]) -> None:
 
 def draw(drive: Driver, first: int, *, epoch: int = 0, count: int = ROUND, rank: int = 0) -> tuple[m.DataRange, ...]:
     """What a rank gets; empty while it waits."""
-    generation = drive.core.site.workers.generation
-    drive(e.DrawAsked(generation=generation, rank=rank, epoch=epoch, first=first, num_samples=count))
+    drive(e.DrawAsked(generation=drive.generation, rank=rank, epoch=epoch, first=first, num_samples=count))
     return drawn(drive)
 
 
@@ -53,12 +51,16 @@ def drawn(drive: Driver) -> tuple[m.DataRange, ...]:
 def seal(drive: Driver, step: int, used: int) -> None:
     drive.ask(step)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
-    generation = drive.core.site.workers.generation
-    drive(
-        e.SnapshotSealed(
-            generation=generation, step=step, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=used
-        )
+    report = e.SnapshotSealed(
+        generation=drive.generation,
+        step=step,
+        tokens=100,
+        num_steps=10,
+        mean_loss=1.0,
+        train_s=1.0,
+        samples_used=used,
     )
+    drive(report)
 
 
 def listed(drive: Driver) -> tuple[m.DataRange, ...]:
@@ -69,7 +71,7 @@ def listed(drive: Driver) -> tuple[m.DataRange, ...]:
 def commit_it(drive: Driver, number: int, sync: int, *, contributors: tuple[int, ...] = (1, 2)) -> None:
     done: tuple[m.DataRange, ...] = ()
     if 1 in contributors:
-        done = drive.core.site.snapshot.ranges
+        done = drive.snapshot_samples()
         drive.receive(plan(sync, base=number - 1, contributors=contributors))
         exchanged(drive, sync)
     drive.receive(commit(number, sync, contributors=contributors, done=done))
@@ -152,8 +154,7 @@ def test_ready_lists_what_is_used_and_the_commit_ends_it() -> None:
     lease(drive, (0, 40), (500, 796))
     commit_it(drive, 1, 1)
     take(drive, 1, 10, 1)
-    data = drive.core.site.data
-    assert data.leased == Ranges(spans((540, 796)))
+    assert drive.leased_samples() == spans((540, 796))
     seal(drive, 20, 2 * WINDOW)
     assert listed(drive) == spans((540, 620))
 
@@ -171,7 +172,7 @@ def test_2_a_site_that_missed_the_sync_lists_the_same_and_more_in_the_next_one()
     seal(drive, 10, WINDOW)
     commit_it(drive, 1, 1, contributors=(2, 3))
     assert take(drive, 1, 10, 1).mode is MergeMode.SHIFT
-    assert drive.core.site.data.leased == Ranges(spans((0, 400)))
+    assert drive.leased_samples() == spans((0, 400))
     drive(e.Published(e.Values(1)))
     seal(drive, 10, WINDOW + ROUND)
     assert listed(drive) == spans((0, WINDOW + ROUND))
@@ -186,7 +187,7 @@ def test_steps_beyond_the_boundary_are_listed_in_the_next_ready() -> None:
     drive.ask(10, 1)
     assert drive.answer().next_step == 11
     drive(e.SessionOpened())
-    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), started=True))
     commit_it(drive, 1, 1)
     assert take(drive, 1, 11, 0).mode is MergeMode.MERGE
     seal(drive, 20, 2 * WINDOW)
@@ -197,14 +198,14 @@ def test_what_the_coordinator_says_twice_changes_nothing() -> None:
     drive = loading()
     lease(drive, (0, 256))
     lease(drive, (0, 256))
-    assert drive.core.site.data.end == 256
+    assert drive.queue_places() == (0, 256)
 
 
 def test_a_question_that_was_lost_is_asked_again() -> None:
     drive = loading()
     drive(e.SessionLost("gone"))
     drive(e.SessionOpened())
-    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), started=True))
     assert asked(drive) == [256]
 
 
@@ -212,10 +213,10 @@ def test_25_after_an_eviction_nothing_is_left_and_the_ranks_hear_of_the_new_epoc
     drive = loading()
     lease(drive, (0, 256))
     drive.receive(m.Evicted(reason="silent"))
-    assert drive.core.site.data.leased == Ranges()
+    assert drive.leased_samples() == ()
     # On the way to the boundary a rank still gets samples: they will not count.
     assert draw(drive, 256) == spans((0, ROUND))
-    drive.receive(m.Welcome(settings_json=drive.core.ctx.settings_json, started=True))
+    drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), started=True))
     assert asked(drive) == [], "not admitted yet"
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
     assert asked(drive) == [256]
@@ -228,8 +229,7 @@ def test_25_after_an_eviction_nothing_is_left_and_the_ranks_hear_of_the_new_epoc
 
 def restarted(drive: Driver) -> None:
     """The workers crash and come back."""
-    generation = drive.core.site.workers.generation
-    drive(e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text="killed"))
+    drive(e.WorkersFailed(generation=drive.generation, kind=e.FailureKind.CRASHED, text="killed"))
     drive.joined()
 
 
@@ -241,7 +241,7 @@ def test_4_samples_that_crashed_workers_had_drawn_are_drawn_again() -> None:
     restarted(drive)
     answer = take(drive, 0, 0, 0)
     assert (answer.fresh, answer.data_epoch) == (True, 1)
-    assert not drive.core.site.data.draws, "who asked is gone"
+    assert drive.num_draws_waiting() == 0, "who asked is gone"
     announce(drive)
     assert draw(drive, 0, epoch=1) == spans((0, 256))
 
@@ -257,12 +257,11 @@ def test_4_a_sealed_snapshot_of_crashed_workers_is_not_drawn_again_unless_it_is_
         announce(drive)
         assert draw(drive, 0, epoch=1) == spans((WINDOW, 336))
         commit_it(drive, 1, 1, contributors=(1, 2) if is_committed else (2, 3))
-        data = drive.core.site.data
         if is_committed:
-            assert data.leased == Ranges(spans((WINDOW, 336)))
-            assert data.between(0, data.end) == spans((WINDOW, 336))
+            assert drive.leased_samples() == spans((WINDOW, 336))
+            assert drive.queued_samples() == spans((WINDOW, 336))
         else:
-            assert data.between(0, data.end) == spans((WINDOW, 336), (0, WINDOW)), "drawn again, behind the others"
+            assert drive.queued_samples() == spans((WINDOW, 336), (0, WINDOW)), "drawn again, behind the others"
 
 
 def test_a_rank_that_draws_what_is_in_a_commit_is_a_fatal_error() -> None:

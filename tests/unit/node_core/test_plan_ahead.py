@@ -25,10 +25,8 @@ def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
     drive.receive(ahead)
     assert not [o for o in drive.out if isinstance(o, e.Send)], "it is kept until the commit is applied"
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive.out.clear()
-    publish = drive.core.site.publishing
-    assert publish is not None
-    drive(e.Published(publish))
+    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    drive(e.Published(e.Values(1)))
     drive.out.clear()
     drive.merged(1)
     drive.out.clear()
@@ -113,7 +111,7 @@ def test_weights_that_fit_no_plan_fail_the_attempt(wrong: m.Weights) -> None:
     (failed,) = [o.message for o in drive.out if isinstance(o, e.Send)]
     assert isinstance(failed, m.ExchangeFailed)
     assert (failed.sync, failed.attempt, failed.term) == (wrong.sync, wrong.attempt, wrong.term)
-    assert drive.core.site.exchange is not None, "and the one that runs is left alone"
+    assert drive.is_exchanging(), "and the one that runs is left alone"
 
 
 def test_weights_of_a_plan_that_gave_way_say_nothing() -> None:
@@ -143,7 +141,7 @@ def test_a_snapshot_that_missed_the_commit_is_not_exchanged_by_the_plan_after_it
     drive.receive(AHEAD)
     drive.receive(opened(2, 1))  # and commit 1 is still to come
     assert not [o for o in drive.out if isinstance(o, e.BeginExchange)]
-    assert drive.core.site.exchange is None
+    assert not drive.is_exchanging()
 
 
 def test_who_receives_by_a_later_plan_does_not_go_back_to_it() -> None:
@@ -171,4 +169,4 @@ def test_25_an_evicted_site_does_not_go_by_it() -> None:
     drive = with_a_plan()
     drive.receive(m.Evicted(reason="test"))
     drive.receive(opened(2, 1))
-    assert drive.core.site.ahead is None
+    assert not drive.has_next_plan()

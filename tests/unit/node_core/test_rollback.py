@@ -73,7 +73,7 @@ def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
     drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
     drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=100))
-    assert drive.core.site.workers.contributed
+    assert drive.has_contributed()
 
 
 def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
@@ -86,13 +86,13 @@ def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
         e.SnapshotSealed(generation=1, step=10, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=100)
     )
     drive.receive(plan(1))
-    drive.receive(commit(1, 1, done=drive.core.site.snapshot.ranges))
+    drive.receive(commit(1, 1, done=drive.snapshot_samples()))
     drive(e.ApplyFailed(1, "not in the log"))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive.receive(opened(4, 0))
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
-    assert not drive.core.site.data.leased, "the coordinator says what is left of them"
-    assert drive.core.site.workers.discard_local
+    assert not drive.leased_samples(), "the coordinator says what is left of them"
+    assert drive.discards_local()
 
 
 def test_nothing_is_begun_in_a_log_from_which_void_attempts_are_about_to_be_removed() -> None:
@@ -146,7 +146,7 @@ def test_what_the_first_rollback_voids_is_void_although_the_second_goes_back_les
     drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
     drive.up_to_admitted(m.AdmittedAs.MEMBER, 1)
     drive.receive(commit(3, 3, contributors=(2, 3)))
-    assert drive.core.site.applying == 3
+    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(3, 3, contributors=(2, 3)))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="what followed is of no use"))
     drive.receive(m.RolledBack(branch=2, commit=2, reason="asked by a person"))
     drive(e.CommitApplied(commit=3, state_hash=HASH))
@@ -156,10 +156,10 @@ def test_what_the_first_rollback_voids_is_void_although_the_second_goes_back_les
 def test_a_void_commit_that_cannot_be_applied_is_not_lacking_in_the_new_branch() -> None:
     drive = started()
     drive.receive(commit(1, 1))
-    assert drive.core.site.applying == 1
+    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive(e.ApplyFailed(1, "not in the log"))
-    assert drive.core.site.lacks == 0
+    assert drive.lacks() == 0
 
 
 def test_a_commit_of_the_new_branch_is_not_taken_for_the_void_one_of_its_number() -> None:
@@ -218,8 +218,7 @@ def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> No
     assert not [o for o in drive.out if isinstance(o, e.RollBack)]
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(e.RollBack) == e.RollBack(0, 1)
-    assert drive.core.site.outer is not None
-    assert drive.core.site.outer.commit == 0
+    assert drive.holds() == 0
 
 
 def test_nothing_is_written_for_the_workers_from_a_state_that_is_about_to_be_rolled_back() -> None:
@@ -265,7 +264,7 @@ def test_it_puts_an_older_state_together_and_says_what_came_of_it() -> None:
     drive = started()
     drive.receive(m.RebuildCommit(commit=0, state_hash=HASH, last_commit=7))
     assert drive.wants(e.RebuildCommit) == e.RebuildCommit(commit=0, state_hash=HASH, last_commit=7)
-    assert drive.core.site.outer is not None, "nothing is given up for it"
+    assert drive.holds() is not None, "nothing is given up for it"
     drive(e.CommitRebuilt(commit=0, state_hash=HASH, oldest=0))
     assert drive.sent() == [m.CommitRebuilt(commit=0, state_hash=HASH, has_oldest=True)]
     drive(e.CommitRebuilt(commit=0, state_hash=b"", oldest=None, text="no room"))

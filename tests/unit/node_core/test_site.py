@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from atoll.node.core import events as e
-from atoll.node.core.context import SiteIdentity
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.site import SiteCore
 from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from tests.harness.site_questions import PROCESS, SiteQuestions, a_core
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
@@ -28,22 +27,14 @@ def member(site_id: int, incarnation: int = 1, tokens: int = 100) -> m.Member:
     return m.Member(site_id=site_id, incarnation=incarnation, address=f"127.0.0.1:{site_id}", tokens=tokens)
 
 
-class Driver:
+class Driver(SiteQuestions):
     """A core with a clock and a record of what it wants; answers of slow outputs are given by the test."""
 
-    def __init__(self, held: Outer | None = None, *, from_saved_model: bool = False) -> None:
+    def __init__(
+        self, held: Outer | None = None, *, from_saved_model: bool = False, settings: RunSettings | None = None
+    ) -> None:
         self.now = 100.0
-        identity = SiteIdentity(
-            name="a",
-            key=bytes(32),
-            address="127.0.0.1:1",
-            incarnation=1,
-            atoll_version="0",
-            from_saved_model=from_saved_model,
-            bandwidth_bytes_per_s=0,
-            process_id=b"this process",
-        )
-        self.core = SiteCore(identity, SETTINGS, held, self.now)
+        self.core = a_core(settings or SETTINGS, held, self.now, from_saved_model=from_saved_model)
         self.out: list[e.Output] = []
 
     def __call__(self, event: e.Event) -> list[e.Output]:
@@ -67,28 +58,27 @@ class Driver:
         return found[0]
 
     def ask(self, step: int, seq: int = 0) -> list[e.Output]:
-        return self(e.BoundaryAsked(generation=self.core.site.workers.generation, step=step, seq=seq))
+        return self(e.BoundaryAsked(generation=self.generation, step=step, seq=seq))
 
     def sealed(self, step: int, tokens: int = 100, num_steps: int = 10) -> list[e.Output]:
-        generation = self.core.site.workers.generation
         return self(
             e.SnapshotSealed(
-                generation=generation, step=step, tokens=tokens, num_steps=num_steps, mean_loss=1.0, train_s=1.0
+                generation=self.generation, step=step, tokens=tokens, num_steps=num_steps, mean_loss=1.0, train_s=1.0
             )
         )
 
     def merged(self, version: int) -> list[e.Output]:
-        return self(e.Merged(generation=self.core.site.workers.generation, version=version, wait_s=0.1))
+        return self(e.Merged(generation=self.generation, version=version, wait_s=0.1))
 
     def joined(self) -> list[e.Output]:
-        generation = self.core.site.workers.generation
-        return self(
-            e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20)
+        joined = e.WorkersJoined(
+            generation=self.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
         )
+        return self(joined)
 
     def up_to_admitted(self, admitted_as: m.AdmittedAs, site_id: int = 1) -> None:
         self(e.SessionOpened())
-        self.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
+        self.receive(m.Welcome(settings_json=settings_to_json(self.core.settings)))
         self.joined()
         self.receive(m.Admitted(site_id=site_id, admitted_as=admitted_as, run_seed=7))
 
@@ -143,14 +133,20 @@ def commit(
     )
 
 
-def started(*, site_id: int = 1) -> Driver:
-    """A member at commit 0 whose workers train towards step 10."""
-    drive = Driver(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0))
+def starting(*, site_id: int = 1, settings: RunSettings | None = None) -> Driver:
+    """A member whose workers were told to take commit 0, and to train towards step 10."""
+    drive = Driver(Outer(commit=0, state_hash=HASH, run_step=0, run_tokens=0), settings=settings)
     drive.up_to_admitted(m.AdmittedAs.MEMBER, site_id)
     drive.ask(0)
     drive.receive(opened(1, 0))
     drive(e.Published(e.Values(0)))
     assert drive.answer() == e.Answer(kind=AnswerKind.APPLY, version=0, next_step=10, fresh=True)
+    return drive
+
+
+def started(*, site_id: int = 1, settings: RunSettings | None = None) -> Driver:
+    """A member at commit 0 whose workers train towards step 10."""
+    drive = starting(site_id=site_id, settings=settings)
     drive.merged(0)
     return drive
 
@@ -159,7 +155,7 @@ def at_boundary(drive: Driver, step: int = 10) -> None:
     drive.ask(step)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(step)
-    assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [drive.core.site.open.sync]  # type: ignore[union-attr]
+    assert [s.sync for s in drive.sent() if isinstance(s, m.Ready)] == [drive.open_sync()]
     drive.ask(step, 1)
     assert not drive.out
 
@@ -177,7 +173,7 @@ def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     drive(e.SessionOpened())
     hello = drive.sent()[0]
     assert isinstance(hello, m.Hello)
-    assert hello.process_id == b"this process"
+    assert hello.process_id == PROCESS
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     assert drive.wants(e.StartWorkers) == e.StartWorkers(1, settings_to_json(SETTINGS))
     drive.joined()
@@ -644,13 +640,14 @@ def test_a_snapshot_that_a_commit_overtakes_while_it_is_written_is_taken_again()
 GOOD_HASH = b"g" * 32
 
 
-def at_the_end() -> Driver:
+def at_the_end(*, workers_left: bool = True) -> Driver:
     """The last commit is applied, and the model of it is being written."""
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.wants(e.SaveModel)
-    drive(e.WorkersLeft(generation=1, reason="stopped"))
+    if workers_left:
+        drive(e.WorkersLeft(generation=1, reason="stopped"))
     return drive
 
 
@@ -661,8 +658,7 @@ def finished(state_hash: bytes = b"") -> m.Finished:
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_wrong_state_of_the_last_commit_leaves_no_model(*, is_written: bool, is_kept: bool) -> None:
-    drive = at_the_end()
-    drive.core.site.workers.running = is_kept  # their script goes on: the site is still here
+    drive = at_the_end(workers_left=not is_kept)  # else their script goes on: the site is still here
     drive.receive(m.Evicted(reason="its state has another hash"))
     if is_written:
         drive(e.ModelSaved(commit=1))
@@ -696,7 +692,7 @@ def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() ->
     drive(e.ModelSaved(commit=1))
     drive.now += 100.0
     drive(e.Tick())
-    assert not drive.core.site.exited, "it is being found out whose is right"
+    assert not drive.has_ended(), "it is being found out whose is right"
     drive.receive(m.Disputed(commit=1, is_over=True))
     drive.now += drive.core.limits.lease_s
     drive(e.Tick())
@@ -720,7 +716,7 @@ def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning()
         deadline = drive.core.next_deadline()
         assert deadline is None or deadline > drive.now, "a deadline that has passed is waited for"
     drive.receive(m.Disputed(commit=1, is_over=True))
-    assert not drive.core.site.exited, "whose state is right is said next"
+    assert not drive.has_ended(), "whose state is right is said next"
     drive.receive(finished(HASH))
     assert drive.wants(e.KeepModel) == e.KeepModel(1)
 
@@ -738,8 +734,7 @@ def test_a_dispute_over_an_earlier_commit_is_none_over_the_last() -> None:
 
 def saving_every_commit() -> Driver:
     """The first commit is applied, and its model is being written."""
-    drive = started()
-    drive.core.ctx.settings = replace(drive.core.settings, save_every=1)
+    drive = started(settings=replace(SETTINGS, save_every=1))
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
@@ -828,7 +823,7 @@ def test_30_a_site_without_room_to_reduce_names_itself() -> None:
     drive = started()
     at_boundary(drive)
     drive.receive(plan(1))
-    site_id = drive.core.site.site_id
+    site_id = drive.site_id
     broken = e.ExchangeBroken(
         sync=1, attempt=1, term=1, peer_site_id=site_id, sending=False, phase="holding contributions", text="make room"
     )
@@ -849,7 +844,7 @@ def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     assert not any(isinstance(s, m.FindSources) for s in drive.sent())
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.wants(e.DistrustState)
-    assert drive.core.site.outer is None
+    assert drive.holds() is None
     assert not any(isinstance(s, m.Applied) for s in drive.sent())
 
 
@@ -861,7 +856,7 @@ def test_a_wrong_state_is_an_error_that_names_both_hashes_and_is_counted() -> No
     (text,) = [o.text for o in drive.out if isinstance(o, e.Report) and o.level == logging.ERROR]
     assert HASH.hex()[:12] in text
     assert GOOD_HASH.hex()[:12] in text
-    assert drive.core.site.num_wrong_states == 1
+    assert drive.num_wrong_states() == 1
     drive.wants(e.DistrustState)
 
 
@@ -902,9 +897,7 @@ def test_a_dispute_is_said_once_for_what_changes() -> None:
 
 
 def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_state() -> None:
-    drive = started()
-    workers = drive.core.site.workers
-    workers.offered_version = workers.version  # told to take it, not merged yet
+    drive = starting()
     evicted_and_a_joiner_again(drive)
     drive(e.Merged(generation=1, version=0, wait_s=0.0))
     drive.receive(sources_of(0))
@@ -967,7 +960,7 @@ def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_wh
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive.wants(e.ApplyCommit)
     drive.receive(m.Finished(commit=2, reason="complete", run_step=20, run_tokens=300))
-    assert not drive.core.site.exited
+    assert not drive.has_ended()
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 2: complete")
 
@@ -976,15 +969,23 @@ def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_wh
 def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_before: int) -> None:
     """Where no donor is left the coordinator says so; those that it names may be leaving."""
     drive = started()
-    drive.core.site.fetch_failures = num_failed_before
+    donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
+    sources = m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,))
+    for _ in range(num_failed_before):
+        drive.receive(sources)
+        drive.wants(e.FetchState)
+        drive(e.FetchFailed("its link is cut"))
+        drive.now += 8.0
+        drive(e.Tick())
+        assert isinstance(drive.sent()[-1], m.FindSources)
+    drive.receive(m.Sources())
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive.receive(m.Finished(commit=1, reason="complete", run_step=10, run_tokens=300))
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
     num_fetches = 1 if num_failed_before else 3
     for attempt in range(num_fetches):
         assert isinstance(drive.sent()[-1], m.FindSources), "others may still be here"
-        donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=1)
-        drive.receive(m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,)))
+        drive.receive(sources)
         drive.wants(e.FetchState)
         drive(e.FetchFailed("it has left"))
         if attempt < num_fetches - 1:
@@ -1027,7 +1028,7 @@ def test_a_site_that_fetches_the_last_commit_saves_the_model_before_it_departs()
     assert drive.wants(e.SaveModel) == e.SaveModel(commit=5, run_step=50, run_tokens=1)
     drive.receive(m.Finished(commit=5, reason="done", run_step=50, run_tokens=1))
     assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "once"
-    drive(e.WorkersLeft(generation=drive.core.site.workers.generation, reason="told to stop"))
-    assert not drive.core.site.exited
+    drive(e.WorkersLeft(generation=drive.generation, reason="told to stop"))
+    assert not drive.has_ended()
     put_in_place(drive, 5)
     assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")

@@ -1,0 +1,140 @@
+"""What tests ask a site's core, by name. No other test knows how the core keeps it.
+
+Most of what a core decides is an output: tests look there first. Answers are numbers and frozen messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from atoll.node.core.context import SiteIdentity
+from atoll.node.core.site import SiteCore
+from atoll.node.core.state import Outer
+from atoll.protocol import messages as m
+from atoll.protocol.settings import RunSettings
+from tests.harness.snapshots import snapshot
+
+PROCESS = b"this process"
+
+
+def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
+    """Of the site `a`, started for the first time; `held`: what it finds on its disk."""
+    identity = SiteIdentity(
+        name="a",
+        key=bytes(32),
+        address="127.0.0.1:1",
+        incarnation=1,
+        atoll_version="0",
+        from_saved_model=from_saved_model,
+        bandwidth_bytes_per_s=0,
+        process_id=PROCESS,
+    )
+    return SiteCore(identity, settings, held, now)
+
+
+class SiteQuestions:
+    core: SiteCore
+
+    # --- the site and its coordinator
+
+    @property
+    def site_id(self) -> int:
+        """0 before it is admitted."""
+        return self.core.site.site_id
+
+    def newest_term(self) -> int:
+        """The highest that it has heard."""
+        return self.core.site.term
+
+    def is_welcomed(self) -> bool:
+        """In this session."""
+        return self.core.site.welcomed
+
+    def is_away(self) -> bool:
+        """No session has been welcomed since the last one ended."""
+        return self.core.site.away_since is not None
+
+    def has_ended(self) -> bool:
+        return self.core.site.exited
+
+    # --- its state
+
+    def holds(self) -> int | None:
+        """The commit of its outer state; None without one."""
+        outer = self.core.site.outer
+        return None if outer is None else outer.commit
+
+    def lacks(self) -> int:
+        """The commit that its own log does not lead to; 0: none."""
+        return self.core.site.lacks
+
+    def num_wrong_states(self) -> int:
+        return self.core.site.num_wrong_states
+
+    # --- its workers
+
+    @property
+    def generation(self) -> int:
+        return self.core.site.workers.generation
+
+    def workers_run(self) -> bool:
+        return self.core.site.workers.running
+
+    def has_contributed(self) -> bool:
+        """A commit holds what the workers trained, and they have not taken it yet."""
+        return self.core.site.workers.contributed
+
+    def discards_local(self) -> bool:
+        """What the workers trained: the next values replace it."""
+        return self.core.site.workers.discard_local
+
+    # --- the sync
+
+    def open_sync(self) -> int:
+        """0: none is open."""
+        opened = self.core.site.open
+        return 0 if opened is None else opened.sync
+
+    def snapshot_phase(self) -> str:
+        """free, writing, sealed or consumed."""
+        return self.core.site.snapshot.phase.value
+
+    def snapshot_samples(self) -> tuple[m.DataRange, ...]:
+        """What the snapshot was trained on."""
+        return self.core.site.snapshot.ranges
+
+    def is_exchanging(self) -> bool:
+        return self.core.site.exchange is not None
+
+    def has_next_plan(self) -> bool:
+        """One came with the commit, and waits for the boundary."""
+        return self.core.site.ahead is not None
+
+    # --- samples
+
+    def data_epoch(self) -> int:
+        return self.core.site.data.epoch
+
+    def leased_samples(self) -> tuple[m.DataRange, ...]:
+        return self.core.site.data.leased.as_tuple()
+
+    def queued_samples(self) -> tuple[m.DataRange, ...]:
+        """Of this epoch, in the order in which they are drawn; those in commits are gone."""
+        data = self.core.site.data
+        return data.between(0, data.end)
+
+    def queue_places(self) -> tuple[int, int]:
+        """Of the first sample that is queued, and after the last."""
+        return self.core.site.data.first, self.core.site.data.end
+
+    def num_draws_waiting(self) -> int:
+        """Of ranks, for samples that are not leased yet."""
+        return len(self.core.site.data.draws)
+
+
+INSIGNIFICANT = frozenset({"out", "now", "settings", "limits"})
+
+
+def decisions(core: SiteCore) -> Any:
+    """Everything that the core holds but the time and what it was made with."""
+    return snapshot(core.ctx, INSIGNIFICANT)
