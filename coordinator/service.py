@@ -155,6 +155,7 @@ class CoordinatorServer:
     """One run served over gRPC. `start`, then `run` until `stop` or an error; the store stays the caller's."""
 
     def __init__(self, config: CoordinatorConfig, settings: RunSettings, store: Store, parent_json: str = "") -> None:
+        self._loop = asyncio.get_running_loop()
         self.config = config
         self.settings = settings
         self.address = ""
@@ -164,10 +165,10 @@ class CoordinatorServer:
         self._parent = json.loads(persisted.parent_json) if persisted.parent_json else None
         self._commit_times = store.commit_times()
         try:
-            self._core = Core(settings, persisted, time.monotonic())
+            self._core = Core(settings, persisted, self._loop.time())
         except StateError as error:
             raise StateError(f"the store {config.store_path} is damaged ({error}): {RESTORE}") from error
-        self._viewed_at = time.monotonic()
+        self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._keeping_since: float | None = None
         self._streams: dict[int, _Stream] = {}
@@ -226,7 +227,7 @@ class CoordinatorServer:
     async def run(self) -> None:
         """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""
         while True:
-            now = time.monotonic()
+            now = self._loop.time()
             deadline = self._core.next_deadline()
             try:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
@@ -242,7 +243,7 @@ class CoordinatorServer:
             try:
                 async with self._deciding:
                     self._keep_view()
-                    await self._execute(self._core.handle_all([event for event, _ in batch], time.monotonic()))
+                    await self._execute(self._core.handle_all([event for event, _ in batch], self._loop.time()))
             finally:
                 for _, stream in batch:
                     if stream is not None:
@@ -290,7 +291,7 @@ class CoordinatorServer:
     async def _ask(self, event: Callable[[int], Event]) -> str:
         self._num_asked += 1
         request = self._num_asked
-        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[str] = self._loop.create_future()
         self._asked[request] = answer
         try:
             self._events.put_nowait((event(request), None))
@@ -303,7 +304,7 @@ class CoordinatorServer:
         stuck, what was known before."""
         try:
             async with asyncio.timeout(STORE_PATIENCE_S), self._deciding:
-                return self._document(self._core.view(time.monotonic()), data_ranges=data_ranges)
+                return self._document(self._core.view(self._loop.time()), data_ranges=data_ranges)
         except TimeoutError:
             return self._document(self._kept_view, data_ranges=False)
 
@@ -314,7 +315,7 @@ class CoordinatorServer:
         if data_ranges:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         since = self._keeping_since
-        document["store_stuck_s"] = 0.0 if since is None else round(time.monotonic() - since, 1)
+        document["store_stuck_s"] = 0.0 if since is None else round(self._loop.time() - since, 1)
         document["time"] = time.time()
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
@@ -326,7 +327,7 @@ class CoordinatorServer:
 
     def _keep_view(self) -> None:
         """What is shown if the store gets stuck with what comes next."""
-        now = time.monotonic()
+        now = self._loop.time()
         if now - self._viewed_at >= KEEP_VIEW_EVERY_S:
             self._viewed_at, self._kept_view = now, self._core.view(now)
 
@@ -337,7 +338,7 @@ class CoordinatorServer:
             match output:
                 case Persist(records):
                     now = time.time()
-                    self._keeping_since = time.monotonic()
+                    self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
                     for record in records:

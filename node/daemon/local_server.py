@@ -9,7 +9,6 @@ import asyncio
 import shutil
 import socket
 import tempfile
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -159,12 +158,10 @@ class LocalServer:
         self,
         on_event: Callable[[GroupEvent], None],
         on_failure: Callable[[BaseException], None],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_malformed = 0
         self._on_event = on_event
         self._on_failure = on_failure
-        self._clock = clock
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -254,7 +251,7 @@ class LocalServer:
         self._earlier_checkpoints = self.checkpoints
         previous = list(self._of_rank.values())
         self._of_rank.clear()
-        self._group = WorkerGroup(generation, world_size, self._clock(), self._step_times)
+        self._group = WorkerGroup(generation, world_size, self._now(), self._step_times)
         self._greeting = greeting
         for connection in previous:
             _shut(connection)
@@ -319,12 +316,12 @@ class LocalServer:
         for rank, frame in frames.items():
             if rank in self._of_rank:  # else it is lost, and the core hears of that next
                 self._of_rank[rank].send_frame(frame, (snapshot.fd, publish.fd))
-        group.layout_sent(self._clock())
+        group.layout_sent(self._now())
 
     def answer(self, generation: int, step: int, seq: int, answer: Answer) -> None:
         """Fix what all ranks do at (step, seq). Raises ValueError if that is not the open question."""
         if self._group is not None and self._group.generation == generation:
-            self._deliver(self._group.answer(step, seq, answer, self._clock()))
+            self._deliver(self._group.answer(step, seq, answer, self._now()))
 
     def answer_draw(self, output: AnswerDraw) -> None:
         """Samples for one rank."""
@@ -335,7 +332,7 @@ class LocalServer:
         body = local_pb2.Drawn(epoch=output.epoch, first=output.first, ranges=ranges)
         connection.send(local_pb2.LocalResponse(generation=output.generation, drawn=body))
         end = output.first + sum(item.num_samples for item in output.ranges)
-        self._group.drawn(output.rank, output.epoch, end, self._clock())
+        self._group.drawn(output.rank, output.epoch, end, self._now())
 
     def refuse(self, text: str) -> None:
         """Tell all ranks that they cannot go on, and why. They raise RefusedError and end."""
@@ -343,6 +340,9 @@ class LocalServer:
             connection.send(self._refusal("refused", text))
 
     # --- connections
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -432,7 +432,7 @@ class LocalServer:
         elif connection.rank is None or request.rank != connection.rank:
             raise InvalidMessage(f"a message of rank {request.rank} on a connection of rank {connection.rank}")
         else:
-            self._deliver(_said(group, connection, request, tensors, self._clock()))
+            self._deliver(_said(group, connection, request, tensors, self._now()))
 
     async def _put_together(self, group: WorkerGroup, joined: AllJoined) -> None:
         pieces = await run_to_its_end(partial(site_pieces, joined))
@@ -453,7 +453,7 @@ class LocalServer:
         if wrong:
             self._deliver(group.fail(wrong))  # a restart would not cure it
             raise RefusedError(wrong)
-        group.hello(rank, hello.pid, self._clock())
+        group.hello(rank, hello.pid, self._now())
         connection.rank = rank
         self._of_rank[rank] = connection
         settings = local_pb2.LocalSettings(

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
@@ -86,6 +85,7 @@ class Node:
         address: str,
         journal: Journal,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self.config = config
         self.run_settings = run
         self.home = home
@@ -106,7 +106,7 @@ class Node:
         )
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
-        self.core = SiteCore(identity, run.settings, outer, time.monotonic(), branch=home.branch)
+        self.core = SiteCore(identity, run.settings, outer, self._loop.time(), branch=home.branch)
         self.session = Session(
             config.coordinator,
             None,
@@ -134,7 +134,7 @@ class Node:
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
             failed=self._fail,
         )
-        self._result: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
+        self._result: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: asyncio.Task[None] | None = None
         self._layout: asyncio.Task[None] | None = None
@@ -209,7 +209,7 @@ class Node:
 
     def _handle(self, event: e.Event) -> None:
         self.observer.observe(event)
-        outputs = self.core.handle(event, time.monotonic())
+        outputs = self.core.handle(event, self._loop.time())
         self.hub.site_id = self.core.site.site_id
         for output in outputs:
             self._execute(output)
@@ -246,8 +246,8 @@ class Node:
             self._timer = None
         deadline = self.core.next_deadline()
         if deadline is not None and not self._result.done():
-            delay_s = max(deadline - time.monotonic(), 0.0)
-            self._timer = asyncio.get_running_loop().call_later(delay_s, self.handle, e.Tick())
+            delay_s = max(deadline - self._loop.time(), 0.0)
+            self._timer = self._loop.call_later(delay_s, self.handle, e.Tick())
 
     def _received(self, header: m.Header, message: m.CoordinatorMessage) -> None:
         if header.run_id != self.run_settings.settings.run_id and not isinstance(message, m.Refused):
@@ -359,7 +359,7 @@ class Node:
                 self.journal.write("exit", code=code, text=text)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -446,8 +446,9 @@ class Node:
         if isinstance(event, RanksJoined):
             self._spawn(self._joined(event))
         elif isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
-            loop = asyncio.get_running_loop()
-            self._lost_workers = loop.call_later(EXIT_GRACE_S, self._workers_crashed, event.generation, event.text)
+            self._lost_workers = self._loop.call_later(
+                EXIT_GRACE_S, self._workers_crashed, event.generation, event.text
+            )
         else:
             self.handle(event)
 
@@ -514,15 +515,14 @@ class Node:
         self.handle(e.WorkersFailed(generation=generation, kind=kind, text=text, num_steps=num_steps))
 
     async def _watch_workers(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
-            limits, slept_at = self.core.limits, loop.time()
+            limits, slept_at = self.core.limits, self._loop.time()
             await asyncio.sleep(limits.heartbeat_s)
-            late_s = loop.time() - slept_at - limits.heartbeat_s
+            late_s = self._loop.time() - slept_at - limits.heartbeat_s
             if late_s > limits.lease_s:
                 self.local_server.excuse(late_s)
             watch = self.local_server.watch(limits)
-            if watch is not None and time.monotonic() >= watch.deadline:
+            if watch is not None and self._loop.time() >= watch.deadline:
                 self._workers_crashed(self.local_server.generation, watch.text)
 
     async def _send_layout(self, output: e.SendLayout, before: asyncio.Task[None] | None) -> None:
@@ -617,7 +617,7 @@ class Node:
         if not self.core.site.welcomed:
             raise PeerError("there is no coordinator to ask who has the state")
         commit = self.plane.outer.commit if self.plane.outer is not None else None
-        self._sources = asyncio.get_running_loop().create_future()
+        self._sources = self._loop.create_future()
         asked = m.FindSources(has_state=commit is not None, after_commit=commit or 0, undialled_site_ids=undialled)
         self.session.send(asked)
         try:
@@ -648,7 +648,7 @@ class Node:
         self._go_on_with_exchanges()
 
     async def _run_exchange(self, exchange: Exchange) -> None:
-        plan, started = exchange.plan, time.monotonic()
+        plan, started = exchange.plan, self._loop.time()
         try:
             result = await exchange.run()
         except asyncio.CancelledError:
@@ -661,7 +661,7 @@ class Node:
         except (AtollError, OSError) as error:
             self.handle(_broken(plan, error))
             return
-        self.observer.exchange_s = time.monotonic() - started
+        self.observer.exchange_s = self._loop.time() - started
         self.handle(
             e.ExchangeFinished(
                 sync=plan.sync,
@@ -677,9 +677,9 @@ class Node:
 
     async def _apply(self, commit: m.Commit) -> None:
         assert self.plane is not None
-        started = time.monotonic()
+        started = self._loop.time()
         state_hash = await self.plane.apply(commit)
-        self.observer.apply_s = time.monotonic() - started
+        self.observer.apply_s = self._loop.time() - started
         self.handle(e.CommitApplied(commit=commit.commit, state_hash=state_hash))
         log.info("commit %d: step %d, %s", commit.commit, commit.run_step, self.observer.last_sync())
         self._snapshot_if_due()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 
 from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
@@ -30,6 +30,7 @@ class Observer:
         hub: Hub,
         journal: Journal,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
         self._config = config
         self._core = core
         self._session = session
@@ -104,7 +105,7 @@ class Observer:
             refused_messages=self._hub.refused_messages + server.num_malformed + self._session.num_refused_messages,
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,
-            restart_wait_s=max(0.0, restart_at - time.monotonic()) if restart_at is not None else 0.0,
+            restart_wait_s=max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0,
             checkpoints=server.checkpoints,
             num_syncs=self._num_syncs,
             num_wrong_states=site.num_wrong_states,
@@ -117,7 +118,7 @@ class Observer:
         """Losses and events for the journal and the metrics."""
         match event:
             case e.SnapshotSealed(step=step, tokens=tokens, num_steps=num_steps, mean_loss=loss, train_s=train_s):
-                self._sealed_at = time.monotonic()
+                self._sealed_at = self._loop.time()
                 self._train_s += train_s
                 if num_steps:
                     self._loss = loss
@@ -145,10 +146,10 @@ class Observer:
                     received_bytes=self._hub.received_bytes,
                 )
             case e.Published(content):
-                since_s = time.monotonic() - self._sealed_at
+                since_s = self._loop.time() - self._sealed_at
                 self._journal.write("published", commit=content.version, since_sealed_s=round(since_s, 4))
             case e.Received(message=m.Commit() as commit):
-                since_s = time.monotonic() - self._sealed_at
+                since_s = self._loop.time() - self._sealed_at
                 self._journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
             case e.WorkersFailed(text=text) | e.ExchangeBroken(text=text):
                 self._journal.write(type(event).__name__, text=text)

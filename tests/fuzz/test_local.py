@@ -76,8 +76,9 @@ class Site:
         self.data = data
         self.num_ranks = num_ranks
         self.events: list[e.Event] = []
-        server: Any = LocalServer(self._happened, unexpected, lambda: 100.0)
+        server: Any = LocalServer(self._happened, unexpected)
         self.server = server
+        self.server._now = lambda: 100.0
         self.server._put_together = lambda group, joined: group.put_together(site_pieces(joined))  # as if in a thread
         self.server._spawn = self.server._deliver
         self.server.begin(GENERATION, num_ranks, GREETING)

@@ -193,7 +193,7 @@ class SimLocalServer(LocalServer):
     """The real one without a socket."""
 
     def __init__(self, on_event: Callable[[GroupEvent], None], on_failure: Callable[[BaseException], None]) -> None:
-        super().__init__(on_event, on_failure, asyncio.get_running_loop().time)
+        super().__init__(on_event, on_failure)
         self.buffers: tuple[memoryview, memoryview] | None = None
 
     async def start(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import struct
@@ -90,11 +91,11 @@ def change(path: Path, statement: str, *values: Any) -> None:
 
 
 def start(path: Path) -> None:
-    store = SqliteStore(path)
-    try:
+    async def main(store: SqliteStore) -> None:
         CoordinatorServer(CoordinatorConfig(listen="127.0.0.1:0", store_path=path), SETTINGS, store)
-    finally:
-        store.close()
+
+    with closing(SqliteStore(path)) as store:
+        asyncio.run(main(store))
 
 
 def test_the_store_is_sound(path: Path) -> None:
