@@ -16,6 +16,7 @@ from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.web import StatusPage
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
+from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.signals import Signals, end_process
 
@@ -46,7 +47,7 @@ async def serve(
         stack.callback(Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S).close)
         store = SqliteStore(config.store_path)
         stack.callback(store.close)
-        server = CoordinatorServer(config, settings, store, parent_json)
+        server = CoordinatorServer(config, settings, store, parent_json, Machine())
         server.loop_lag = LoopLag()
         ticking = asyncio.create_task(server.loop_lag.run())
         stack.callback(ticking.cancel)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,6 +55,7 @@ from atoll.protocol import (
 )
 from atoll.protocol.differences import Told
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
+from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.v1 import session_pb2
 
@@ -154,8 +154,16 @@ class _Bodies:
 class CoordinatorServer:
     """One run served over gRPC. `start`, then `run` until `stop` or an error; the store stays the caller's."""
 
-    def __init__(self, config: CoordinatorConfig, settings: RunSettings, store: Store, parent_json: str = "") -> None:
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        settings: RunSettings,
+        store: Store,
+        parent_json: str = "",
+        machine: Machine = REAL,
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._machine = machine
         self.config = config
         self.settings = settings
         self.address = ""
@@ -190,7 +198,7 @@ class CoordinatorServer:
     async def start(self) -> None:
         """Listens. Raises HostError if the port cannot be had, ConfigError for what is not an address."""
         wanted = 2 * self.settings.max_sites + MORE_CONNECTIONS
-        server = transport.create_server(
+        server = self._machine.network.create_server(
             max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES,
             max_received_bytes=MAX_MESSAGE_BYTES,
             max_calls_each=MAX_CALLS_EACH,
@@ -316,7 +324,7 @@ class CoordinatorServer:
             document["data_ranges"] = [asdict(view) for view in self._core.data_ranges()]
         since = self._keeping_since
         document["store_stuck_s"] = 0.0 if since is None else round(self._loop.time() - since, 1)
-        document["time"] = time.time()
+        document["time"] = self._machine.wall_time()
         document["settings"] = json.loads(settings_to_json(self.settings))
         document["parent"] = self._parent
         document["atoll_version"] = atoll.__version__
@@ -337,7 +345,7 @@ class CoordinatorServer:
         for output in outputs:
             match output:
                 case Persist(records):
-                    now = time.time()
+                    now = self._machine.wall_time()
                     self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 import shutil
 import stat
 from pathlib import Path
 
 from atoll.node.dataplane.disk import disk_error, make_folder, sync_folder
 from atoll.protocol.errors import HostError
+from atoll.protocol.machine import REAL, Machine
 
 KEY_BYTES = 32
 PROCESS_ID_BYTES = 16
@@ -47,7 +47,7 @@ def _refuse_if_others_can_reach(folder: Path) -> None:
 class Home:
     """Opens (and makes) the folder and locks it for the life of the process. Raises HostError."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, machine: Machine = REAL) -> None:
         self.folder = folder
         try:
             if not folder.exists():
@@ -64,9 +64,9 @@ class Home:
             raise HostError(f"home folder {folder} is in use by another node; stop it or choose --home") from None
         try:
             self._remove_left_over()
-            self.key = self._read_key()
+            self.key = self._read_key(machine)
             self.incarnation = self._next_incarnation()
-            self.process_id = secrets.token_bytes(PROCESS_ID_BYTES)
+            self.process_id = machine.token_bytes(PROCESS_ID_BYTES)
             """Of this start alone: a copy of the folder has the same key, and counts its starts on from the same."""
             self.branch = self._number("branch")
             """In which the commits on this disk are numbered; see `keep_branch`."""
@@ -130,10 +130,10 @@ class Home:
                 shutil.rmtree(folder, ignore_errors=True)  # mostly gone already, and litter at worst
             note.unlink()
 
-    def _read_key(self) -> bytes:
+    def _read_key(self, machine: Machine) -> bytes:
         path = self.folder / "key"
         if not path.exists():
-            self.write("key", secrets.token_bytes(KEY_BYTES))
+            self.write("key", machine.token_bytes(KEY_BYTES))
         key = path.read_bytes()
         if len(key) != KEY_BYTES:
             raise HostError(f"{path} holds {len(key)} bytes, not {KEY_BYTES}; restore it, or remove {self.folder}")

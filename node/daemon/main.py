@@ -24,6 +24,7 @@ from atoll.node.exchange.spill import Spill
 from atoll.protocol import addresses, descriptors, transport
 from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
+from atoll.protocol.machine import Machine
 from atoll.protocol.signals import Signals, end_process
 from atoll.protocol.text import CleanFormatter
 
@@ -57,17 +58,25 @@ async def run_node(config: NodeConfig) -> int:
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
         run = await discover(config.coordinator, None, FIRST_CONTACT_S)
-        home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ))
+        machine = Machine()
+        home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
         _log_to(home, stack, debug=config.debug)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared
-        return await _run(config, run, home, journal, signals=signals, stack=stack)
+        return await _run(config, run, home, journal, machine, signals=signals, stack=stack)
 
 
 async def _run(
-    config: NodeConfig, run: Run, home: Home, journal: Journal, *, signals: Signals, stack: AsyncExitStack
+    config: NodeConfig,
+    run: Run,
+    home: Home,
+    journal: Journal,
+    machine: Machine,
+    *,
+    signals: Signals,
+    stack: AsyncExitStack,
 ) -> int:
     log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
     if run.settings.data == "local" and not config.data_paths and not config.command:
@@ -76,13 +85,13 @@ async def _run(
     hub = Hub(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
-        dialer=Dialer(None),
+        dialer=Dialer(None, machine.network),
         spill=await asyncio.to_thread(Spill, home.spill_folder),
         fsync=run.settings.sync.fsync,
         num_threads=config.num_kernel_threads,
     )
     limit = descriptors.raise_limit()
-    server = transport.create_server(
+    server = machine.network.create_server(
         max_message_bytes=transport.MAX_FRAME_BYTES,
         max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
         idle_limit_s=PEER_IDLE_LIMIT_S,
@@ -99,7 +108,16 @@ async def _run(
     await server.start()
     stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)
-    node = Node(config=config, run=run, home=home, plane=plane, hub=hub, address=address, journal=journal)
+    node = Node(
+        config=config,
+        run=run,
+        home=home,
+        plane=plane,
+        hub=hub,
+        address=address,
+        journal=journal,
+        machine=machine,
+    )
     stack.callback(node.close)
     if config.http_listen:
         metrics = MetricsServer(node.observer.facts)

@@ -53,6 +53,7 @@ from atoll.protocol.errors import (
 )
 from atoll.protocol.exit_codes import ENDED_AT_ONCE, exit_code_of, exit_code_on_own_disk
 from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.machine import Machine
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Node:
         hub: Hub,
         address: str,
         journal: Journal,
+        machine: Machine,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.config = config
@@ -118,6 +120,7 @@ class Node:
                 header=self._header,
                 heartbeat=self._heartbeat,
             ),
+            machine,
         )
         self.observer = Observer(
             config=config,

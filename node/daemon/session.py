@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ import grpc
 from atoll.protocol import differences, sources_parts, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.machine import Machine
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import session_pb2
 
@@ -38,6 +38,7 @@ class Session:
         credentials: grpc.ChannelCredentials | None,
         limits: TimeLimits,
         handlers: SessionHandlers,
+        machine: Machine,
     ) -> None:
         self.address = address
         self.num_refused_messages = 0
@@ -45,6 +46,7 @@ class Session:
         self._credentials = credentials
         self._limits = limits
         self._handlers = handlers
+        self._machine = machine
         self._outgoing: asyncio.Queue[tuple[m.SiteMessage, int] | None] = asyncio.Queue()
         self._seq = 0
         self._received_seq = 0
@@ -73,7 +75,7 @@ class Session:
             self._handlers.lost(reason)
             if self._closing:
                 return
-            await self._pause(backoff_s * random.uniform(0.5, 1.0))
+            await self._pause(backoff_s * self._machine.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
     async def _pause(self, delay_s: float) -> None:
@@ -84,7 +86,7 @@ class Session:
         self._is_welcomed = False
         self._outgoing = asyncio.Queue()
         self._seq = self._received_seq = 0
-        channel = transport.open_channel(
+        channel = self._machine.network.open_channel(
             self.address, credentials=self._credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         tasks: list[asyncio.Task[str]] = []

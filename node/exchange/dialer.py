@@ -15,8 +15,9 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
+from atoll.protocol import transport
 from atoll.protocol.errors import PeerError
-from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
+from atoll.protocol.machine import Network
 
 FIRST_WAIT_S = 0.05
 MOST_WAIT_S = 2.0
@@ -53,7 +54,8 @@ class _Peer:
 class Dialer:
     """Lives in one event loop. `dial`, and then say how it went: `reached` or `failed`."""
 
-    def __init__(self, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, credentials: grpc.ChannelCredentials | None, network: Network = transport) -> None:
+        self._network = network
         self._credentials = credentials
         self._peers: OrderedDict[tuple[int, int, str], _Peer] = OrderedDict()
         self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
@@ -64,7 +66,9 @@ class Dialer:
         only as often as grpc's own back-off lets it. Raises PeerError where too many wait for the address."""
         await self._turn(callee)
         self.num_dials += 1
-        return open_channel(callee.address, credentials=self._credentials, max_message_bytes=MAX_FRAME_BYTES)
+        return self._network.open_channel(
+            callee.address, credentials=self._credentials, max_message_bytes=transport.MAX_FRAME_BYTES
+        )
 
     def reached(self, callee: Callee) -> None:
         """It answered as itself."""

@@ -14,6 +14,7 @@ from atoll.node.daemon.session import FIRST_BACKOFF_S, MAX_BACKOFF_S, Session, S
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.machine import Machine
 from atoll.protocol.time_limits import time_limits
 from atoll.protocol.v1 import session_pb2
 
@@ -141,7 +142,7 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
             header=lambda: HEADER,
             heartbeat=lambda: m.Heartbeat(phase="training"),
         )
-        session = Session(address, None, time_limits("local"), replace(handlers, **{failing: fail}))
+        session = Session(address, None, time_limits("local"), replace(handlers, **{failing: fail}), Machine())
         with pytest.raises(InvalidMessage, match="of this node's own"):
             await session.run()
         assert not lost
@@ -243,7 +244,7 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
             header=lambda: HEADER,
             heartbeat=lambda: m.Heartbeat(phase="training"),
         )
-        session = Session("127.0.0.1:1", None, time_limits("local"), nothing)
+        session = Session("127.0.0.1:1", None, time_limits("local"), nothing, Machine())
         session._is_open = True
         session.send(m.Heartbeat(phase="before"))
         session._received_seq = 1

@@ -89,7 +89,7 @@ def another_run(world: World, fault: Fault, generator: random.Random) -> None:
 def mute_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
     """Streams open and end, and nobody says Welcome."""
     ends_after_s = generator.choice([0.01, 2.0])
-    world.replace_coordinator(fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, ends_after_s))
+    world.replace_coordinator(fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, world.machine, ends_after_s))
 
 
 def coordinator_dies_before_it_keeps(world: World, fault: Fault, generator: random.Random) -> None:

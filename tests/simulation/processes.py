@@ -6,14 +6,11 @@ import asyncio
 import contextlib
 import contextvars
 import errno
-import random
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -42,11 +39,11 @@ from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError
+from atoll.protocol.machine import Machine
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
-from tests.simulation.network import Network
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
 
 loop_guard.install()
@@ -56,22 +53,10 @@ ADDRESS = f"{COORDINATOR}:7700"
 
 
 @contextlib.contextmanager
-def simulated(
-    loop: SimLoop, network: Network, seed: int, full_disks: set[str], short_disks: set[str]
-) -> Iterator[None]:
-    """atoll's modules see this loop's clock, network and threads instead of the machine's. `full_disks`, and
-    `short_disks`, which have no room that one could plan with, name machines."""
-    clock = SimpleNamespace(monotonic=loop.time, time=loop.time, perf_counter=loop.time)
-    generator = random.Random(f"modules {seed}")
-    keys = SimpleNamespace(token_bytes=generator.randbytes, token_hex=lambda n: generator.randbytes(n).hex())
-    stand_ins: dict[str, tuple[Any, Any]] = {
-        "time": (time, clock),
-        "random": (random, generator),
-        "secrets": (sys.modules["secrets"], keys),
-        "ThreadPoolExecutor": (None, InlineExecutor),
-        "open_channel": (None, network.open_channel),
-        "create_server": (None, network.create_server),
-    }
+def simulated(full_disks: set[str], short_disks: set[str]) -> Iterator[None]:
+    """atoll's modules see simulated threads and disks instead of the machine's. `full_disks`, and `short_disks`, which
+    have no room that one could plan with, name machines."""
+    stand_ins: dict[str, tuple[Any, Any]] = {"ThreadPoolExecutor": (None, InlineExecutor)}
     for name in ("allocate", "write_new", "write_whole"):
         stand_ins[name] = (None, _on_a_disk_that_may_be_full(getattr(disk, name), full_disks))
     undo: list[tuple[Any, str, Any]] = []
@@ -192,8 +177,17 @@ class SimStore(MemoryStore):
 class SimCoordinator:
     """One start of the coordinator."""
 
-    def __init__(self, loop: SimLoop, number: int, settings: RunSettings, store: SimStore, busy_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        loop: SimLoop,
+        number: int,
+        settings: RunSettings,
+        store: SimStore,
+        machine: Machine,
+        busy_s: float = 0.0,
+    ) -> None:
         self.process = Process(COORDINATOR, number)
+        self._machine = machine
         self._busy_s = busy_s
         self._context = contextvars.copy_context()
         self._context.run(HERE.set, self.process)
@@ -208,7 +202,7 @@ class SimCoordinator:
     async def _run(self, settings: RunSettings, store: SimStore) -> None:
         try:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
-            self.server = server = CoordinatorServer(config, settings, store)
+            self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
             core = server._core
             handle = core.handle_all
 
@@ -249,16 +243,17 @@ class SimCoordinator:
 class MuteCoordinator:
     """In the coordinator's place: every stream opens, and ends without a word some time later."""
 
-    def __init__(self, loop: SimLoop, number: int, ends_after_s: float) -> None:
+    def __init__(self, loop: SimLoop, number: int, machine: Machine, ends_after_s: float) -> None:
         self.process = Process(COORDINATOR, number)
         self.num_streams = 0
+        self._machine = machine
         self._ends_after_s = ends_after_s
         context = contextvars.copy_context()
         context.run(HERE.set, self.process)
         self.task = loop.create_task(self._run(), context=context)
 
     async def _run(self) -> None:
-        server = transport.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
+        server = self._machine.network.create_server(max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES)
         handlers: dict[str, Any] = {"Session": grpc.stream_stream_rpc_method_handler(self._session)}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         transport.bind(server, ADDRESS, None)
@@ -277,6 +272,7 @@ class SimNode:
         loop: SimLoop,
         process: Process,
         *,
+        machine: Machine,
         settings: RunSettings,
         reduce_buffer_bytes: int,
         folder: Path,
@@ -287,6 +283,7 @@ class SimNode:
     ) -> None:
         self.process = process
         self.settings = settings
+        self._machine = machine
         self.reduce_buffer_bytes = reduce_buffer_bytes
         self.folder = folder
         self.hands = hands
@@ -304,17 +301,17 @@ class SimNode:
     async def _run(self) -> None:
         """As in node/daemon/main.py, without signals, log files and metrics."""
         try:
-            home = Home(self.folder)
+            home = Home(self.folder, self._machine)
             plane = await asyncio.to_thread(SimDataPlane.load, home, self.settings, 1)
             hub = Hub(
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
-                dialer=Dialer(None),
+                dialer=Dialer(None, self._machine.network),
                 spill=await asyncio.to_thread(Spill, home.spill_folder),
                 fsync=self.settings.sync.fsync,
                 num_threads=1,
             )
-            server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
+            server = self._machine.network.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
             hub.attach(server)
             port = transport.bind(server, f"{self.process.machine}:0", None)
             await server.start()
@@ -335,6 +332,7 @@ class SimNode:
                 hub=hub,
                 address=f"{self.process.machine}:{port}",
                 journal=journal_module.Journal(home.folder / "journal.jsonl"),
+                machine=self._machine,
             )
             handle, execute = node.handle, node._execute
 

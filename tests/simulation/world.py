@@ -24,6 +24,7 @@ from atoll.node.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Manifest
+from atoll.protocol.machine import Machine
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation import disputes
 from tests.simulation.checks import Checks, Unsound
@@ -162,6 +163,10 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.network = Network(loop, seed)
         self.story = Story(loop)
+        generator = random.Random(f"modules {seed}")
+        self.machine = Machine(
+            wall_time=loop.time, token_bytes=generator.randbytes, random=generator, network=self.network
+        )
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
         self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
@@ -194,7 +199,7 @@ class World:
         self.num_starts += 1
         self.story.tell("world", "starts the coordinator")
         self.coordinator = SimCoordinator(
-            self.loop, self.num_starts, self.shape.settings, self.store, self.shape.coordinator_busy_s
+            self.loop, self.num_starts, self.shape.settings, self.store, self.machine, self.shape.coordinator_busy_s
         )
         self.coordinator.on_event = self._count
         self.coordinator.task.add_done_callback(self._coordinator_ended)
@@ -232,7 +237,9 @@ class World:
         self.later(lasts_s, go)
 
     def coordinator_of_another_run(self, number: int) -> SimCoordinator:
-        return SimCoordinator(self.loop, number, replace(self.shape.settings, run_id="another"), SimStore())
+        return SimCoordinator(
+            self.loop, number, replace(self.shape.settings, run_id="another"), SimStore(), self.machine
+        )
 
     def start_site(self, name: str) -> None:
         if name in self.nodes:
@@ -259,6 +266,7 @@ class World:
         node = self.nodes[name] = SimNode(
             self.loop,
             Process(name, self.num_starts),
+            machine=self.machine,
             settings=self.shape.settings,
             reduce_buffer_bytes=self.shape.reduce_buffer_bytes,
             folder=home,
@@ -573,7 +581,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
     loggers.propagate, propagate = False, loggers.propagate
     problem = ""
     try:
-        with simulated(loop, world.network, seed, world.full_disks, world.short_disks):
+        with simulated(world.full_disks, world.short_disks):
             asyncio.set_event_loop(loop)
             loop.set_exception_handler(lambda _, context: world.checks.loop_error(context))
             schedule = loop.create_task(_play(world, faults))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from atoll.node.exchange import dialer as dialer_module
 from atoll.node.exchange.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
@@ -23,9 +23,10 @@ def member(site_id: int, address: str = VICTIM, incarnation: int = 1) -> Member:
     return Member(site_id=site_id, incarnation=incarnation, address=address, tokens=0)
 
 
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialer_module, "open_channel", lambda address, **_: address)
+def a_dialer() -> Dialer:
+    """Its channels are addresses."""
+    network: Any = SimpleNamespace(open_channel=lambda address, **_: address)
+    return Dialer(None, network)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -48,7 +49,7 @@ async def dial_in_vain(dialer: Dialer, callee: Member, dials: list[float]) -> No
 def test_who_does_not_answer_is_dialled_less_and_less_often() -> None:
     async def main() -> None:
         dials: list[float] = []
-        await dial_in_vain(Dialer(None), member(1), dials)
+        await dial_in_vain(a_dialer(), member(1), dials)
         waits = [later - earlier for earlier, later in itertools.pairwise(dials)]
         assert waits[:5] == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8])
         assert waits[-1] == pytest.approx(MOST_WAIT_S)
@@ -59,7 +60,7 @@ def test_who_does_not_answer_is_dialled_less_and_less_often() -> None:
 
 def test_a_port_that_many_members_name_is_not_flooded() -> None:
     async def main() -> None:
-        dialer = Dialer(None)
+        dialer = a_dialer()
         dials: list[float] = []
         strangers = [member(site_id, incarnation=start) for site_id in range(1, 17) for start in (1, 2)]
         await asyncio.gather(*(dial_in_vain(dialer, stranger, dials) for stranger in strangers))
@@ -77,7 +78,7 @@ def test_a_port_that_many_members_name_is_not_flooded() -> None:
 
 def test_a_peer_that_answers_as_itself_waits_for_no_stranger_at_its_address() -> None:
     async def main() -> None:
-        dialer = Dialer(None)
+        dialer = a_dialer()
         honest = member(1)
         await dialer.dial(honest)
         dialer.reached(honest)
@@ -96,7 +97,7 @@ def test_a_peer_that_answers_as_itself_waits_for_no_stranger_at_its_address() ->
 
 def test_a_peer_whose_link_was_cut_is_dialled_at_once_when_it_answered_again() -> None:
     async def main() -> None:
-        dialer = Dialer(None)
+        dialer = a_dialer()
         loop = asyncio.get_running_loop()
         for _ in range(10):
             dialer.failed(member(1))

@@ -36,6 +36,7 @@ from atoll.node.exchange.spill import Spill
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import messages as m
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StaleError, StateError
+from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.data_plane import layout
 from tests.harness.sites import until
@@ -64,6 +65,7 @@ def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[i
             hub=hub,
             address="127.0.0.1:2",
             journal=journal,
+            machine=Machine(),
         )
         started = asyncio.Event()
         home.note_socket_folder = lambda _: started.set()  # type: ignore[method-assign,assignment]

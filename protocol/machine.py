@@ -1,0 +1,52 @@
+"""The machine under a process: what the asyncio shells of node and coordinator ask it for. `main` passes it in; pure
+cores ask it for nothing.
+
+Monotonic time and threads are not here: both are those of the event loop that a shell runs in.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from atoll.protocol import transport
+
+
+class Network(Protocol):
+    """Channels and servers, as the module `transport` makes them."""
+
+    def open_channel(
+        self, address: str, *, credentials: grpc.ChannelCredentials | None, max_message_bytes: int
+    ) -> grpc.aio.Channel: ...
+
+    def create_server(
+        self,
+        *,
+        max_message_bytes: int,
+        max_received_bytes: int | None = None,
+        max_connections: int = ...,
+        max_calls_each: int = ...,
+        idle_limit_s: float = ...,
+    ) -> grpc.aio.Server: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    wall_time: Callable[[], float] = time.time
+    """In seconds since 1970, for people to read; no machine compares it with another's."""
+    token_bytes: Callable[[int], bytes] = secrets.token_bytes
+    """For keys."""
+    random: Random = field(default_factory=Random)
+    """For waits that many processes must not begin together; never for keys."""
+    network: Network = transport
+
+
+REAL = Machine()
+"""The one that this process runs on."""
