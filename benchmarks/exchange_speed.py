@@ -12,12 +12,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -88,7 +90,7 @@ async def _site(args: argparse.Namespace) -> None:
             run_id=RUN_ID,
             incarnation=1,
             dialer=Dialer(None),
-            num_threads=args.threads,
+            pool=ThreadPoolExecutor(args.threads),
         )
         hub.max_retained_bytes = 4 << 30
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
@@ -178,7 +180,7 @@ def _measure(args: argparse.Namespace, prefixes: list[list[str]], hosts: list[st
             tell("done")
         tell("")
         sent = [r["sent_bytes"] / 2**20 for r in reports]
-        print(f"{args.params} parameters, {args.codec}, {args.sites} sites, {args.threads or 'default'} threads each")
+        print(f"{args.params} parameters, {args.codec}, {args.sites} sites, {args.threads} threads each")
         print(f"sent by each site, MiB: {', '.join(f'{s:.2f}' for s in sent)}")
         cpu = ", ".join(format(r["cpu_s"], ".3f") for r in reports)
         print(f"CPU of each site in the last round, s: {cpu}")
@@ -203,7 +205,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=None, help="of each site's pool")
+    parser.add_argument("--threads", type=int, default=min(8, max(2, os.cpu_count() or 1)), help="of each site's pool")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--mbit", type=int, default=0, help="limit of each site's link, Mbit/s (root)")
     parser.add_argument("--folder", default=None, help="for the sites' files (default: the temporary folder)")

@@ -1,15 +1,17 @@
-"""Work in threads that changes what a lock protects."""
+"""Work in threads: some that changes what a lock protects, and some that several threads share."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from concurrent.futures import Executor
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 log = logging.getLogger("atoll.node")
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 async def run_to_its_end(work: Callable[[], T], pool: Executor | None = None) -> T:
@@ -26,3 +28,23 @@ async def run_to_its_end(work: Callable[[], T], pool: Executor | None = None) ->
         if not working.cancelled() and (error := working.exception()) is not None:
             log.warning("cancelled, and failed: %s", error)
         raise
+
+
+def pool_of(num_threads: int) -> AbstractContextManager[Executor | None]:
+    """For `each`. None for one thread: the thread that has the work is enough."""
+    return ThreadPoolExecutor(num_threads) if num_threads > 1 else nullcontext()
+
+
+def each(work: Callable[[Item], T], items: Iterable[Item], pool: Executor | None) -> list[T]:
+    """In a thread: `work` on each item, shared out to `pool`; without one it is done here, one item after the other.
+
+    Raises what the first of them raises. None of them goes on after the end: the disk may be rolled back next.
+    """
+    if pool is None:
+        return [work(item) for item in items]
+    jobs = [pool.submit(work, item) for item in items]
+    wait(jobs, return_when=FIRST_EXCEPTION)
+    for job in jobs:
+        job.cancel()
+    wait(jobs)
+    return [job.result() for job in jobs]  # in the order in which they were begun: those that were cancelled come last

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
@@ -86,9 +87,9 @@ async def _run(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
         dialer=Dialer(None, machine.network),
+        pool=ThreadPoolExecutor(config.num_kernel_threads, thread_name_prefix="exchange"),
         spill=await asyncio.to_thread(Spill, home.spill_folder),
         fsync=run.settings.sync.fsync,
-        num_threads=config.num_kernel_threads,
     )
     limit = descriptors.raise_limit()
     server = machine.network.create_server(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.threads import run_to_its_end
+from atoll.node.threads import each, run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import ConfigError, HostError, StateError
@@ -39,7 +39,7 @@ class DataPlane:
 
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply")
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
         self._published: Content | None = None  # what PUBLISH holds
         self._published_frozen = False
         self.home = home
@@ -111,7 +111,9 @@ class DataPlane:
         if not OuterState.exists(folder):
             return None
         try:
-            return OuterState.open(folder, self.layout, self.optimizer.slots, self.settings.run_id)
+            return OuterState.open(
+                folder, self.layout, self.optimizer.slots, self.settings.run_id, num_threads=self._num_threads
+            )
         except TornState as error:
             log.warning("%s; the outer state is put together from snapshots, or fetched", error)
             OuterState.discard(folder)
@@ -261,13 +263,7 @@ class DataPlane:
             self._shown = None
             self.log.commit(commit)
             chunks = self.layout.chunks[: self.layout.num_sync_chunks]
-            jobs = [self._pool.submit(self._apply_chunk, outer, chunk, commit.commit) for chunk in chunks]
-            wait(jobs, return_when=FIRST_EXCEPTION)
-            for job in jobs:
-                job.cancel()
-            wait(jobs)  # nothing may be written after the end: the disk may be rolled back next
-            for job in jobs:  # in the order in which they were begun, so those that were cancelled come last
-                job.result()
+            each(lambda chunk: self._apply_chunk(outer, chunk, commit.commit), chunks, self._pool)
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()
@@ -393,7 +389,8 @@ class DataPlane:
         await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, self.optimizer.slots, info))
 
     def close(self) -> None:
-        self._pool.shutdown()
+        if self._pool is not None:
+            self._pool.shutdown()
         if self.outer is not None:
             self.outer.close()
         self.log.close()

@@ -14,7 +14,6 @@ import os
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
 from atoll.node.dataplane.slots import SlotMap
+from atoll.node.threads import each, pool_of
 from atoll.protocol.codecs import UNCHANGED, kernels, parse_header, peek_codec, scratch
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import InvalidMessage, StateError
@@ -121,7 +121,9 @@ class OuterState:
         return cls(folder, layout, slots, run_id)
 
     @classmethod
-    def open(cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> OuterState:
+    def open(
+        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, *, num_threads: int = 1
+    ) -> OuterState:
         """The state that `folder` holds, each chunk checked against its hash; `missing` lists the damaged ones.
 
         Raises StateError if it belongs to another run, manifest or outer optimizer, or is in use; TornState if the
@@ -143,7 +145,7 @@ class OuterState:
                     "choose another folder with --home, or remove this one"
                 )
         state = cls(folder, layout, slots, run_id)
-        state._verify()
+        state._verify(num_threads)
         return state
 
     @staticmethod
@@ -456,11 +458,11 @@ class OuterState:
 
     # --- opening
 
-    def _verify(self) -> None:
+    def _verify(self, num_threads: int) -> None:
         """Takes for each chunk the newest entry whose record has its hash, and no slot twice."""
         candidates = [self._index.entries(c) if size else [] for c, size in enumerate(self._sizes)]
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            intact = list(pool.map(lambda c: [e for e in candidates[c] if self._intact(c, e)], range(len(candidates))))
+        with pool_of(num_threads) as pool:
+            intact = each(lambda c: [e for e in candidates[c] if self._intact(c, e)], range(len(candidates)), pool)
         taken: set[int] = set()
         for newest in (True, False):  # what is in force goes before what was
             for chunk, found in enumerate(intact):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from atoll.node.dataplane import kernels
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.threads import each, pool_of
 from atoll.protocol.codecs import scratch
 from atoll.protocol.layout import Chunk, Layout, Role
 
@@ -25,7 +25,7 @@ def publish_replace(
         with outer.pinned(chunk.index) as record:
             target[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = record.data[: chunk.num_bytes]
 
-    _each(copy, (c for c in layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
+    _each_filled(copy, (c for c in layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
 
 
 def publish_shift(
@@ -53,7 +53,7 @@ def publish_shift(
             else:
                 kernels.subtract(new, place, place)
 
-    _each(shift, (c for c in layout.chunks if c.role is Role.TRAINABLE), num_threads)
+    _each_filled(shift, (c for c in layout.chunks if c.role is Role.TRAINABLE), num_threads)
 
 
 def seed_from_snapshot(outer: OuterState, layout: Layout, buffer: memoryview, *, num_threads: int = 1) -> None:
@@ -63,15 +63,9 @@ def seed_from_snapshot(outer: OuterState, layout: Layout, buffer: memoryview, *,
     def seed(chunk: Chunk) -> None:
         outer.seed(chunk.index, source[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
 
-    _each(seed, layout.chunks, num_threads)
+    _each_filled(seed, layout.chunks, num_threads)
 
 
-def _each(work: Callable[[Chunk], None], chunks: Iterable[Chunk], num_threads: int) -> None:
-    chunks = [c for c in chunks if c.num_elements]
-    if num_threads == 1:
-        for chunk in chunks:
-            work(chunk)
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        for _ in pool.map(work, chunks):
-            pass
+def _each_filled(work: Callable[[Chunk], None], chunks: Iterable[Chunk], num_threads: int) -> None:
+    with pool_of(num_threads) as pool:
+        each(work, [c for c in chunks if c.num_elements], pool)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from functools import partial
 
 import grpc
@@ -36,8 +35,6 @@ from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.v1 import peer_pb2
 
 DROPPED_REMEMBERED = 256
-MAX_THREADS = 8
-"""More than a fast link needs; each has scratch memory of some chunks."""
 EARLY_HOLD_S = 1.0
 """How long a stream for a plan that is not here yet is held before it is told to come again."""
 MAX_EARLY = 256
@@ -47,8 +44,8 @@ MAX_EARLY = 256
 class Hub:
     """Lives in one event loop. `attach` it to a server; `close` it at the end.
 
-    All channels to peers are made by `dialer`. `allow` says what may be held as a reducer: in memory, and on
-    the disk by `spill`; without one all of it may be in memory.
+    All channels to peers are made by `dialer`; `pool` is this hub's alone, and ends with it. `allow` says what may be
+    held as a reducer: in memory, and on the disk by `spill`; without one all of it may be in memory.
     """
 
     def __init__(
@@ -57,9 +54,9 @@ class Hub:
         run_id: str,
         incarnation: int,
         dialer: Dialer,
+        pool: Executor,
         spill: Spill | None = None,
         fsync: bool = False,
-        num_threads: int | None = None,
     ) -> None:
         self.run_id = run_id
         self.incarnation = incarnation
@@ -73,9 +70,7 @@ class Hub:
         self.donations = Donations(identity=self.identity, dialer=dialer, donor=self.served_donor)
         self.site_id = 0
         """Given by the coordinator; 0 until then."""
-        self.pool = ThreadPoolExecutor(
-            num_threads or min(MAX_THREADS, max(2, os.cpu_count() or 1)), thread_name_prefix="exchange"
-        )
+        self.pool = pool
         self.fsync = fsync
         self._log: PayloadLogPort | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}

@@ -91,8 +91,8 @@ def of_the_coordinator() -> list[tuple[Any, str]]:
 
 def of_the_node() -> list[tuple[Any, str]]:
     """Whoever copies, hashes, encodes or computes what is as large as a chunk or the model."""
+    from atoll.node import threads
     from atoll.node.daemon.shared_memory import SharedBuffer
-    from atoll.node.dataplane import publish
     from atoll.node.dataplane.outer_state import OuterState
     from atoll.node.dataplane.payload_file import PayloadFile
     from atoll.node.dataplane.payload_log import PayloadLog
@@ -114,7 +114,7 @@ def of_the_node() -> list[tuple[Any, str]]:
         *((kernels, name) for name in ("encode", "decode", "accumulate", "check")),
         (Snapshots, "write"),
         (SharedBuffer, "__init__"),
-        (publish, "_each"),
+        (threads, "each"),
         (share, "share_of"),
     ]
 

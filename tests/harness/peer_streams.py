@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +96,7 @@ class Disk:
 @asynccontextmanager
 async def serving(disk: Disk, max_retained_bytes: int = 1 << 20) -> AsyncIterator[Hub]:
     """A node that is the reducer of all chunks of sync 1."""
-    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), num_threads=1)
+    hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1))
     hub.max_retained_bytes = max_retained_bytes
     hub.serve(LAYOUT, lambda: disk.outer, disk.log, PACE)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class Site:
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID)
         else:
             outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
-        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), num_threads=2)
+        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
         server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)

@@ -239,7 +239,7 @@ class SimLoop(asyncio.SelectorEventLoop):
 
 
 class InlineExecutor(Executor):
-    """In place of thread pools that are not awaited: work is done when it is handed in."""
+    """In place of a thread pool, for work that nobody awaits: it is done when it is handed in."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         pass

@@ -56,7 +56,7 @@ ADDRESS = f"{COORDINATOR}:7700"
 def simulated(full_disks: set[str], short_disks: set[str]) -> Iterator[None]:
     """atoll's modules see simulated threads and disks instead of the machine's. `full_disks`, and `short_disks`, which
     have no room that one could plan with, name machines."""
-    stand_ins: dict[str, tuple[Any, Any]] = {"ThreadPoolExecutor": (None, InlineExecutor)}
+    stand_ins: dict[str, tuple[Any, Any]] = {}
     for name in ("allocate", "write_new", "write_whole"):
         stand_ins[name] = (None, _on_a_disk_that_may_be_full(getattr(disk, name), full_disks))
     undo: list[tuple[Any, str, Any]] = []
@@ -307,9 +307,9 @@ class SimNode:
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
                 dialer=Dialer(None, self._machine.network),
+                pool=InlineExecutor(),
                 spill=await asyncio.to_thread(Spill, home.spill_folder),
                 fsync=self.settings.sync.fsync,
-                num_threads=1,
             )
             server = self._machine.network.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
             hub.attach(server)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -108,7 +109,7 @@ class Node:
     """Whatever of a node dials peers."""
 
     def __init__(self, folder: Path) -> None:
-        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), num_threads=1)
+        self.hub = Hub(run_id=dp.RUN, incarnation=1, dialer=Dialer(None), pool=ThreadPoolExecutor(1))
         self.hub.site_id = 1
         self.hub.max_retained_bytes = 1 << 20
         self._outer = dp.seeded(folder / "state", LAYOUT)

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +57,7 @@ def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[i
     async def scenario() -> tuple[int, str]:
         home = Home(folder / "home")
         journal = Journal(home.folder / "journal.jsonl")
-        hub = Hub(run_id="run", incarnation=home.incarnation, dialer=Dialer(None))
+        hub = Hub(run_id="run", incarnation=home.incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(1))
         node = Node(
             config=NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
             run=Run(SETTINGS, settings_to_json(SETTINGS)),

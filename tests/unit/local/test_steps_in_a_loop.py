@@ -8,6 +8,7 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -238,7 +239,7 @@ class Node:
     def __init__(self, site_id: int, layout: Layout, peers: Peers) -> None:
         self.site_id = site_id
         self.data = Data(layout)
-        self.hub = Hub(run_id=RUN, incarnation=1, dialer=peers, num_threads=2)
+        self.hub = Hub(run_id=RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2))
         self.hub.max_retained_bytes = 1 << 30
         self.hub.serve(layout, lambda: None, Log(layout), Pace(stall_s=60.0, slowest_bytes_per_s=1.0))  # type: ignore[arg-type]
         peers.services[site_id] = PeerService(self.hub)
@@ -337,7 +338,7 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
 
     async def main() -> None:
         peers = Peers()
-        hubs = [Hub(run_id=dp.RUN, incarnation=1, dialer=peers, num_threads=2) for _ in range(2)]
+        hubs = [Hub(run_id=dp.RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2)) for _ in range(2)]
         hubs[0].serve(layout, lambda: there, log_there, pace)
         peers.services[1] = PeerService(hubs[0])
         of_one = m.Donor(site_id=1, incarnation=1, address="site-1:1", commit=1)
