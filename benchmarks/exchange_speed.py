@@ -205,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--codec", default="int8")
     parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=min(8, max(2, os.cpu_count() or 1)), help="of each site's pool")
+    cores = os.cpu_count() or 1
+    parser.add_argument("--threads", type=int, default=min(8, max(2, cores)), help="of each site's pool")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--mbit", type=int, default=0, help="limit of each site's link, Mbit/s (root)")
     parser.add_argument("--folder", default=None, help="for the sites' files (default: the temporary folder)")

@@ -17,6 +17,7 @@ import grpc
 import grpc.aio
 
 from atoll.protocol import transport
+from atoll.protocol.disk import Disk
 
 
 class Network(Protocol):
@@ -46,6 +47,7 @@ class Machine:
     random: Random = field(default_factory=Random)
     """For waits that many processes must not begin together; never for keys."""
     network: Network = transport
+    disk: Disk = field(default_factory=Disk)
 
 
 REAL = Machine()

@@ -8,7 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, make_folder, sync_folder
+from atoll.protocol.disk import disk_error, make_folder, sync_folder
 from atoll.protocol.errors import HostError
 from atoll.protocol.machine import REAL, Machine
 
@@ -49,6 +49,8 @@ class Home:
 
     def __init__(self, folder: Path, machine: Machine = REAL) -> None:
         self.folder = folder
+        self.disk = machine.disk
+        """Under all that lies in `folder`."""
         try:
             if not folder.exists():
                 make_folder(folder)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from atoll.node.dataplane.disk import PRIVATE_FILE, disk_error
+from atoll.protocol.disk import PRIVATE_FILE, disk_error
 
 MAX_JOURNAL_BYTES = 16 << 20
 

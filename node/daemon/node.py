@@ -28,7 +28,7 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.pieces import SitePieces
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.room import Room, machine_of, room_for
+from atoll.node.daemon.room import Room, free_for, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.dataplane import saved_model
@@ -463,7 +463,7 @@ class Node:
             layout = Layout(ranks.manifest, self.core.settings.sync.chunk_elements)
             return room_for(
                 footprint(layout, self.core.settings),
-                machine_of(self.home.folder),
+                free_for(self.home.folder, self.home.disk),
                 self.home.folder,
                 max_retained_bytes=config.max_retained_bytes,
                 reduce_buffer_bytes=config.reduce_buffer_bytes,

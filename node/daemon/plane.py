@@ -48,7 +48,9 @@ class DataPlane:
         self.optimizer = outer_optimizer(settings.outer)
         sync, slots, run_id = settings.sync, self.optimizer.slots, settings.run_id
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
-        self.log = PayloadLog(home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync)
+        self.log = PayloadLog(
+            home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync, disk=home.disk
+        )
         self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
@@ -94,7 +96,7 @@ class DataPlane:
         self._is_distrusted = False
         if self.outer is None:
             self.outer = OuterState.create(
-                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id
+                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id, self.home.disk
             )
         return self.outer
 
@@ -386,7 +388,8 @@ class DataPlane:
         return None
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
-        await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, self.optimizer.slots, info))
+        slots, disk = self.optimizer.slots, self.home.disk
+        await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk))
 
     def close(self) -> None:
         if self._pool is not None:

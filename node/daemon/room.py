@@ -4,12 +4,11 @@ offers itself to the run: a site that cannot hold the model is no member of a sy
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
-from atoll.node.dataplane.disk import disk_error
+from atoll.protocol.disk import Disk, disk_error
 from atoll.node.dataplane.footprint import Footprint
 from atoll.protocol.errors import HostError
 
@@ -23,7 +22,7 @@ DISK_SHARE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Free:
     """What is free on this machine."""
 
     memory: MemoryLimit
@@ -47,7 +46,7 @@ class Room:
 
 def room_for(
     model: Footprint,
-    machine: Machine,
+    free: Free,
     home: Path,
     *,
     max_retained_bytes: int | None,
@@ -60,19 +59,19 @@ def room_for(
     Raises HostError with the figures if the model does not fit.
     """
     shared_bytes = 0 if has_buffers else model.shared_bytes
-    free_memory = machine.memory.available_bytes - shared_bytes - RESERVE_BYTES
+    free_memory = free.memory.available_bytes - shared_bytes - RESERVE_BYTES
     if free_memory < 0:
         raise HostError(
             f"the model does not fit into this machine's memory: {_size(shared_bytes)} are needed to share parameters "
-            f"with the workers and {_size(RESERVE_BYTES)} to spare, {_size(machine.memory.available_bytes)} are free, "
-            f"limited by {machine.memory.source}; free memory, raise that limit, or train a smaller model"
+            f"with the workers and {_size(RESERVE_BYTES)} to spare, {_size(free.memory.available_bytes)} are free, "
+            f"limited by {free.memory.source}; free memory, raise that limit, or train a smaller model"
         )
-    free_disk = machine.disk_bytes + machine.home_bytes - model.disk_bytes
+    free_disk = free.disk_bytes + free.home_bytes - model.disk_bytes
     if free_disk < 0:
         parts = ", ".join(f"{_size(num_bytes)} {what}" for what, num_bytes in model.disk_parts)
         raise HostError(
             f"the model does not fit on the disk of {home}: {_size(model.disk_bytes)} are needed ({parts}), "
-            f"{_size(machine.disk_bytes)} are free beside the {_size(machine.home_bytes)} that it has; make room, "
+            f"{_size(free.disk_bytes)} are free beside the {_size(free.home_bytes)} that it has; make room, "
             "choose another folder with --home, or lower sync.log_commits or sync.snapshots of the run, or leave out "
             "its save_every"
         )
@@ -85,10 +84,9 @@ def room_for(
     return Room(max_retained_bytes=retained, reduce_buffer_bytes=buffer)
 
 
-def machine_of(home: Path) -> Machine:
+def free_for(home: Path, disk: Disk) -> Free:
     """In a thread. Raises HostError."""
     try:
-        free = shutil.disk_usage(home).free
         used = 0
         for folder, _, names in os.walk(home):
             for name in names:
@@ -98,7 +96,7 @@ def machine_of(home: Path) -> Machine:
                     continue  # removed meanwhile
     except OSError as error:
         raise disk_error(error, home) from error
-    return Machine(memory=memory_limit(), disk_bytes=free, home_bytes=used)
+    return Free(memory=memory_limit(), disk_bytes=disk.free_bytes(home), home_bytes=used)
 
 
 def _size(num_bytes: int) -> str:

@@ -8,7 +8,7 @@ import os
 from io import TextIOWrapper
 from pathlib import Path
 
-from atoll.node.dataplane.disk import PRIVATE_FILE, make_folder
+from atoll.protocol.disk import PRIVATE_FILE, make_folder
 from atoll.protocol.errors import HostError
 from atoll.protocol.text import CleanFormatter
 

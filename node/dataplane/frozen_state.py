@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.disk import disk_error
+from atoll.protocol.disk import disk_error
 from atoll.protocol.errors import HostError
 
 Bytes = npt.NDArray[np.uint8]

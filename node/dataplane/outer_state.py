@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.disk import allocate, disk_error, sync_folder, write_whole
+from atoll.protocol.disk import REAL_DISK, Disk, disk_error, sync_folder
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
@@ -111,13 +111,16 @@ class OuterState:
         return (folder / "outer.json").exists()
 
     @classmethod
-    def create(cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> OuterState:
+    def create(
+        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, disk: Disk = REAL_DISK
+    ) -> OuterState:
         """An empty state in `folder`, instead of what was there. Raises HostError if the disk has no room for it."""
         cls.discard(folder)
         sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
-        allocate(folder / "outer.chunks", SlotMap(sizes).file_bytes)
-        allocate(folder / "outer.index", OuterIndex.size_bytes(len(layout.chunks)))
-        write_whole(folder / "outer.json", json.dumps(_meta(layout, slots, run_id), indent=1).encode(), fsync=True)
+        disk.allocate(folder / "outer.chunks", SlotMap(sizes).file_bytes)
+        disk.allocate(folder / "outer.index", OuterIndex.size_bytes(len(layout.chunks)))
+        meta = json.dumps(_meta(layout, slots, run_id), indent=1).encode()
+        disk.write_whole(folder / "outer.json", meta, fsync=True)
         return cls(folder, layout, slots, run_id)
 
     @classmethod

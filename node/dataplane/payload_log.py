@@ -11,7 +11,7 @@ import re
 import threading
 from pathlib import Path
 
-from atoll.node.dataplane.disk import allow_open_files, disk_error, make_folder, sync_folder, write_whole
+from atoll.protocol.disk import REAL_DISK, Disk, allow_open_files, disk_error, make_folder, sync_folder
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
@@ -34,7 +34,16 @@ class PayloadLog:
     With `fsync` a commit is on the disk for good when `commit` returns; without, the kernel writes it when it likes.
     """
 
-    def __init__(self, folder: Path, layout: Layout, run_id: str, keep_commits: int, *, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: Layout,
+        run_id: str,
+        keep_commits: int,
+        *,
+        fsync: bool = False,
+        disk: Disk = REAL_DISK,
+    ) -> None:
         if not 1 <= keep_commits <= MAX_LOG_COMMITS:
             raise ConfigError(f"sync.log_commits = {keep_commits}: choose 1 to {MAX_LOG_COMMITS}")
         allow_open_files(keep_commits + _OTHER_OPEN_FILES, f"sync.log_commits = {keep_commits}")
@@ -43,6 +52,7 @@ class PayloadLog:
         self._run_id = run_id
         self._keep = keep_commits
         self._fsync = fsync
+        self._disk = disk
         self._lock = threading.RLock()
         self._files: dict[AttemptKey, PayloadFile] = {}
         self._commits: dict[int, Commit] = {}
@@ -120,7 +130,7 @@ class PayloadLog:
                 raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
-            write_whole(self._record_path(commit.commit), self._record(commit), fsync=self._fsync)
+            self._disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self._fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
 

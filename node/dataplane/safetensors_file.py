@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from atoll.node.dataplane.disk import disk_error
+from atoll.protocol.disk import disk_error
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import DTYPE_BYTES
 

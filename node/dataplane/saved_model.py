@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from atoll.node.dataplane.disk import PUBLIC_FILE, disk_error, exchange_names, sync_folder, write_whole
+from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
@@ -54,7 +54,12 @@ def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...]
 
 
 def write_aside(
-    folder: Path, frozen: FrozenState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]
+    folder: Path,
+    frozen: FrozenState,
+    layout: Layout,
+    slots: tuple[str, ...],
+    info: Mapping[str, Any],
+    disk: Disk = REAL_DISK,
 ) -> None:
     """All of a saved model, on the disk beside `folder`, for `put_in_place` or `discard`.
 
@@ -91,7 +96,7 @@ def write_aside(
         write(
             aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(frozen.hashes)), {"run": frozen.run_id}
         )
-        write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True, mode=PUBLIC_FILE)
+        disk.write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True, mode=PUBLIC_FILE)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk would stay full
         raise

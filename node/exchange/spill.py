@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.node.dataplane.disk import disk_error, make_folder, write_new
+from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder
 from atoll.node.exchange.parts import Encoded
 from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.plans import payload_hash
@@ -50,9 +50,10 @@ class Spilled:
 class Spill:
     """Of one node, for all its syncs."""
 
-    def __init__(self, folder: Path, memory_limit_bytes: int = 0) -> None:
+    def __init__(self, folder: Path, memory_limit_bytes: int = 0, disk: Disk = REAL_DISK) -> None:
         """Removes what an earlier start left in `folder`. Raises HostError."""
         self.folder = folder
+        self._disk = disk
         self.memory_limit_bytes = memory_limit_bytes
         self.memory_bytes = 0
         """Of contributions that stay in memory."""
@@ -75,17 +76,14 @@ class Spill:
 
     def free_bytes(self) -> int:
         """Raises HostError."""
-        try:
-            return shutil.disk_usage(self.folder).free
-        except OSError as error:
-            raise disk_error(error, self.folder) from error
+        return self._disk.free_bytes(self.folder)
 
     def new_path(self) -> Path:
         return self.folder / str(next(self._numbers))
 
     def write(self, item: Encoded, path: Path) -> Spilled:
         """In a thread. Raises HostError, and leaves no file then."""
-        write_new(path, item.data)
+        self._disk.write_new(path, item.data)
         with self._lock:
             self.disk_bytes += len(item.data)
             is_first, self._has_told = not self._has_told, True

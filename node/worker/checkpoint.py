@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.dataplane import safetensors_file
-from atoll.node.dataplane.disk import disk_error, sync_folder
+from atoll.protocol.disk import disk_error, sync_folder
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint_file
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor

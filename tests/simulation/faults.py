@@ -89,7 +89,10 @@ def another_run(world: World, fault: Fault, generator: random.Random) -> None:
 def mute_coordinator(world: World, fault: Fault, generator: random.Random) -> None:
     """Streams open and end, and nobody says Welcome."""
     ends_after_s = generator.choice([0.01, 2.0])
-    world.replace_coordinator(fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, world.machine, ends_after_s))
+    machine = world.machine(COORDINATOR)
+    world.replace_coordinator(
+        fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, machine, ends_after_s)
+    )
 
 
 def coordinator_dies_before_it_keeps(world: World, fault: Fault, generator: random.Random) -> None:
@@ -511,10 +514,10 @@ def full_disk(world: World, fault: Fault, generator: random.Random) -> None:
     name = _site(world, generator)
     if name is not None and len(world.nodes) > 1:
         world.story.tell("world", f"the disk of {name} is full")
-        world.full_disks.add(name)
+        world.machine(name).disk.is_full = True
 
         def mend() -> None:
-            world.full_disks.discard(name)
+            world.machine(name).disk.is_full = False
             world.start_site(name)
 
         world.later(fault.lasts_s, mend)
@@ -525,8 +528,14 @@ def short_disks(world: World, fault: Fault, generator: random.Random) -> None:
     names = sorted(world.nodes)
     chosen = generator.sample(names, generator.randint(0, len(names)))
     world.story.tell("world", f"there is no room on the disks of {chosen}")
-    world.short_disks.update(chosen)
-    world.later(fault.lasts_s, lambda: world.short_disks.difference_update(chosen))
+    disks = [world.machine(name).disk for name in chosen]
+
+    def are_short(value: bool) -> None:
+        for disk in disks:
+            disk.is_short = value
+
+    are_short(True)
+    world.later(fault.lasts_s, lambda: are_short(False))
 
 
 def power_cut(world: World, fault: Fault, generator: random.Random) -> None:

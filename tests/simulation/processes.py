@@ -7,9 +7,7 @@ import contextlib
 import contextvars
 import errno
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +21,14 @@ from atoll.coordinator.core.machine import Core
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
-from atoll.node.daemon import journal as journal_module
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import plane as plane_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.dataplane import disk
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
@@ -43,7 +40,8 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
-from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop, here
+from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
+from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
 
 loop_guard.install()
@@ -53,29 +51,18 @@ ADDRESS = f"{COORDINATOR}:7700"
 
 
 @contextlib.contextmanager
-def simulated(full_disks: set[str], short_disks: set[str]) -> Iterator[None]:
-    """atoll's modules see simulated threads and disks instead of the machine's. `full_disks`, and `short_disks`, which
-    have no room that one could plan with, name machines."""
-    stand_ins: dict[str, tuple[Any, Any]] = {}
-    for name in ("allocate", "write_new", "write_whole"):
-        stand_ins[name] = (None, _on_a_disk_that_may_be_full(getattr(disk, name), full_disks))
+def simulated() -> Iterator[None]:
+    """Parts of a node that are replaced, messages in small parts, and plans that are read once."""
     undo: list[tuple[Any, str, Any]] = []
 
     def put(module: Any, name: str, value: Any) -> None:
         undo.append((module, name, getattr(module, name)))
         setattr(module, name, value)
 
-    for module_name, module in sorted(sys.modules.items()):
-        if module_name.startswith("atoll."):
-            for name, (real, value) in stand_ins.items():
-                if name in vars(module) and real in (None, vars(module)[name]):
-                    put(module, name, value)
-    put(journal_module, "Journal", partial(SimJournal, full_disks))
     put(node_module, "LocalServer", SimLocalServer)
     put(node_module, "Launcher", launcher)
     put(node_module, "DataPlane", SimDataPlane)
     put(plane_module, "SharedBuffer", SimBuffer)
-    put(Spill, "free_bytes", lambda spill: 0 if here().machine in short_disks else 1 << 40)
     put(m, "MANIFEST_PART_BYTES", 64)  # several parts, which faults come between
     put(sources_parts, "MAX_PART_BYTES", 1)  # every commit is a part of its own
     put(wire, "from_proto", _read_once(wire.from_proto))
@@ -116,28 +103,15 @@ def _write_once(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     return write
 
 
-def _on_a_disk_that_may_be_full(write: Callable[..., None], full_disks: set[str]) -> Callable[..., None]:
-    def guarded(path: Path, *args: Any, **options: Any) -> None:
-        process = HERE.get()
-        if process is not None and process.machine in full_disks:
-            raise disk.disk_error(OSError(errno.ENOSPC, "No space left on device"), path)
-        write(path, *args, **options)
-
-    return guarded
-
-
-class SimJournal:
+class SimJournal(Journal):
     """Its lines go nowhere; on a full disk it says so."""
 
-    def __init__(self, full_disks: set[str], path: Path) -> None:
-        def write(path: Path, kind: str, **values: Any) -> None:
-            pass
-
-        self._write = _on_a_disk_that_may_be_full(write, full_disks)
+    def __init__(self, disk: SimDisk, path: Path) -> None:
+        self._disk = disk
         self._path = path
 
     def write(self, kind: str, **values: Any) -> None:
-        self._write(self._path, kind, **values)
+        self._disk.look(self._path)
 
     def close(self) -> None:
         pass
@@ -272,7 +246,7 @@ class SimNode:
         loop: SimLoop,
         process: Process,
         *,
-        machine: Machine,
+        machine: SimMachine,
         settings: RunSettings,
         reduce_buffer_bytes: int,
         folder: Path,
@@ -308,7 +282,7 @@ class SimNode:
                 incarnation=home.incarnation,
                 dialer=Dialer(None, self._machine.network),
                 pool=InlineExecutor(),
-                spill=await asyncio.to_thread(Spill, home.spill_folder),
+                spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
                 fsync=self.settings.sync.fsync,
             )
             server = self._machine.network.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
@@ -331,7 +305,7 @@ class SimNode:
                 plane=plane,
                 hub=hub,
                 address=f"{self.process.machine}:{port}",
-                journal=journal_module.Journal(home.folder / "journal.jsonl"),
+                journal=SimJournal(self._machine.disk, home.folder / "journal.jsonl"),
                 machine=self._machine,
             )
             handle, execute = node.handle, node._execute

@@ -24,11 +24,11 @@ from atoll.node.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Manifest
-from atoll.protocol.machine import Machine
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation import disputes
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
+from tests.simulation.machine import SimMachine
 from tests.simulation.network import Network
 from tests.simulation.processes import (
     COORDINATOR,
@@ -163,10 +163,8 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.network = Network(loop, seed)
         self.story = Story(loop)
-        generator = random.Random(f"modules {seed}")
-        self.machine = Machine(
-            wall_time=loop.time, token_bytes=generator.randbytes, random=generator, network=self.network
-        )
+        self._generator = random.Random(f"modules {seed}")
+        self._machines: dict[str, SimMachine] = {}
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
         self.checks = Checks(loop, shape.settings, shape.manifest, self.store, self.story.tell)
@@ -181,8 +179,6 @@ class World:
         self.num_starts = 0
         self.num_returns = 0
         self.num_faults: Counter[str] = Counter()
-        self.full_disks: set[str] = set()
-        self.short_disks: set[str] = set()
         self.hostile: set[str] = set()
         """Sites that meant harm at some time."""
         self.hung: set[str] = set()
@@ -190,6 +186,15 @@ class World:
         self._older: dict[str, dict[Path, bytes]] = {}
         self.tear: str | None = None  # the site whose next apply is torn
         self._operator: asyncio.Task[None] | None = None
+
+    def machine(self, name: str) -> SimMachine:
+        """The same for each process that is started under that name."""
+        if name not in self._machines:
+            generator = self._generator
+            self._machines[name] = SimMachine(
+                wall_time=self.loop.time, token_bytes=generator.randbytes, random=generator, network=self.network
+            )
+        return self._machines[name]
 
     # --- starting and killing
 
@@ -199,7 +204,7 @@ class World:
         self.num_starts += 1
         self.story.tell("world", "starts the coordinator")
         self.coordinator = SimCoordinator(
-            self.loop, self.num_starts, self.shape.settings, self.store, self.machine, self.shape.coordinator_busy_s
+            self.loop, self.num_starts, self.shape.settings, self.store, self.machine(COORDINATOR), self.shape.coordinator_busy_s
         )
         self.coordinator.on_event = self._count
         self.coordinator.task.add_done_callback(self._coordinator_ended)
@@ -238,7 +243,7 @@ class World:
 
     def coordinator_of_another_run(self, number: int) -> SimCoordinator:
         return SimCoordinator(
-            self.loop, number, replace(self.shape.settings, run_id="another"), SimStore(), self.machine
+            self.loop, number, replace(self.shape.settings, run_id="another"), SimStore(), self.machine(COORDINATOR)
         )
 
     def start_site(self, name: str) -> None:
@@ -266,7 +271,7 @@ class World:
         node = self.nodes[name] = SimNode(
             self.loop,
             Process(name, self.num_starts),
-            machine=self.machine,
+            machine=self.machine(name),
             settings=self.shape.settings,
             reduce_buffer_bytes=self.shape.reduce_buffer_bytes,
             folder=home,
@@ -581,7 +586,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
     loggers.propagate, propagate = False, loggers.propagate
     problem = ""
     try:
-        with simulated(world.full_disks, world.short_disks):
+        with simulated():
             asyncio.set_event_loop(loop)
             loop.set_exception_handler(lambda _, context: world.checks.loop_error(context))
             schedule = loop.create_task(_play(world, faults))

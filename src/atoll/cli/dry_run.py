@@ -16,9 +16,10 @@ from atoll.cli.status import whole
 from atoll.cli.words import byte_count, count
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
-from atoll.node.daemon.room import machine_of, room_for
+from atoll.node.daemon.room import free_for, room_for
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import footprint
+from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
@@ -122,7 +123,7 @@ def room_lines(settings: RunSettings, config: NodeConfig, manifest: Manifest, ho
     """What the node may hold as a reducer on this machine. Raises HostError if the model does not fit."""
     room = room_for(
         footprint(Layout(manifest, settings.sync.chunk_elements), settings),
-        machine_of(home),
+        free_for(home, Disk()),
         home,
         max_retained_bytes=config.max_retained_bytes,
         reduce_buffer_bytes=config.reduce_buffer_bytes,

@@ -6,14 +6,6 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
-        name="files of a node are open to others",
-        rule="what a node keeps is for its user alone",
-        where="node.dataplane.disk",
-        old="PRIVATE_FILE = 0o600",
-        new="PRIVATE_FILE = 0o644",
-        tests=("tests/unit/local/test_home.py",),
-    ),
-    Mutation(
         name="the snapshot of a run that goes back needs no room",
         rule="what cannot fit is refused at the door",
         where="node.dataplane.footprint:_snapshots",

@@ -46,6 +46,14 @@ MUTATIONS = (
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
     ),
     Mutation(
+        name="files of a node are open to others",
+        rule="what a node keeps is for its user alone",
+        where="protocol.disk",
+        old="PRIVATE_FILE = 0o600",
+        new="PRIVATE_FILE = 0o644",
+        tests=("tests/unit/local/test_home.py",),
+    ),
+    Mutation(
         name="README does not know an exit code",
         rule="README has a row for each exit code, with its meaning",
         where="protocol.exit_codes",

@@ -10,7 +10,7 @@ import pytest
 
 from atoll.coordinator.core.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.topology import Reducer, direct
-from atoll.node.daemon.room import Machine, Room, machine_of, room_for
+from atoll.node.daemon.room import Free, Room, free_for, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint
 from atoll.node.dataplane.optim import outer_optimizer
@@ -18,6 +18,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.saved_model import save
 from atoll.node.dataplane.snapshot import Snapshots
+from atoll.protocol.disk import Disk
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.plans import payload_hash
@@ -35,13 +36,13 @@ MANIFEST = Manifest.canonical(
     ]
 )
 LAYOUT = Layout(MANIFEST, 4096)
-PLENTY = Machine(memory=MemoryLimit(64 * GIB, "a test"), disk_bytes=1000 * GIB, home_bytes=0)
+PLENTY = Free(memory=MemoryLimit(64 * GIB, "a test"), disk_bytes=1000 * GIB, home_bytes=0)
 
 
-def room(machine: Machine, layout: Layout = LAYOUT, *, retained: int | None = None, buffer: int | None = None) -> Room:
+def room(free: Free, layout: Layout = LAYOUT, *, retained: int | None = None, buffer: int | None = None) -> Room:
     return room_for(
         footprint(layout, SETTINGS),
-        machine,
+        free,
         Path("/home/of/a"),
         max_retained_bytes=retained,
         reduce_buffer_bytes=buffer,
@@ -120,12 +121,12 @@ def test_a_sync_has_the_size_that_the_coordinator_plans_with() -> None:
 def test_a_model_that_fits_can_be_planned_with_the_default_bounds(billions: int, num_sites: int) -> None:
     layout = large(billions * 10**9)
     needs = footprint(layout, SETTINGS)
-    machine = Machine(
+    free = Free(
         memory=MemoryLimit(needs.shared_bytes + 16 * GIB, "a test"),
         disk_bytes=needs.disk_bytes + 2 * needs.sync_bytes,
         home_bytes=0,
     )
-    retained = room(machine, layout).max_retained_bytes
+    retained = room(free, layout).max_retained_bytes
     sites = [Reducer(site_id=i + 1, bandwidth_bytes_per_s=0, max_retained_bytes=retained) for i in range(num_sites)]
     sync = SyncSettings(codec="int8", chunk_elements=layout.chunk_elements)
     trees = direct(ChunkSizes.of(layout.manifest, sync), sites)
@@ -135,7 +136,7 @@ def test_a_model_that_fits_can_be_planned_with_the_default_bounds(billions: int,
 
 def test_contributions_leave_memory_and_disk_to_others() -> None:
     needs = footprint(LAYOUT, SETTINGS)
-    tight = Machine(
+    tight = Free(
         memory=MemoryLimit(needs.shared_bytes + RESERVE_BYTES + 4000, "a test"),
         disk_bytes=needs.disk_bytes + 8000,
         home_bytes=0,
@@ -160,6 +161,6 @@ def test_what_cannot_fit_is_refused_with_the_figures() -> None:
 def test_what_the_home_has_already_is_counted(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "outer.chunks").write_bytes(bytes(1 << 20))
-    machine = machine_of(tmp_path)
-    assert machine.home_bytes >= 1 << 20
-    assert machine.disk_bytes > 0
+    free = free_for(tmp_path, Disk())
+    assert free.home_bytes >= 1 << 20
+    assert free.disk_bytes > 0

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from atoll.node.dataplane import disk, saved_model
-from atoll.node.dataplane.disk import sync_folder
+from atoll.node.dataplane import saved_model
+from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
 from atoll.node.dataplane.saved_manifest import place_for
@@ -188,7 +188,7 @@ def test_a_kill_between_any_two_steps_leaves_a_model_that_every_reader_finds(
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", step(os.replace))
             patch.setattr(shutil, "rmtree", step(shutil.rmtree))
-            patch.setattr(saved_model, "exchange_names", step(disk.exchange_names))
+            patch.setattr(saved_model, "exchange_names", step(exchange_names))
             patch.setattr(saved_model, "sync_folder", step(sync_folder))
             try:
                 save(folder, outer, used, SLOTS, INFO)

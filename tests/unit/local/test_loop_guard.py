@@ -14,7 +14,7 @@ import pytest
 
 from atoll.coordinator.core.events import StopRecord
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.node.dataplane.disk import allocate, write_whole
+from atoll.protocol.disk import Disk
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import Digest
@@ -45,8 +45,8 @@ def test_what_waits_for_a_disk_raises_in_a_loop_by_its_kind(kind: str, tmp_path:
     path = tmp_path / "large"
     path.touch()
     work: dict[str, Callable[[], object]] = {
-        "posix_fallocate": partial(allocate, path, 10),
-        "fsync": partial(write_whole, path, b"x", fsync=True),
+        "posix_fallocate": partial(Disk().allocate, path, 10),
+        "fsync": partial(Disk().write_whole, path, b"x", fsync=True),
         "unlink": partial(os.unlink, path),
     }
     with pytest.raises(BlockingInLoop, match=f"{kind} of "):
@@ -97,9 +97,9 @@ asyncio.run(main())
 
 def test_threads_small_files_and_tests_are_let_through(tmp_path: Path) -> None:
     async def main() -> None:
-        await run_to_its_end(lambda: allocate(tmp_path / "large", 10))
-        allocate(tmp_path / "own", 10)
+        await run_to_its_end(lambda: Disk().allocate(tmp_path / "large", 10))
+        Disk().allocate(tmp_path / "own", 10)
 
     asyncio.run(main())
-    in_a_callback(partial(write_whole, tmp_path / "branch", b"1", fsync=True))
+    in_a_callback(partial(Disk().write_whole, tmp_path / "branch", b"1", fsync=True))
     assert (tmp_path / "branch").read_bytes() == b"1"

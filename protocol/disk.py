@@ -45,50 +45,6 @@ def open_new(path: Path, mode: int = PRIVATE_FILE) -> BinaryIO:
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode), "wb")
 
 
-def allocate(path: Path, size_bytes: int) -> None:
-    """A new file of zeros that has its blocks on the disk. Raises HostError, and leaves no file, if it does not fit."""
-    try:
-        make_folder(path.parent)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
-        try:
-            os.posix_fallocate(descriptor, 0, max(1, size_bytes))
-            os.fsync(descriptor)  # its size: a shorter one would have to be made anew
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise disk_error(error, path, size_bytes) from error
-
-
-def write_new(path: Path, data: bytes) -> None:
-    """A new file. Raises HostError, and leaves none, if it cannot be written. A crash may leave a part of it."""
-    try:
-        with open_new(path) as file:
-            file.write(data)
-    except OSError as error:
-        with suppress(OSError):
-            path.unlink()
-        raise disk_error(error, path, len(data)) from error
-
-
-def write_whole(path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
-    """Replaces `path` by a file with `data`: readers and crashes see the old one or the new one."""
-    aside = path.with_name(path.name + ".new")
-    try:
-        with open_new(aside, mode) as file:
-            file.write(data)
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
-        os.replace(aside, path)
-        if fsync:
-            sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink()  # it has taken the last room of a full disk
-        raise disk_error(error, path, len(data)) from error
-
-
 def exchange_names(first: Path, second: Path) -> bool:
     """Each gets the other's name in one step, which no crash can cut in two. False if this kernel or file system cannot
     do that, and nothing has changed. Raises OSError."""
@@ -117,3 +73,59 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+class Disk:
+    """What may find a disk full. Each owner of a folder is given the disk that its folder is on."""
+
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        """A new file of zeros that has its blocks on the disk. Raises HostError, and leaves no file, if it does not
+        fit."""
+        try:
+            make_folder(path.parent)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, PRIVATE_FILE)
+            try:
+                os.posix_fallocate(descriptor, 0, max(1, size_bytes))
+                os.fsync(descriptor)  # its size: a shorter one would have to be made anew
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise disk_error(error, path, size_bytes) from error
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        """A new file. Raises HostError, and leaves none, if it cannot be written. A crash may leave a part of it."""
+        try:
+            with open_new(path) as file:
+                file.write(data)
+        except OSError as error:
+            with suppress(OSError):
+                path.unlink()
+            raise disk_error(error, path, len(data)) from error
+
+    def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
+        """Replaces `path` by a file with `data`: readers and crashes see the old one or the new one."""
+        aside = path.with_name(path.name + ".new")
+        try:
+            with open_new(aside, mode) as file:
+                file.write(data)
+                file.flush()
+                if fsync:
+                    os.fsync(file.fileno())
+            os.replace(aside, path)
+            if fsync:
+                sync_folder(path.parent)
+        except OSError as error:
+            with suppress(OSError):
+                aside.unlink()  # it has taken the last room of a full disk
+            raise disk_error(error, path, len(data)) from error
+
+    def free_bytes(self, folder: Path) -> int:
+        """For this user, where `folder` lies. Raises HostError."""
+        try:
+            return shutil.disk_usage(folder).free
+        except OSError as error:
+            raise disk_error(error, folder) from error
+
+
+REAL_DISK = Disk()

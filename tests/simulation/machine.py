@@ -1,0 +1,48 @@
+"""What a simulated process is given in place of its machine."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from atoll.protocol.disk import PRIVATE_FILE, Disk, disk_error
+from atoll.protocol.machine import Machine
+
+PLENTY_BYTES = 1 << 40
+
+
+class SimDisk(Disk):
+    """Files are real, in the folder of the schedule; how much room there is, is not."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.is_short = False
+        """There is no room for contributions."""
+
+    def allocate(self, path: Path, size_bytes: int) -> None:
+        self.look(path)
+        super().allocate(path, size_bytes)
+
+    def write_new(self, path: Path, data: bytes) -> None:
+        self.look(path)
+        super().write_new(path, data)
+
+    def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
+        self.look(path)
+        super().write_whole(path, data, fsync=fsync, mode=mode)
+
+    def free_bytes(self, folder: Path) -> int:
+        return 0 if self.is_short and folder.name == "contributions" else PLENTY_BYTES
+
+    def look(self, path: Path) -> None:
+        """Raises HostError if it is full."""
+        if self.is_full:
+            raise disk_error(OSError(errno.ENOSPC, "No space left on device"), path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimMachine(Machine):
+    """Of one site, or of the coordinator, whichever of its processes runs."""
+
+    disk: SimDisk = field(default_factory=SimDisk)
