@@ -24,8 +24,9 @@ from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher, WorkersExit
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.observer import Observer
+from atoll.node.daemon.parts import REAL_PARTS, Parts
 from atoll.node.daemon.pieces import SitePieces
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room, free_for, room_for
@@ -86,6 +87,7 @@ class Node:
         address: str,
         journal: Journal,
         machine: Machine,
+        parts: Parts = REAL_PARTS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.config = config
@@ -94,7 +96,8 @@ class Node:
         self.plane = plane
         self.hub = hub
         self.journal = journal
-        self.local_server = LocalServer(self._from_workers, self._fail)
+        self._parts = parts
+        self.local_server = parts.local_server(self._from_workers, self._fail)
         self._launcher: Launcher | None = None
         identity = SiteIdentity(
             name=config.name,
@@ -165,7 +168,7 @@ class Node:
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
         self.home.note_socket_folder(Path(self.local_server.path).parent)
-        self._launcher = Launcher(self.config.launch, self._workers_exited, self._fail)
+        self._launcher = self._parts.launcher(self.config.launch, self._workers_exited, self._fail)
         self._session = self._spawn(self.session.run())
         self._spawn(self._watch_workers())
         try:
@@ -565,7 +568,9 @@ class Node:
     def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
         """In a thread: as much memory as the model takes is allocated, and files of an earlier start are read."""
         if plane is None:
-            plane = DataPlane(self.home, self.core.settings, pieces.manifest, self.config.num_kernel_threads)
+            plane = self._parts.data_plane(
+                self.home, self.core.settings, pieces.manifest, self.config.num_kernel_threads
+            )
         if plane.layout.manifest.digest != pieces.manifest.digest:
             raise InvalidMessage(
                 f"{self.home.folder} holds the state of another model; choose another folder with --home"

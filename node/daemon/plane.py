@@ -80,10 +80,12 @@ class DataPlane:
         check_base_dtypes(self.layout.manifest, dtypes)
         self.dtypes = dict(dtypes)
         if self.snapshot is None:
-            self.snapshot = SharedBuffer(self.layout.buffer_bytes, "snapshot")
-            self.publish_buffer = SharedBuffer(self.layout.buffer_bytes, "publish")
+            self.snapshot, self.publish_buffer = self._shared_buffer("snapshot"), self._shared_buffer("publish")
             body = wire.encode(self.layout.manifest)
             self.home.write(self.home.manifest_file.name, _manifest_check(body) + body)
+
+    def _shared_buffer(self, name: str) -> SharedBuffer:
+        return SharedBuffer(self.layout.buffer_bytes, name)
 
     def held(self) -> tuple[int, bytes] | None:
         """Commit and state hash of a whole outer state."""

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
 from google.protobuf.message import Message
@@ -21,14 +22,16 @@ from atoll.coordinator.core.machine import Core
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
-from atoll.node.daemon import node as node_module
-from atoll.node.daemon import plane as plane_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.node import Node
+from atoll.node.daemon.parts import OnFailure, Parts
 from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.rank_commands import LaunchConfig
+from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
@@ -36,6 +39,7 @@ from atoll.node.exchange.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError
+from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -51,27 +55,17 @@ ADDRESS = f"{COORDINATOR}:7700"
 
 
 @contextlib.contextmanager
-def simulated() -> Iterator[None]:
-    """Parts of a node that are replaced, messages in small parts, and plans that are read once."""
-    undo: list[tuple[Any, str, Any]] = []
-
-    def put(module: Any, name: str, value: Any) -> None:
-        undo.append((module, name, getattr(module, name)))
-        setattr(module, name, value)
-
-    put(node_module, "LocalServer", SimLocalServer)
-    put(node_module, "Launcher", launcher)
-    put(node_module, "DataPlane", SimDataPlane)
-    put(plane_module, "SharedBuffer", SimBuffer)
-    put(m, "MANIFEST_PART_BYTES", 64)  # several parts, which faults come between
-    put(sources_parts, "MAX_PART_BYTES", 1)  # every commit is a part of its own
-    put(wire, "from_proto", _read_once(wire.from_proto))
-    put(wire, "encode", _write_once(wire.encode))
-    try:
+def small_parts() -> Iterator[None]:
+    """What is sent in parts has several of them, which faults come between; and what all sites get alike is read and
+    written once. Constants and functions are replaced for that: as arguments they would be handed through each layer,
+    for this alone."""
+    with (
+        patch.object(m, "MANIFEST_PART_BYTES", 64),
+        patch.object(sources_parts, "MAX_PART_BYTES", 1),  # every commit is a part of its own
+        patch.object(wire, "from_proto", _read_once(wire.from_proto)),
+        patch.object(wire, "encode", _write_once(wire.encode)),
+    ):
         yield
-    finally:
-        for module, name, value in reversed(undo):
-            setattr(module, name, value)
 
 
 def _read_once(from_proto: Callable[[type[Any], Message], Any]) -> Callable[[type[Any], Message], Any]:
@@ -269,7 +263,6 @@ class SimNode:
         self._seed = seed
         context = contextvars.copy_context()
         context.run(HERE.set, self.process)
-        context.run(HANDS.set, hands)
         self.task = loop.create_task(self._run(), context=context)
 
     async def _run(self) -> None:
@@ -277,6 +270,8 @@ class SimNode:
         try:
             home = Home(self.folder, self._machine)
             plane = await asyncio.to_thread(SimDataPlane.load, home, self.settings, 1)
+            if plane is not None:
+                plane.hands = self.hands
             hub = Hub(
                 run_id=self.settings.run_id,
                 incarnation=home.incarnation,
@@ -307,6 +302,7 @@ class SimNode:
                 address=f"{self.process.machine}:{port}",
                 journal=SimJournal(self._machine.disk, home.folder / "journal.jsonl"),
                 machine=self._machine,
+                parts=Parts(local_server=SimLocalServer, launcher=self._launcher, data_plane=self._data_plane),
             )
             handle, execute = node.handle, node._execute
 
@@ -320,9 +316,6 @@ class SimNode:
 
             node.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
-            local_server = node.local_server
-            assert isinstance(local_server, SimLocalServer)
-            SERVER.set((local_server, self._seed))
             self.result = await node.run()
             if not isinstance(node.failure, HostError):  # the disk was full
                 self.failure = node.failure
@@ -333,20 +326,31 @@ class SimNode:
         except Exception as error:
             self.failure = error
 
+    def _launcher(self, config: LaunchConfig, on_exit: Callable[[WorkersExit], None], _: OnFailure) -> Launcher:
+        assert self.node is not None
+        assert isinstance(self.node.local_server, SimLocalServer)
+        return SimLauncher(self.node.local_server, self.hands, on_exit, self._seed)
 
-HANDS: contextvars.ContextVar[Hands] = contextvars.ContextVar("HANDS")
-SERVER: contextvars.ContextVar[tuple[SimLocalServer, int]] = contextvars.ContextVar("SERVER")
+    def _data_plane(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> DataPlane:
+        plane = SimDataPlane(home, settings, manifest, num_threads)
+        plane.hands = self.hands
+        return plane
 
 
 class SimDataPlane(DataPlane):
     """The real one, whose work takes the time that the site's machine needs for it."""
 
+    hands: Hands
+
+    def _shared_buffer(self, name: str) -> SharedBuffer:
+        return SimBuffer(self.layout.buffer_bytes, name)
+
     async def publish(self, content: e.Content) -> None:
-        with _taking(HANDS.get().publish_s):
+        with _taking(self.hands.publish_s):
             await super().publish(content)
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
-        with _taking(HANDS.get().save_s):
+        with _taking(self.hands.save_s):
             await super()._write_model(folder, frozen, info)
 
 
@@ -357,12 +361,6 @@ def _taking(seconds: float) -> Iterator[None]:
         yield
     finally:
         THREAD_S.reset(token)
-
-
-def launcher(config: Any, on_exit: Any, on_failure: Any) -> SimLauncher:
-    """In place of `Launcher`."""
-    server, seed = SERVER.get()
-    return SimLauncher(server, HANDS.get(), on_exit, seed)
 
 
 def copy_of(folder: Path, target: Path) -> Path:

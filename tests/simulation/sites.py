@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from atoll.node import local_protocol
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.daemon.launcher import WorkersExit
+from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import LocalServer
+from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.worker_group import GroupEvent
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
@@ -47,12 +48,12 @@ ABSURD = np.float32(1e30)
 NUMPY: dict[str, Any] = {"F32": np.dtype("<f4"), "I64": np.dtype("<i8")}
 
 
-class SimBuffer:
+class SimBuffer(SharedBuffer):
     """In place of shared memory."""
 
     fd = -1
 
-    def __init__(self, num_bytes: int, name: str, limit: object = None) -> None:
+    def __init__(self, num_bytes: int, name: str) -> None:
         self.num_bytes = num_bytes
         self.name = name
         self.view = memoryview(bytearray(num_bytes))
@@ -217,10 +218,10 @@ class SimLocalServer(LocalServer):
         await super().send_layout(snapshot=snapshot, publish=publish, **rest)
 
 
-class SimLauncher:
+class SimLauncher(Launcher):
     """Starts and ends the ranks of one generation."""
 
-    last_lines: tuple[str, ...] = ()
+    last_lines = ()
     """They print nothing."""
 
     def __init__(self, server: SimLocalServer, hands: Hands, on_exit: Callable[[WorkersExit], None], seed: int) -> None:
@@ -231,7 +232,7 @@ class SimLauncher:
         self._worker: Worker | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self, generation: int, path: str) -> None:
+    async def start(self, generation: int, socket_path: str) -> None:
         self._worker = Worker(self._server, self._hands, generation, self._random)
         self._task = asyncio.get_running_loop().create_task(self._run(self._worker, generation))
 

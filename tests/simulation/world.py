@@ -37,7 +37,7 @@ from tests.simulation.processes import (
     SimNode,
     SimStore,
     copy_of,
-    simulated,
+    small_parts,
 )
 from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Data, Hands
 
@@ -586,7 +586,7 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
     loggers.propagate, propagate = False, loggers.propagate
     problem = ""
     try:
-        with simulated():
+        with small_parts():
             asyncio.set_event_loop(loop)
             loop.set_exception_handler(lambda _, context: world.checks.loop_error(context))
             schedule = loop.create_task(_play(world, faults))
