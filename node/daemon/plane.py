@@ -390,8 +390,10 @@ class DataPlane:
         return None
 
     async def _write_model(self, folder: Path, frozen: FrozenState, info: Mapping[str, Any]) -> None:
-        slots, disk = self.optimizer.slots, self.home.disk
-        await run_to_its_end(partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk))
+        slots = self.optimizer.slots
+        await run_to_its_end(
+            partial(saved_model.write_aside, folder, frozen, self.layout, slots, info, disk=self.home.disk)
+        )
 
     def close(self) -> None:
         if self._pool is not None:

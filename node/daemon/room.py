@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
-from atoll.protocol.disk import Disk, disk_error
 from atoll.node.dataplane.footprint import Footprint
+from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
 
 USUAL_BUFFER_BYTES = 1 << 30

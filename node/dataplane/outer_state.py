@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.disk import REAL_DISK, Disk, disk_error, sync_folder
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_index import Entry, OuterIndex
@@ -30,6 +29,7 @@ from atoll.node.dataplane.slots import SlotMap
 from atoll.node.threads import each, pool_of
 from atoll.protocol.codecs import UNCHANGED, kernels, parse_header, peek_codec, scratch
 from atoll.protocol.digest import Digest
+from atoll.protocol.disk import REAL_DISK, Disk, disk_error, sync_folder
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import FP32_ROLES, Layout, Role, chunk_hash, state_hash
 from atoll.protocol.settings import CODECS

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.codecs import carried_codec, parse_header, peek_codec
 from atoll.protocol.digest import Digest
+from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit, Plan

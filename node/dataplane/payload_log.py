@@ -11,10 +11,10 @@ import re
 import threading
 from pathlib import Path
 
-from atoll.protocol.disk import REAL_DISK, Disk, allow_open_files, disk_error, make_folder, sync_folder
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
+from atoll.protocol.disk import REAL_DISK, Disk, allow_open_files, disk_error, make_folder, sync_folder
 from atoll.protocol.errors import ConfigError, DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import MAX_LOG_COMMITS, Commit

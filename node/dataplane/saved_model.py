@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
@@ -30,6 +29,7 @@ from atoll.node.dataplane.saved_manifest import (
     where_saved,
 )
 from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
 
@@ -59,6 +59,7 @@ def write_aside(
     layout: Layout,
     slots: tuple[str, ...],
     info: Mapping[str, Any],
+    *,
     disk: Disk = REAL_DISK,
 ) -> None:
     """All of a saved model, on the disk beside `folder`, for `put_in_place` or `discard`.

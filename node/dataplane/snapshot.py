@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.protocol.disk import disk_error, make_folder, open_new, sync_folder
 from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, record_bytes, state_key
 from atoll.protocol.digest import DIGEST_BYTES, Digest
+from atoll.protocol.disk import disk_error, make_folder, open_new, sync_folder
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout, chunk_hash
 

@@ -13,8 +13,8 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder
 from atoll.node.exchange.parts import Encoded
+from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder
 from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.plans import payload_hash
 

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from atoll.node.dataplane import safetensors_file
-from atoll.protocol.disk import disk_error, sync_folder
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint_file
 from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
 from atoll.node.worker.tensors import DTYPE_NAMES
+from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import AtollError, ConfigError, HostError
 
 NUM_KEPT = 2

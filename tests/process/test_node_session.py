@@ -48,7 +48,7 @@ def a_session(
         header=lambda: HEADER,
         heartbeat=lambda: m.Heartbeat(phase="training"),
     )
-    return kind(address, None, time_limits("local"), handlers)
+    return kind(address, None, time_limits("local"), handlers, Machine())
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], FLIPPED, wire.to_bytes(NO_BODY)])

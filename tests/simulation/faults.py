@@ -90,9 +90,7 @@ def mute_coordinator(world: World, fault: Fault, generator: random.Random) -> No
     """Streams open and end, and nobody says Welcome."""
     ends_after_s = generator.choice([0.01, 2.0])
     machine = world.machine(COORDINATOR)
-    world.replace_coordinator(
-        fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, machine, ends_after_s)
-    )
+    world.replace_coordinator(fault.lasts_s, lambda number: MuteCoordinator(world.loop, number, machine, ends_after_s))
 
 
 def coordinator_dies_before_it_keeps(world: World, fault: Fault, generator: random.Random) -> None:

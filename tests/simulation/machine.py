@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.protocol.disk import PRIVATE_FILE, Disk, disk_error
+from atoll.protocol.disk import PRIVATE_FILE, Disk
+from atoll.protocol.errors import HostError
 from atoll.protocol.machine import Machine
 
 PLENTY_BYTES = 1 << 40
@@ -38,7 +38,7 @@ class SimDisk(Disk):
     def look(self, path: Path) -> None:
         """Raises HostError if it is full."""
         if self.is_full:
-            raise disk_error(OSError(errno.ENOSPC, "No space left on device"), path)
+            raise HostError(f"{path}: no space is left")  # how much is, is of the real disk, and no story tells it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

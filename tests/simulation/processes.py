@@ -152,6 +152,7 @@ class SimCoordinator:
         settings: RunSettings,
         store: SimStore,
         machine: Machine,
+        *,
         busy_s: float = 0.0,
     ) -> None:
         self.process = Process(COORDINATOR, number)

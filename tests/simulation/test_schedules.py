@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -407,6 +408,17 @@ def test_a_seed_is_one_schedule_in_every_process(seed: int) -> None:
         stories.append([line.split("atoll-sim-")[0] for line in done.stdout.splitlines()])
     assert stories[0] == stories[1]
     assert len(stories[0]) > 10
+
+
+def test_a_schedule_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs in a thread would come when it likes."""
+
+    started: list[threading.Thread] = []
+    monkeypatch.setattr(threading.Thread, "start", started.append)
+    for seed in range(6):
+        outcome = one(seed)
+        assert not started
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
 
 
 def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,12 @@ class World:
         self.num_starts += 1
         self.story.tell("world", "starts the coordinator")
         self.coordinator = SimCoordinator(
-            self.loop, self.num_starts, self.shape.settings, self.store, self.machine(COORDINATOR), self.shape.coordinator_busy_s
+            self.loop,
+            self.num_starts,
+            self.shape.settings,
+            self.store,
+            self.machine(COORDINATOR),
+            busy_s=self.shape.coordinator_busy_s,
         )
         self.coordinator.on_event = self._count
         self.coordinator.task.add_done_callback(self._coordinator_ended)

@@ -16,11 +16,12 @@ import pytest
 from safetensors import safe_open
 
 from atoll.node.dataplane import saved_model
-from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
 from atoll.node.dataplane.saved_manifest import place_for
 from atoll.node.dataplane.saved_model import load_manifest, restore, save
+from atoll.protocol import disk
+from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, manifest, payloads, seeded
@@ -122,7 +123,7 @@ def test_an_interrupted_save_leaves_the_former_one(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("atoll.node.dataplane.saved_model.write_whole", interrupted)
+        patch.setattr(disk.Disk, "write_whole", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(folder, outer, used, SLOTS, INFO)
     assert load_manifest(folder) == before

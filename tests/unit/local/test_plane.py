@@ -17,7 +17,9 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish, safetensors_file, saved_model
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import ConfigError, HostError, StateError
+from atoll.protocol.machine import Machine
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads
@@ -290,6 +292,34 @@ def test_no_room_for_what_a_save_still_reads_fails_the_save_and_not_the_commit(
     with pytest.raises(StateError, match="commit 0 is to be saved, the outer state is at 1"):
         asyncio.run(save_model(plane, 0, tmp_path / "model"))
     plane.close()
+
+
+def test_what_may_fill_a_disk_is_written_to_the_disk_of_the_home(tmp_path: Path) -> None:
+    """A file that went past it would not know that a simulated disk is full."""
+
+    class Noted(Disk):
+        def allocate(self, path: Path, size_bytes: int) -> None:
+            names.append(path.name)
+            super().allocate(path, size_bytes)
+
+        def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
+            names.append(path.name)
+            super().write_whole(path, data, fsync=fsync, mode=mode)
+
+    names: list[str] = []
+    home = Home(tmp_path / "home", Machine(disk=Noted()))
+    plane = DataPlane(home, SETTINGS, manifest(), 1)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    assert names == ["outer.chunks", "outer.index", "outer.json"]
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    assert set(names[3:]) == {"commit-1.record"}
+    names.clear()
+    asyncio.run(save_model(plane, 1, tmp_path / "model"))
+    assert names == ["manifest.json"]
+    plane.close()
+    home.close()
 
 
 @pytest.mark.parametrize("with_snapshot", [True, False])
