@@ -14,7 +14,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core import evidence, manifests
 from atoll.coordinator.core.events import (
     Answer,
     CloseStream,
@@ -39,8 +38,10 @@ from atoll.coordinator.core.events import (
     StreamOpened,
     Tick,
 )
+from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.machine import Core
-from atoll.coordinator.core.view import RunView
+from atoll.coordinator.core.sites import manifests
+from atoll.coordinator.core.view.run_view import RunView
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.protocol import (

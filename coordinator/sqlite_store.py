@@ -33,7 +33,7 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
-from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
+from atoll.coordinator.core.sync.exclusions import KEPT_EXCLUSIONS
 from atoll.coordinator.row_checksums import keep_checksums, wrong_row
 from atoll.coordinator.store import RESTORE, check_same_run
 from atoll.protocol import wire

@@ -34,7 +34,7 @@ from atoll.coordinator.core.events import (
     SiteRecord,
     StopRecord,
 )
-from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
+from atoll.coordinator.core.sync.exclusions import KEPT_EXCLUSIONS
 from atoll.protocol.errors import ConfigError, StaleError, UnsupportedError
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
 

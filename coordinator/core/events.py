@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.layout import Manifest, Role
 from atoll.protocol.messages import Commit, CoordinatorMessage, DataRange, Header, Open, Outlier, Plan, SiteMessage
 from atoll.protocol.settings import OuterSettings, SyncSettings

@@ -5,24 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from atoll.coordinator.core import (
-    admission,
-    divergence,
-    driver,
-    evidence,
-    forgetting,
-    going_back,
-    keeping_out,
-    leases,
-    liveness,
-    manifests,
-    reach,
-    rollback,
-    standstill,
-    starting_over,
-    states,
-)
-from atoll.coordinator.core.data_view import RangeView, range_views
+from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import (
     Answer,
     CommitsRead,
@@ -44,10 +27,14 @@ from atoll.coordinator.core.events import (
     StreamOpened,
     Tick,
 )
-from atoll.coordinator.core.membership import Site, Standing, Stream
-from atoll.coordinator.core.own_time import OwnTime
+from atoll.coordinator.core.log import evidence, going_back, rollback, starting_over, states
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.view import RunView, state_in_words, view_of
+from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
+from atoll.coordinator.core.sites.membership import Site, Standing, Stream
+from atoll.coordinator.core.suspend_clock import OwnTime
+from atoll.coordinator.core.sync import divergence, driver, reach, standstill
+from atoll.coordinator.core.view.data_ranges import RangeView, range_views
+from atoll.coordinator.core.view.run_view import RunView, state_in_words, view_of
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind

@@ -6,11 +6,7 @@ import json
 import logging
 from typing import Any
 
-from atoll.coordinator.core import kept
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.commits import CommitLog
-from atoll.coordinator.core.deadlines import ExchangeTimes
-from atoll.coordinator.core.disputes import Dispute
+from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.events import (
     CloseStream,
     FinishedRecord,
@@ -22,14 +18,18 @@ from atoll.coordinator.core.events import (
     Report,
     Send,
 )
-from atoll.coordinator.core.exclusions import Exclusions
-from atoll.coordinator.core.ledger import Ledger
-from atoll.coordinator.core.membership import Membership, Site, Standing
-from atoll.coordinator.core.offers import Offers
-from atoll.coordinator.core.rebuilding import GoingBack
-from atoll.coordinator.core.stragglers import Stragglers
-from atoll.coordinator.core.syncs import Sync
-from atoll.coordinator.core.trouble import Trouble
+from atoll.coordinator.core.log import store_consistency
+from atoll.coordinator.core.log.commits import CommitLog
+from atoll.coordinator.core.log.disputes import Dispute
+from atoll.coordinator.core.log.rebuilding import GoingBack
+from atoll.coordinator.core.sites.membership import Membership, Site, Standing
+from atoll.coordinator.core.sites.offers import Offers
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.deadlines import ExchangeTimes
+from atoll.coordinator.core.sync.exclusions import Exclusions
+from atoll.coordinator.core.sync.link_health import Trouble
+from atoll.coordinator.core.sync.stragglers import Stragglers
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
@@ -67,7 +67,7 @@ class Run:
             site.conduct.restored(record, now=now, lease_s=self.limits.lease_s)
             if site.live:
                 site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
-        kept.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
+        store_consistency.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from atoll.coordinator.core import evidence, going_back, liveness, manifests
-from atoll.coordinator.core.disputes import Need
+from atoll.coordinator.core.log import evidence, going_back
+from atoll.coordinator.core.log.disputes import Need
 from atoll.coordinator.core.machine import Core
-from atoll.coordinator.core.membership import Site, Standing
-from atoll.coordinator.core.syncs import Attempt, Sync
-from atoll.coordinator.core.view import RunView
+from atoll.coordinator.core.sites import liveness, manifests
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.view.run_view import RunView
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
 from atoll.protocol.plans import reducers

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import evidence, manifests
+from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m

@@ -82,7 +82,7 @@ def install(*, coordinator: bool = True, node: bool = True, ends_process: bool =
 
 
 def of_the_coordinator() -> list[tuple[Any, str]]:
-    from atoll.coordinator.core.chunk_sizes import ChunkSizes
+    from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
     from atoll.coordinator.sqlite_store import SqliteStore
 
     store = ("begin", "persist", "read_commits", "commit_times")

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from atoll.coordinator import admin, service
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import manifests
 from atoll.coordinator.core.events import Record
+from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
@@ -488,7 +488,7 @@ import asyncio, sys
 from pathlib import Path
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import manifests
+from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.events import Record
 from atoll.coordinator.main import serve
 from atoll.protocol.errors import AtollError

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from atoll.coordinator.core import evidence
-from atoll.coordinator.core.disputes import Dispute, Need
 from atoll.coordinator.core.events import SiteRecord
+from atoll.coordinator.core.log import evidence
+from atoll.coordinator.core.log.disputes import Dispute, Need
 from atoll.protocol.errors import AtollError
 from atoll.protocol.messages import Evidence
 

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core import decisions
 from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
 from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.sync import decisions
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e

@@ -14,7 +14,7 @@ from typing import Any
 
 from atoll.cli.status import whole
 from atoll.cli.words import byte_count, count
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import free_for, room_for
 from atoll.node.daemon.script_model import model_of_script

@@ -1,4 +1,4 @@
-"""The coordinator's status document (see `atoll.coordinator.core.view`) as far as people are shown it here. Pure."""
+"""The coordinator's status document (`atoll.coordinator.core.view`), as far as people are shown it here. Pure."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="one reducer names most of them",
         rule="one reducer's word does not leave out most contributors",
-        where="coordinator.core.accusations:exclude",
+        where="coordinator.core.sync.accusations:exclude",
         old="    if len(attempt.accused) > most:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="exclusion is not kept",
         rule="an exclusion is kept, and known after a restart",
-        where="coordinator.core.accusations:exclude",
+        where="coordinator.core.sync.accusations:exclude",
         old="        run.persist(record)\n",
         new="",
         tests=("tests/unit/coordinator/test_accusations.py", "tests/golden/test_coordinator_stories.py"),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="accused contributes",
         rule="a site whose contribution is found absurd contributes nothing to that sync",
-        where="coordinator.core.accusations:exclude",
+        where="coordinator.core.sync.accusations:exclude",
         old="        sync.failed[site_id] = reason\n",
         new="",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="one reducer's word evicts",
         rule="a site begins anew only when it was left out twice in a row",
-        where="coordinator.core.accusations:exclude",
+        where="coordinator.core.sync.accusations:exclude",
         old="        if again:\n",
         new="        if True:\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="two attempts for what all see",
         rule="whom most of the others lack something of receives only from the next attempt on",
-        where="coordinator.core.blame:Blame.to_demote",
+        where="coordinator.core.sync.blame:Blame.to_demote",
         old="            is_sure = num_lacking >= 2",
         new="            is_sure = False",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="reports of receivers count",
         rule="reports against a site that is demoted do not count against the reporter",
-        where="coordinator.core.blame:Blame.to_demote",
+        where="coordinator.core.sync.blame:Blame.to_demote",
         old="            tally.remove(worst)\n",
         new="",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="either end of two links",
         rule="who fails again is the one that failed with more others",
-        where="coordinator.core.blame:Blame._who_fails_again",
+        where="coordinator.core.sync.blame:Blame._who_fails_again",
         old="if num[i] > max(1, *(num[peer] for peer in tally.partners[i]))]",
         new="if num[i] > 0]",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="one accuser is believed",
         rule="who fails with several is suspected before each of them",
-        where="coordinator.core.blame:_Tally.rank",
+        where="coordinator.core.sync.blame:_Tally.rank",
         old="            num_lacking if num_lacking > 1 else 0,",
         new="            num_lacking,",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="absence keeps out for good",
         rule="a site whose link flaps is kept away for a while, and never for good",
-        where="coordinator.core.conduct:Conduct.strike",
+        where="coordinator.core.sites.conduct:Conduct.strike",
         old="        if not is_absence or self.strikes < len(WAIT_LEASES):",
         new="        if True:",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="it comes back at once",
         rule="a site that is found out again and again stays away for longer each time",
-        where="coordinator.core.conduct:Conduct.strike",
+        where="coordinator.core.sites.conduct:Conduct.strike",
         old="        self.has_contributed = False\n        self.admitted_again_at = now + self._wait_s(lease_s)\n",
         new="        self.has_contributed = False\n",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="strikes are forgotten with the coordinator",
         rule="how often a site was found out is in the store",
-        where="coordinator.core.conduct:Conduct.restored",
+        where="coordinator.core.sites.conduct:Conduct.restored",
         old="        self.strikes, self._good_since = record.strikes, now",
         new="        self._good_since = now",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="an exclusion is never forgotten",
         rule="a site that contributed since was not left out twice in a row",
-        where="coordinator.core.exclusions:Exclusions.committed",
+        where="coordinator.core.sync.exclusions:Exclusions.committed",
         old="                del self._standing[member.site_id]\n",
         new="                pass\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         name="only sites that nobody can dial are barred",
         rule="a reducer can be dialled by all other contributors",
-        where="coordinator.core.reach:choose",
+        where="coordinator.core.sync.reach:choose",
         old="    undialled = frozenset(r for r, sites in blind.items() if sites)\n",
         new="    undialled = frozenset(r for r, sites in blind.items() if len(sites) == len(blind) - 1)\n",
         tests=("tests/unit/coordinator/test_reach.py",),
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         name="quorum gives way to reach",
         rule="sites that cannot dial the reducer receive, and never below the quorum",
-        where="coordinator.core.reach:choose",
+        where="coordinator.core.sync.reach:choose",
         old="if len(rest) < max(2, quorum):",
         new="if len(rest) < 2:",
         tests=("tests/unit/coordinator/test_reach.py",),
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         name="every site probes the same few",
         rule="each site is probed by as many others as it probes",
-        where="coordinator.core.reach:Roster.tell",
+        where="coordinator.core.sync.reach:Roster.tell",
         old="tuple(ring[place + 1 : place + 1 + count])",
         new="tuple(ring[1 : 1 + count])",
         tests=("tests/unit/coordinator/test_reach.py",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         name="progress is what a site says of itself",
         rule="a contributor gets on only while another site gets or gives chunk data",
-        where="coordinator.core.standstill:stuck_at.seen_at",
+        where="coordinator.core.sync.standstill:stuck_at.seen_at",
         old="            progress_at = min(progress_at, next(",
         new="            progress_at = max(progress_at, next(",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         name="who waits for a slow site is heard too soon",
         rule="a site gets on as long as one of those does for whom it waits",
-        where="coordinator.core.standstill:stuck_at",
+        where="coordinator.core.sync.standstill:stuck_at",
         old="due_at(site_id, *_waits_of(run, site_id, contributors).all)",
         new="due_at(site_id)",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         name="waiting has no end",
         rule="the deadline is for those too who say that they wait",
-        where="coordinator.core.standstill:advance",
+        where="coordinator.core.sync.standstill:advance",
         old="        if run.now >= attempt.planned_at + deadline_s + _patience_s(run):",
         new="        if False:",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         name="what all say is looked at again for each of them",
         rule="a reducer that holds up a thousand sites does not make the coordinator stand still",
-        where="coordinator.core.standstill:advance",
+        where="coordinator.core.sync.standstill:advance",
         old="_take_at_its_word(run, attempt, site, said[site_id].all)",
         new="_take_at_its_word(run, attempt, site, _said(run, attempt)[site_id].all)",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation(
         name="heard for ever",
         rule="a site is taken at its word some times in a row",
-        where="coordinator.core.standstill:_take_at_its_word",
+        where="coordinator.core.sync.standstill:_take_at_its_word",
         old="    site.num_heard += 1\n",
         new="",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         name="who only waits is evicted",
         rule="a site that says for whom it waits is heard, not evicted",
-        where="coordinator.core.standstill:_take_at_its_word",
+        where="coordinator.core.sync.standstill:_take_at_its_word",
         old="    if not named or",
         new="    if True or",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         name="forgiven as soon as a term is over",
         rule="one time is forgiven for 64 syncs, or as many as the last term had",
-        where="coordinator.core.trouble:Probation.note",
+        where="coordinator.core.sync.link_health:Probation.note",
         old="quiet // max(REMEMBERED_SYNCS, self._lengths[old.num_times])",
         new="quiet // max(1, self._lengths[old.num_times])",
         tests=("tests/unit/coordinator/test_deadlines.py",),
@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation(
         name="a link is remembered for ever",
         rule="what failed counts for some syncs",
-        where="coordinator.core.trouble:Trouble.links",
+        where="coordinator.core.sync.link_health:Trouble.links",
         old=" if sync - failed_in <= REMEMBERED_SYNCS]",
         new="]",
         tests=("tests/unit/coordinator/test_deadlines.py",),
@@ -192,7 +192,7 @@ MUTATIONS = (
     Mutation(
         name="one contradiction convicts a reducer",
         rule="the word of a reducer stands against one other, not against several",
-        where="coordinator.core.waits",
+        where="coordinator.core.sync.waits",
         old="LEAST_CONTRADICTIONS = 2",
         new="LEAST_CONTRADICTIONS = 1",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         name="strangers and oneself are waited for",
         rule="of what a site says that it waits for, the other contributors count",
-        where="coordinator.core.waits:waits_of.others",
+        where="coordinator.core.sync.waits:waits_of.others",
         old="contributors.intersection(named) - {site_id} if named",
         new="frozenset(named) if named",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -208,7 +208,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer is blamed for the contributor that it waits for",
         rule="a chain of waiting ends at whom the reducer waits for",
-        where="coordinator.core.waits:to_blame",
+        where="coordinator.core.sync.waits:to_blame",
         old="        excuses = _excuses(reducer, waits, reported[reducer], done)\n",
         new="        excuses: set[int] = set()\n",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -216,7 +216,7 @@ MUTATIONS = (
     Mutation(
         name="a site excuses the reducer that it waits for",
         rule="a reducer is excused by other contributors alone",
-        where="coordinator.core.waits:to_blame",
+        where="coordinator.core.sync.waits:to_blame",
         old="        named = excuses - {sites[0]} if len(sites) == 1 else excuses\n",
         new="        named = excuses\n",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -224,7 +224,7 @@ MUTATIONS = (
     Mutation(
         name="a site that is done is an excuse",
         rule="nobody waits for the contributions of a site that is done",
-        where="coordinator.core.waits:_excuses",
+        where="coordinator.core.sync.waits:_excuses",
         old="    named.difference_update(done)\n",
         new="",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer is believed against everybody",
         rule="the word of a reducer stands against one other, not against several",
-        where="coordinator.core.waits:_excuses",
+        where="coordinator.core.sync.waits:_excuses",
         old="    return set() if len(contradict) >= LEAST_CONTRADICTIONS else named",
         new="    return named",
         tests=("tests/unit/coordinator/test_waits.py",),

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="what was found out of two sides is taken for two others",
         rule="a chunk is computed for the two sides that differ in it",
-        where="coordinator.core.disputes:Dispute.compare",
+        where="coordinator.core.log.disputes:Dispute.compare",
         old="        if pair == self.pair:\n",
         new="        if self.pair:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="the first two sides alone are looked at",
         rule="sides that nobody shows lose to one that is shown, however many they are",
-        where="coordinator.core.evidence:_compare",
+        where="coordinator.core.log.evidence:_compare",
         old="        if len(opened) == 2:\n",
         new="        if claim not in dispute.claims[:2]:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="a dispute ends with no state left",
         rule="a side is evicted only if another one is left",
-        where="coordinator.core.evidence:_compare",
+        where="coordinator.core.log.evidence:_compare",
         old="    if len(wrong) == len(dispute.claims):\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="who is away cannot show its state",
         rule="a side loses to one that shows its state only once nobody is left who may",
-        where="coordinator.core.evidence:_opened",
+        where="coordinator.core.log.evidence:_opened",
         old="        if any(site.live and site.stream is None for site in sites):\n",
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="a party is asked first, however late it answers",
         rule="who takes all its time for an answer holds up a dispute once",
-        where="coordinator.core.evidence:_hash_of",
+        where="coordinator.core.log.evidence:_hash_of",
         old="    everybody.sort(key=lambda site: dispute.took_s[site.site_id])",
         new="    pass",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="a new stream is given its time anew",
         rule="the time for what settles a dispute goes on through all streams of a site",
-        where="coordinator.core.evidence:_evidence",
+        where="coordinator.core.log.evidence:_evidence",
         old="            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))\n",
         new="            until = run.now + limit_s(run, need)\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="evidence is waited for as long as a whole model takes",
         rule="the time for a list or a chunk follows from its size, not from the model's",
-        where="coordinator.core.evidence:limit_s",
+        where="coordinator.core.log.evidence:limit_s",
         old="    return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s\n",
         new="    return liveness.idle_limit_s(run) + disk_s + send_s\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="who was asked may stay silent",
         rule="a site that does not show what it is asked for is evicted",
-        where="coordinator.core.evidence:expire",
+        where="coordinator.core.log.evidence:expire",
         old="    if site is not None and site.live and run.now >= asked.until:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="evidence of any size is kept",
         rule="a site shows no more than what it was asked for can have",
-        where="coordinator.core.evidence:shown",
+        where="coordinator.core.log.evidence:shown",
         old=" or total > need.most_bytes or",
         new=" or",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="a trickle of evidence is waited for",
         rule="the time for what settles a dispute is of the whole, not of each part",
-        where="coordinator.core.evidence:shown",
+        where="coordinator.core.log.evidence:shown",
         old="            asked.total_bytes = total\n",
         new="            asked.total_bytes, asked.until = total, run.now + limit_s(run, need)\n",
         tests=("tests/unit/coordinator/test_disputes.py", "tests/unit/coordinator/test_hostile_disputes.py"),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="what a site shows is believed",
         rule="what settles a dispute has the hash that the part before it gives",
-        where="coordinator.core.evidence:shown",
+        where="coordinator.core.log.evidence:shown",
         old="            if asked.check.finish() == need.expected:\n",
         new="            if True:\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="lists of hashes are compared one by one",
         rule="nothing that grows with the model runs in an event loop",
-        where="coordinator.core.hash_lists",
+        where="coordinator.core.log.hash_lists",
         old="AT_ONCE_BYTES = 256 * DIGEST_BYTES",
         new="AT_ONCE_BYTES = 1 << 40",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         name="who shows no payloads is not to blame",
         rule="who shows no hashes of payloads that differ has failed with all others",
-        where="coordinator.core.payload_lists:disagreements",
+        where="coordinator.core.sync.payload_lists:disagreements",
         old="{(i, j): True for j in survivors if j not in listed for i in listed}",
         new="{}",
         tests=("tests/unit/coordinator/test_payload_lists.py",),
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         name="a holder's word alone convicts a reducer",
         rule="of a payload that one holder alone has otherwise nobody knows whose word is right",
-        where="coordinator.core.payload_lists:disagreements",
+        where="coordinator.core.sync.payload_lists:disagreements",
         old="        if len(others) == 1:",
         new="        if False:",
         tests=("tests/unit/coordinator/test_payload_lists.py",),
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         name="a hash that comes in two parts is lost",
         rule="a site may show what it is asked for in parts of any size",
-        where="coordinator.core.shown_bytes:ListCheck.add",
+        where="coordinator.core.log.shown_bytes:ListCheck.add",
         old="        data = self._rest + part\n",
         new="        data = part\n",
         tests=("tests/unit/coordinator/test_hash_lists.py",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         name="payloads of chunks without elements are in a list",
         rule="the payload digest leaves chunks without elements out",
-        where="coordinator.core.shown_bytes:ListCheck.add",
+        where="coordinator.core.log.shown_bytes:ListCheck.add",
         old="[whole] if self._places is None else",
         new="[whole] if True else",
         tests=("tests/unit/coordinator/test_hash_lists.py",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         name="a site goes back behind what it claims",
         rule="who claims a state of a commit and then is at an older one is evicted",
-        where="coordinator.core.states:take",
+        where="coordinator.core.log.states:take",
         old="    if site.applied is not None and commit < site.applied:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         name="a receiver takes its word back",
         rule="whose words of one commit contradict each other is evicted, receivers too",
-        where="coordinator.core.states:take",
+        where="coordinator.core.log.states:take",
         old="    elif run.log.is_heard(commit, site.site_id):\n",
         new="    elif False:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         name="a state that was computed while the stream was away is nobody's word",
         rule="a site that applied a commit without contributing is a party, whichever message says so",
-        where="coordinator.core.states:resume",
+        where="coordinator.core.log.states:resume",
         old="        _hear(run, site, hello.last_commit, hello.state_hash)\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation(
         name="who fetched a state bears witness to it",
         rule="a state that was fetched says nothing about who computed the right one",
-        where="coordinator.core.states:_hear",
+        where="coordinator.core.log.states:_hear",
         old="    has_come = site.standing is Standing.MEMBER and site.applied is not None and site.applied < commit\n",
         new="    has_come = True\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         name="the first report is believed against one that is no party",
         rule="the first report of a state attests it; nobody is evicted for that before all contributors were heard",
-        where="coordinator.core.states:advance",
+        where="coordinator.core.log.states:advance",
         old="if site.applied not in undecided or",
         new="if True or",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         name="the last state is said before all have reported it",
         rule="the state of the last commit is said when nobody can contradict it any more",
-        where="coordinator.core.states:_say_the_last_state",
+        where="coordinator.core.log.states:_say_the_last_state",
         old="    if known is None or not run.log.has_reported(commit, awaited):\n",
         new="    if known is None:\n",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation(
         name="a site says one hash and then another",
         rule="whose words of one commit contradict each other is evicted",
-        where="coordinator.core.states:_evict_who_contradicts_itself",
+        where="coordinator.core.log.states:_evict_who_contradicts_itself",
         old="        if site is not None and site.live and others:\n",
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -192,7 +192,7 @@ MUTATIONS = (
     Mutation(
         name="what is disputed is attested to those who come anew",
         rule="after a restart a hash that was disputed stands against nobody",
-        where="coordinator.core.states:_dispute",
+        where="coordinator.core.log.states:_dispute",
         old='        run.persist(AttestationRecord(commit, b""))\n',
         new="",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         name="what was disputed is not attested any more",
         rule="what is attested stands after a restart once the dispute over it has ended",
-        where="coordinator.core.states:_end_dispute",
+        where="coordinator.core.log.states:_end_dispute",
         old="        run.persist(AttestationRecord(dispute.commit, known))\n",
         new="        pass\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -208,7 +208,7 @@ MUTATIONS = (
     Mutation(
         name="another state goes on",
         rule="a site whose state is proved wrong is evicted and fetches it",
-        where="coordinator.core.states:_settle",
+        where="coordinator.core.log.states:_settle",
         old="        if site.applied == commit and site.state_hash in finding.wrong:\n",
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_disputes.py", "tests/golden/test_coordinator_stories.py"),
@@ -216,7 +216,7 @@ MUTATIONS = (
     Mutation(
         name="a commit while workers start is not heard of",
         rule="Welcome and admission answer with everything pending",
-        where="coordinator.core.states:admitted",
+        where="coordinator.core.log.states:admitted",
         old="        last_commit=run.log.last,",
         new="        last_commit=0,",
         tests=("tests/unit/coordinator/test_admission_in_mid_run.py",),
@@ -224,7 +224,7 @@ MUTATIONS = (
     Mutation(
         name="who lacked a void commit lacks the new one",
         rule="a word about a commit is about the branch that its site has heard of",
-        where="coordinator.core.states:find_sources",
+        where="coordinator.core.log.states:find_sources",
         old="    if not site.live or run.members.streams[stream].is_void(asked_from):\n",
         new="    if not site.live:\n",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         name="a joiner is told of the same donors again",
         rule="a site that asks again is told of other donors",
-        where="coordinator.core.states:find_sources",
+        where="coordinator.core.log.states:find_sources",
         old="    site.num_sources_asked += 1\n",
         new="",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -240,7 +240,7 @@ MUTATIONS = (
     Mutation(
         name="anybody is told to dial",
         rule="a joiner has only those dial it that it was given as donors",
-        where="coordinator.core.states:_have_it_dialled",
+        where="coordinator.core.log.states:_have_it_dialled",
         old="if donor is not None and donor_id in named:",
         new="if donor is not None:",
         tests=("tests/golden/test_coordinator_stories.py",),

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="what the commit before was is forgotten",
         rule="what is attested is kept for no fewer commits than reports are",
-        where="coordinator.core.commits:CommitLog.append",
+        where="coordinator.core.log.commits:CommitLog.append",
         old="        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)",
         new="        oldest = self.last - self._keep",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="a report of old attests anew",
         rule="reports are forgotten with what is attested",
-        where="coordinator.core.commits:CommitLog.append",
+        where="coordinator.core.log.commits:CommitLog.append",
         old="            for n in [n for n in known if 0 < n <= oldest]:",
         new="            for n in [n for n in known if 0 < n <= oldest and known is self.attested]:",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="who is no party is not heard",
         rule="a site that applied a commit without contributing contradicts those who did",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old="votes = self._reports[commit] | self._witnesses.get(commit, {})\n        claims",
         new="votes = dict(self._reports[commit])\n        claims",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="one word counts more than what is kept",
         rule="what a former start of the coordinator attested stands until its contributors were heard",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old="            is_last = all(s in votes for s in self.contributors(commit) if s in live)\n",
         new="            is_last = True\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="who is late outvotes those who went on",
         rule="what a contributor said is not forgotten for another's word while a site has gone on from it",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old=" or [s for s in later if s not in votes]\n",
         new="\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="one word outvotes those who fetched what a contributor said",
         rule="what a contributor said is not forgotten for another's word while a site holds that state",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old="            if not hold and len(claims) == 1:\n",
         new="            if len(claims) == 1:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="who is away outvotes who is being started anew",
         rule="what a contributor said stands while it is being started anew with its state",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old="                return Judgement() if attested in starting else Judgement",
         new="                return Judgement",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="first report of a state wins",
         rule="where state hashes differ, it is found out whose is right",
-        where="coordinator.core.commits:CommitLog.judge",
+        where="coordinator.core.log.commits:CommitLog.judge",
         old="        return Judgement(claims=claims)\n",
         new="        return Judgement()\n",
         tests=("tests/golden/test_coordinator_stories.py", "tests/unit/coordinator/test_disputes.py"),
@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="what is said of a void commit counts for the new one",
         rule="a word about a commit is about the branch that its site has heard of",
-        where="coordinator.core.divergence:diverged",
+        where="coordinator.core.sync.divergence:diverged",
         old="    if run.members.streams[stream].is_void(message.commit):\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="some sites take a commit back",
         rule="the run goes back by itself only if most sites diverge",
-        where="coordinator.core.divergence:advance",
+        where="coordinator.core.sync.divergence:advance",
         old="2 * len(names) <= len(members)",
         new="not names",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="goes back again and again",
         rule="the run goes back by itself once",
-        where="coordinator.core.divergence:advance",
+        where="coordinator.core.sync.divergence:advance",
         old="    if run.rollbacks and base <= run.rollbacks[-1].commit + 1:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="a joiner is told of everybody",
         rule="a site is told of a few donors at once",
-        where="coordinator.core.donors:chosen",
+        where="coordinator.core.log.donors:chosen",
         old="if len(holders) <= MAX_LISTED_DONORS:",
         new="if True:",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         name="a donor that is to dial a joiner is not named to it",
         rule="donors that a site cannot dial are named as long as it asks for them",
-        where="coordinator.core.donors:chosen",
+        where="coordinator.core.log.donors:chosen",
         old="to_dial = [s for s in holders if s.site_id in undialled_ids]",
         new="to_dial: list[Site] = []",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         name="a crowd is told of the same donors",
         rule="each site is told of donors from another place in the ring",
-        where="coordinator.core.donors:chosen",
+        where="coordinator.core.log.donors:chosen",
         old="ring.place(asking.site_id, len(others)) + moved",
         new="moved",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         name="donors of an old state are listed before new ones",
         rule="a site is told of the newest donors",
-        where="coordinator.core.donors:chosen",
+        where="coordinator.core.log.donors:chosen",
         old="    if not is_of_all:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         name="the newest donors hide all others",
         rule="a site that asks again and again is told of everybody who holds the state",
-        where="coordinator.core.donors:chosen",
+        where="coordinator.core.log.donors:chosen",
         old="    if not is_of_all:\n",
         new="    if True:\n",
         tests=("tests/unit/coordinator/test_listed_donors.py",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         name="gone back before anybody has the commit",
         rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
-        where="coordinator.core.going_back:advance",
+        where="coordinator.core.log.going_back:advance",
         old="right = [s for s in live if s.site_id in able and known in",
         new="right = [s for s in live if s.stream in going.asked or known in",
         tests=("tests/unit/coordinator/test_going_back.py",),
@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         name="gone back to a commit of another hash",
         rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
-        where="coordinator.core.going_back:advance",
+        where="coordinator.core.log.going_back:advance",
         old='known in (b"", able[s.site_id])',
         new="True",
         tests=("tests/unit/coordinator/test_going_back.py",),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         name="goes back with whom it was for",
         rule="the run goes back without the site whose contribution stood out",
-        where="coordinator.core.going_back:_go_back",
+        where="coordinator.core.log.going_back:_go_back",
         old="    if going.without:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation(
         name="any number of samples may be asked for",
         rule="a request that cannot be right is refused",
-        where="coordinator.core.leases:request",
+        where="coordinator.core.data.leases:request",
         old=" or message.wanted > most:",
         new=":",
         tests=("tests/unit/coordinator/test_data_leases.py",),
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         name="data of others in Ready",
         rule="a Ready that lists ranges which its incarnation does not lease is refused",
-        where="coordinator.core.leases:may_list",
+        where="coordinator.core.data.leases:may_list",
         old="if is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges):",
         new="if True:",
         tests=("tests/unit/coordinator/test_data_leases.py",),
@@ -176,7 +176,7 @@ MUTATIONS = (
     Mutation(
         name="a position that is done and open",
         rule="each position is done, leased to one holder or open, also in what a store gives back",
-        where="coordinator.core.ledger:_check_account",
+        where="coordinator.core.data.ledger:_check_account",
         old="            if first < place:\n",
         new="            if False:\n",
         tests=("tests/unit/coordinator/test_ledger.py",),
@@ -184,7 +184,7 @@ MUTATIONS = (
     Mutation(
         name="a lease without bounds",
         rule="a lease fits into a message, however scattered what is open",
-        where="coordinator.core.ledger:Ledger.grant",
+        where="coordinator.core.data.ledger:Ledger.grant",
         old="if missing and (len(lease) < MAX_GRANTED or lease.holds(line.frontier - 1, line.frontier)):",
         new="if missing:",
         tests=("tests/unit/coordinator/test_ledger.py",),
@@ -192,7 +192,7 @@ MUTATIONS = (
     Mutation(
         name="done range is leased again",
         rule="a range is done if and only if a commit lists it",
-        where="coordinator.core.ledger:Ledger.finish",
+        where="coordinator.core.data.ledger:Ledger.finish",
         old="                lease.difference_update(ranges)\n",
         new="                line.returned.update(ranges)\n",
         tests=("tests/unit/coordinator/test_data_leases.py",),
@@ -200,7 +200,7 @@ MUTATIONS = (
     Mutation(
         name="lost lease is not returned",
         rule="a leased range goes back to the pool when its lease ends without a commit",
-        where="coordinator.core.ledger:Ledger.give_back",
+        where="coordinator.core.data.ledger:Ledger.give_back",
         old="        line.returned.update(lease.minus(kept))\n",
         new="",
         tests=("tests/unit/coordinator/test_data_leases.py",),
@@ -208,7 +208,7 @@ MUTATIONS = (
     Mutation(
         name="rolled back too early",
         rule="without an operator the run goes back only when everybody who may have more is accounted for",
-        where="coordinator.core.rollback:advance",
+        where="coordinator.core.log.rollback:advance",
         old="if not found.obstacle and not found.absent:",
         new="if not found.obstacle:",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -216,7 +216,7 @@ MUTATIONS = (
     Mutation(
         name="rolled back to a commit that was not read",
         rule="what a rollback voids is read from the store first, however old",
-        where="coordinator.core.rollback:_assess",
+        where="coordinator.core.log.rollback:_assess",
         old="    if not run.log.goes_back_to(commit):\n        obstacle",
         new="    if False:\n        obstacle",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -224,7 +224,7 @@ MUTATIONS = (
     Mutation(
         name="data of void commits stays done",
         rule="a rollback returns the ranges of the commits that it voids",
-        where="coordinator.core.rollback:go_back",
+        where="coordinator.core.log.rollback:go_back",
         old="            run.ledger.void(line.line, line.ranges)\n",
         new="            pass\n",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -232,7 +232,7 @@ MUTATIONS = (
     Mutation(
         name="what sites hold of void commits counts",
         rule="after a rollback a site that had passed the commit holds nothing, until it says what its disk has",
-        where="coordinator.core.rollback:go_back",
+        where="coordinator.core.log.rollback:go_back",
         old="        if site.applied is not None and site.applied > commit:",
         new="        if False:",
         tests=("tests/unit/coordinator/test_going_back.py",),
@@ -240,7 +240,7 @@ MUTATIONS = (
     Mutation(
         name="who is starting does not hear of a rollback",
         rule="every site that has a stream hears of a new branch before it is admitted",
-        where="coordinator.core.rollback:go_back",
+        where="coordinator.core.log.rollback:go_back",
         old="if site.standing is not Standing.OUT and site not in holders:",
         new="if site.live and site not in holders:",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -248,7 +248,7 @@ MUTATIONS = (
     Mutation(
         name="all who say Hello are listed",
         rule="sites that were never admitted are a number in the status",
-        where="coordinator.core.view:_shown",
+        where="coordinator.core.view.run_view:_shown",
         old="at_the_door[:SHOWN_AT_THE_DOOR]",
         new="at_the_door",
         tests=("tests/unit/coordinator/test_offers.py",),

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="a run takes any number of chunks",
         rule="sync.max_chunks bounds the model of a run",
-        where="coordinator.core.chunk_sizes:ChunkSizes.of",
+        where="coordinator.core.sync.chunk_sizes:ChunkSizes.of",
         old="if total > sync.max_chunks:",
         new="if total < 0:",
         tests=("tests/unit/coordinator/test_chunk_sizes.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="commit lists the survivors",
         rule="a commit lists the plan's contributors, those lost meanwhile included",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="        contributors=plan.contributors,\n",
         new="        contributors=tuple(c for c in plan.contributors if c.site_id in attempt.survivors({})),\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/unit/coordinator/test_data_leases.py"),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="one site's loss is the run's",
         rule="the run's loss is the median over sites",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="statistics.median(x for _, x in losses)",
         new="max(x for _, x in losses)",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="who stood out is forgotten with the coordinator",
         rule="the contribution that stood out is in the record of its commit",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="        stood_out=stood_out,",
         new="        stood_out=None,",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="links that failed are forgotten with the sync",
         rule="who fails with one site after the other, in each sync another one, is found by the second",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="note_links({*sync.blame.pairs, ",
         new="note_links({",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="who accuses one after the other is believed by each",
         rule="of a link that failed while most were done the end that has failed with more others reduces nothing",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="{*sync.blame.pairs, *unserved}",
         new="sync.blame.pairs",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="who waited for a site that went is at fault too",
         rule="of a link that failed while most were done the end that has gone is at fault",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="    left = [pair for pair in unserved if gone.isdisjoint(pair)]",
         new="    left = unserved",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="who gives nothing to one site, is done and goes, may come again",
         rule="of a link that failed while most were done the end that has gone is at fault",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="    at_fault = gone | ",
         new="    at_fault = ",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer may leave one site without payloads in each sync",
         rule="who gets nothing of a reducer while most are done, and the reducer, do not exchange again for long",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old=" | run.trouble.ends_at_fault(left, plan.sync)",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="who held up the others reduces again at once",
         rule="a site on which a failed exchange was blamed reduces nothing for some syncs, and for more each time",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="held_up_others.note(sync.demoted | ",
         new="held_up_others.note(",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="who was left behind is waited for at once",
         rule="a site that got no further while most were done receives only in some syncs",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="_in_good_standing(run, sync.demoted | left_behind)",
         new="_in_good_standing(run, sync.demoted)",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="leaving each attempt costs nothing",
         rule="who leaves an attempt, or says that it cannot go on, receives only from the second time on",
-        where="coordinator.core.decisions:commit",
+        where="coordinator.core.sync.decisions:commit",
         old="    run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -104,7 +104,7 @@ MUTATIONS = (
     Mutation(
         name="who left and came back is weighed as if it had stayed",
         rule="a contribution that was discarded is not in a commit, and neither is a later one in its place",
-        where="coordinator.core.plans:gives_way",
+        where="coordinator.core.sync.plans:gives_way",
         old="if gone := [i for i in ids if i in attempt.departed]:",
         new="if gone := list[int]():",
         tests=("tests/unit/coordinator/test_plan_ahead.py",),
@@ -112,7 +112,7 @@ MUTATIONS = (
     Mutation(
         name="a cut weight with the commit's plan",
         rule="where sites said their weights to each other, a cut one needs a plan that says it",
-        where="coordinator.core.plans:gives_way",
+        where="coordinator.core.sync.plans:gives_way",
         old="    if are_ready and (cut :=",
         new="    if False and (cut :=",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         name="a site that had no workers is a slow one",
         rule="the pace that others are measured by is over the steps in which a site trained",
-        where="coordinator.core.weighing:within_ratio",
+        where="coordinator.core.sync.weighing:within_ratio",
         old="max(1, min(s.num_trained_steps, s.num_steps))",
         new="s.num_steps",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -128,7 +128,7 @@ MUTATIONS = (
     Mutation(
         name="a site trained in more steps than there were",
         rule="the steps that a site says it trained in are those of the run at most",
-        where="coordinator.core.weighing:within_ratio",
+        where="coordinator.core.sync.weighing:within_ratio",
         old="max(1, min(s.num_trained_steps, s.num_steps))",
         new="max(1, s.num_trained_steps)",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -136,7 +136,7 @@ MUTATIONS = (
     Mutation(
         name="weights without bound",
         rule="a weight beyond the ratio of the median pace is cut",
-        where="coordinator.core.weighing:within_ratio",
+        where="coordinator.core.sync.weighing:within_ratio",
         old="    return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)",
         new="    return tuple(s.tokens for s in said)",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         name="windows without bound",
         rule="a weight covers at most as many windows as the ratio",
-        where="coordinator.core.weighing:weights",
+        where="coordinator.core.sync.weighing:weights",
         old="num_steps=min(_steps_covered(sync, site), most_steps),",
         new="num_steps=_steps_covered(sync, site),",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -152,7 +152,7 @@ MUTATIONS = (
     Mutation(
         name="tokens beyond the leases",
         rule="tokens of a sync are bounded by the samples that it lists",
-        where="coordinator.core.weighing:beyond_leases",
+        where="coordinator.core.sync.weighing:beyond_leases",
         old="if not num_samples or ready.tokens <= most:",
         new="if True:",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -160,7 +160,7 @@ MUTATIONS = (
     Mutation(
         name="windows that were missed do not count",
         rule="the weight of a site that missed syncs covers all that it trained since its last contribution",
-        where="coordinator.core.weighing:_steps_covered",
+        where="coordinator.core.sync.weighing:_steps_covered",
         old="        begun = min(site.counts_from_step, begun)",
         new="        pass",
         tests=("tests/unit/coordinator/test_weights.py",),

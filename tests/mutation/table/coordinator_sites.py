@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="void commits come back",
         rule="commits after a rollback are of a new branch; who holds void ones is told, and comes without them",
-        where="coordinator.core.admission:hello",
+        where="coordinator.core.sites.admission:hello",
         old="    if has_void_commits:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="state ahead of the log is let in",
         rule="a site ahead of the coordinator's log means a wrong store",
-        where="coordinator.core.admission:hello",
+        where="coordinator.core.sites.admission:hello",
         old="if message.branch > run.branch or (message.has_state and message.last_commit > run.log.last):",
         new="if False:",
         tests=(
@@ -28,7 +28,7 @@ MUTATIONS = (
     Mutation(
         name="any number of sites waits at the door",
         rule="run.max_sites bounds the sites that have said Hello and were never in the run",
-        where="coordinator.core.admission:hello",
+        where="coordinator.core.sites.admission:hello",
         old="run.members.num_at_the_door() >= run.settings.max_sites",
         new="run.members.num_at_the_door() < 0",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -36,7 +36,7 @@ MUTATIONS = (
     Mutation(
         name="a site has any name",
         rule="names are of one alphabet, checked at the coordinator",
-        where="coordinator.core.admission:_refused_at_the_door",
+        where="coordinator.core.sites.admission:_refused_at_the_door",
         old="if not SITE_NAME.fullmatch(message.name):",
         new="if not message.name:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
@@ -44,7 +44,7 @@ MUTATIONS = (
     Mutation(
         name="a site has any address",
         rule="addresses are of one alphabet, checked at the coordinator",
-        where="coordinator.core.admission:_invalid",
+        where="coordinator.core.sites.admission:_invalid",
         old="if not addresses.is_plain(message.address):",
         new="if False:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
@@ -52,7 +52,7 @@ MUTATIONS = (
     Mutation(
         name="second name on a stream",
         rule="a refused message changes nothing but its own stream",
-        where="coordinator.core.admission:_refused_by_name",
+        where="coordinator.core.sites.admission:_refused_by_name",
         old="if on_stream is not None and on_stream.name != message.name:",
         new="if False:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         name="another key takes the name",
         rule="a name belongs to the key that took it first",
-        where="coordinator.core.admission:_refused_by_name",
+        where="coordinator.core.sites.admission:_refused_by_name",
         old="if not run.members.same_key(site, key_digest(message.key)):",
         new="if False:",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -68,7 +68,7 @@ MUTATIONS = (
     Mutation(
         name="a lower incarnation takes over",
         rule="an older start of a node never takes the place of a newer one",
-        where="coordinator.core.admission:_refused_by_name",
+        where="coordinator.core.sites.admission:_refused_by_name",
         old="    if header.incarnation < site.incarnation:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -76,7 +76,7 @@ MUTATIONS = (
     Mutation(
         name="a run takes any number of sites",
         rule="run.max_sites bounds the sites that are in a run",
-        where="coordinator.core.admission:offer",
+        where="coordinator.core.sites.admission:offer",
         old="len(run.members.live()) >= run.settings.max_sites",
         new="len(run.members.live()) < 0",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -84,7 +84,7 @@ MUTATIONS = (
     Mutation(
         name="a wait for admission is held against the site",
         rule="a site that had to wait for its admission is not judged for that time",
-        where="coordinator.core.admission:offer",
+        where="coordinator.core.sites.admission:offer",
         old="    site.progress_at = run.now  # it may have had to wait for this\n",
         new="",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         name="the word of a site that was evicted counts when it comes back",
         rule="a claim counts no longer than its site holds that state",
-        where="coordinator.core.admission:offer",
+        where="coordinator.core.sites.admission:offer",
         old="    run.log.forget(site.site_id)  # what it said of states before: it says it again\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),
@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation(
         name="a site that was started again counts from the beginning",
         rule="a pace counts from a site's last contribution, or from the first state that it held since its admission",
-        where="coordinator.core.admission:offer",
+        where="coordinator.core.sites.admission:offer",
         old="    site.counts_from_step = None  # what",
         new="    site.counts_from_step = 0  # what",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -108,7 +108,7 @@ MUTATIONS = (
     Mutation(
         name="who was found out comes back with its state",
         rule="who was found out, and has not contributed since, is no party",
-        where="coordinator.core.admission:place",
+        where="coordinator.core.sites.admission:place",
         old=" and not site.conduct.is_on_trial\n",
         new="\n",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -116,7 +116,7 @@ MUTATIONS = (
     Mutation(
         name="who is started anew is told to give up its state on a word",
         rule="a contributor to the newest commit that is started anew is a party",
-        where="coordinator.core.admission:place",
+        where="coordinator.core.sites.admission:place",
         old="known == hello.state_hash or is_party:",
         new="known == hello.state_hash:",
         tests=("tests/unit/coordinator/test_disputes.py",),
@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation(
         name="a site that contributed is forgotten",
         rule="a site that contributed to a commit stays who it is",
-        where="coordinator.core.forgetting:advance",
+        where="coordinator.core.sites.forgetting:advance",
         old="if not s.contributed and not _is_in_sync(run, s)]",
         new="if not _is_in_sync(run, s)]",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         name="a crowd of passers-by clears a name",
         rule="how often a site was found out is persisted, and not forgotten for who comes and goes",
-        where="coordinator.core.forgetting:advance",
+        where="coordinator.core.sites.forgetting:advance",
         old="[s for s in gone if not s.conduct.strikes], KEPT_GONE)",
         new="gone, KEPT_GONE)",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -140,7 +140,7 @@ MUTATIONS = (
     Mutation(
         name="any number of sites that were found out stays known",
         rule="what strangers leave behind is bounded",
-        where="coordinator.core.forgetting:advance",
+        where="coordinator.core.sites.forgetting:advance",
         old="[s for s in gone if s.conduct.strikes], KEPT_STRUCK)",
         new="[], KEPT_STRUCK)",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         name="who came and went stays for ever",
         rule="sites that never contributed are forgotten when they have gone",
-        where="coordinator.core.forgetting:_beyond",
+        where="coordinator.core.sites.forgetting:_beyond",
         old="    if num_beyond <= 0:",
         new="    if True:",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -156,7 +156,7 @@ MUTATIONS = (
     Mutation(
         name="who was found out most often is forgotten first",
         rule="of sites that were found out those go first that cost the least",
-        where="coordinator.core.forgetting:_beyond",
+        where="coordinator.core.sites.forgetting:_beyond",
         old="key=lambda s: (s.conduct.strikes, holds_newest[s], s.epoch)",
         new="key=lambda s: (holds_newest[s], s.epoch)",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -164,7 +164,7 @@ MUTATIONS = (
     Mutation(
         name="who is kept out is forgotten",
         rule="who is kept out stays so after a restart of the coordinator",
-        where="coordinator.core.keeping_out:evict",
+        where="coordinator.core.sites.keeping_out:evict",
         old="        run.persist(record)\n",
         new="",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -172,7 +172,7 @@ MUTATIONS = (
     Mutation(
         name="strikes come back after a restart",
         rule="nothing is held any more against a site that a person let in",
-        where="coordinator.core.keeping_out:let_in",
+        where="coordinator.core.sites.keeping_out:let_in",
         old="            run.persist(site.record())\n    run.persist(LetInRecord(name))",
         new="            pass\n    run.persist(LetInRecord(name))",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -180,7 +180,7 @@ MUTATIONS = (
     Mutation(
         name="kept out by name alone",
         rule="a site that is kept out does not come in under another name with the same key",
-        where="coordinator.core.keeping_out:refused",
+        where="coordinator.core.sites.keeping_out:refused",
         old="record.name == name or record.key_digest == digest",
         new="record.name == name",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -188,7 +188,7 @@ MUTATIONS = (
     Mutation(
         name="a limit without a bound",
         rule="a site may announce no longer limit than the run allows",
-        where="coordinator.core.liveness:hang",
+        where="coordinator.core.sites.liveness:hang",
         old="limit_s = min(heartbeat.limit_s, float(run.settings.max_busy_s))",
         new="limit_s = heartbeat.limit_s",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -196,7 +196,7 @@ MUTATIONS = (
     Mutation(
         name="a hung node is kept",
         rule="a member that neither trains nor is ready is evicted, whatever its heartbeats say",
-        where="coordinator.core.liveness:hang",
+        where="coordinator.core.sites.liveness:hang",
         old="    if not _owes_progress(run, site):",
         new="    if True:",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -204,7 +204,7 @@ MUTATIONS = (
     Mutation(
         name="every sync is a new chance to hang",
         rule="a site that does nothing is evicted, however often the others commit meanwhile",
-        where="coordinator.core.liveness:hang",
+        where="coordinator.core.sites.liveness:hang",
         old='        what = f"trained nor been ready',
         new='        since = max(since, run.sync.opened_at)\n        what = f"trained nor been ready',
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -212,7 +212,7 @@ MUTATIONS = (
     Mutation(
         name="a wait for others counts as idling",
         rule="the time of a site that others held up counts from when it can go on",
-        where="coordinator.core.liveness:note_held_up",
+        where="coordinator.core.sites.liveness:note_held_up",
         old="    site.held_up_at = site.held_up_at if _owes_progress(run, site) else run.now",
         new="    pass",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -220,7 +220,7 @@ MUTATIONS = (
     Mutation(
         name="a void contribution owes progress",
         rule="a site whose contribution is void waits for the next sync",
-        where="coordinator.core.liveness:_owes_progress",
+        where="coordinator.core.sites.liveness:_owes_progress",
         old="    return not is_ready and (site.site_id, site.incarnation) not in sync.voided",
         new="    return not is_ready",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -228,7 +228,7 @@ MUTATIONS = (
     Mutation(
         name="who waits for a quorum is evicted",
         rule="a site that waits for the coordinator or for others is not judged",
-        where="coordinator.core.liveness:_owes_progress",
+        where="coordinator.core.sites.liveness:_owes_progress",
         old="    return not is_ready and (site.site_id, site.incarnation) not in sync.voided",
         new="    return (site.site_id, site.incarnation) not in sync.voided",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -236,7 +236,7 @@ MUTATIONS = (
     Mutation(
         name="another model is let in",
         rule="a site with another manifest is refused at the door",
-        where="coordinator.core.manifests:is_the_runs",
+        where="coordinator.core.sites.manifests:is_the_runs",
         old="if run.manifest is None or offer.manifest_digest != run.manifest.manifest.digest:",
         new="if run.manifest is None:",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -244,7 +244,7 @@ MUTATIONS = (
     Mutation(
         name="a site that sends no manifest keeps the others waiting",
         rule="no wait is endless: from one part of a manifest to the next there is a limit",
-        where="coordinator.core.manifests:advance",
+        where="coordinator.core.sites.manifests:advance",
         old="not incoming.is_whole and run.now >= incoming.until",
         new="not incoming.is_whole and run.now < 0",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -252,7 +252,7 @@ MUTATIONS = (
     Mutation(
         name="every offer's manifest is asked for at once",
         rule="the manifest is asked of one site at a time",
-        where="coordinator.core.manifests:advance",
+        where="coordinator.core.sites.manifests:advance",
         old="        elif offers.incoming is None:",
         new="        else:",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -260,7 +260,7 @@ MUTATIONS = (
     Mutation(
         name="parts of a manifest are added whoever was asked",
         rule="what nobody asked for is dropped",
-        where="coordinator.core.manifests:part",
+        where="coordinator.core.sites.manifests:part",
         old="if incoming is None or incoming.stream != stream or incoming.is_whole:",
         new="if incoming is None or incoming.is_whole:",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -268,7 +268,7 @@ MUTATIONS = (
     Mutation(
         name="a manifest of any size is taken",
         rule="every size is checked against a bound before memory is allocated for it",
-        where="coordinator.core.manifests:part",
+        where="coordinator.core.sites.manifests:part",
         old="if not 0 < message.total_bytes <= limit:",
         new="if not 0 < message.total_bytes:",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -276,7 +276,7 @@ MUTATIONS = (
     Mutation(
         name="another manifest than the offered one is kept",
         rule="the run's model is the one whose digest was offered",
-        where="coordinator.core.manifests:taken",
+        where="coordinator.core.sites.manifests:taken",
         old="elif event.manifest.digest != offer.manifest_digest:",
         new="elif False:",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -284,7 +284,7 @@ MUTATIONS = (
     Mutation(
         name="who contributed long ago was found out after a restart",
         rule="whether a site has contributed since it was admitted is persisted",
-        where="coordinator.core.membership:Site.record",
+        where="coordinator.core.sites.membership:Site.record",
         old="            has_contributed=self.conduct.has_contributed,\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -292,7 +292,7 @@ MUTATIONS = (
     Mutation(
         name="only the last rollback voids what a site says",
         rule="what a site says of a commit counts only once it has heard of every rollback that made that void",
-        where="coordinator.core.membership:Stream.is_void",
+        where="coordinator.core.sites.membership:Stream.is_void",
         old="commit > last for number, last in self.rolled_back)",
         new="commit > last for number, last in self.rolled_back[-1:])",
         tests=("tests/unit/coordinator/test_rollback.py",),
@@ -300,7 +300,7 @@ MUTATIONS = (
     Mutation(
         name="no lease after a restart",
         rule="after a coordinator's restart members have one full lease to come back",
-        where="coordinator.core.membership:Membership.__init__",
+        where="coordinator.core.sites.membership:Membership.__init__",
         old="away_until=now + lease_s if r.live else None",
         new="away_until=now if r.live else None",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -308,7 +308,7 @@ MUTATIONS = (
     Mutation(
         name="the id of a forgotten site is given again",
         rule="ids are never used again",
-        where="coordinator.core.membership:Membership.give_id",
+        where="coordinator.core.sites.membership:Membership.give_id",
         old="        self.last_id += 1\n",
         new="        self.last_id = next(reversed(self._by_id), 0) + 1\n",
         tests=("tests/unit/coordinator/test_forgetting.py",),
@@ -316,7 +316,7 @@ MUTATIONS = (
     Mutation(
         name="a paused coordinator evicts everybody",
         rule="time in which the coordinator stood still is nobody's silence",
-        where="coordinator.core.own_time:OwnTime.advance",
+        where="coordinator.core.suspend_clock:OwnTime.advance",
         old="        self._lost_s += own - due\n        return due, own - due",
         new="        return own, 0.0",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -324,7 +324,7 @@ MUTATIONS = (
     Mutation(
         name="reset in mid-training",
         rule="model and starting state can be taken back until training has started, and no longer",
-        where="coordinator.core.starting_over:reset",
+        where="coordinator.core.log.starting_over:reset",
         old="    if run.started:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -332,7 +332,7 @@ MUTATIONS = (
     Mutation(
         name="a start that was taken back comes in again",
         rule="a starting state that was taken back is refused",
-        where="coordinator.core.starting_over:reset",
+        where="coordinator.core.log.starting_over:reset",
         old="    run.void_starts |= held\n",
         new="",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -340,7 +340,7 @@ MUTATIONS = (
     Mutation(
         name="ids begin anew after a reset",
         rule="a site id is never used again, though the run begins anew before its training",
-        where="coordinator.core.starting_over:reset",
+        where="coordinator.core.log.starting_over:reset",
         old="Membership((), run.members.last_id, run",
         new="Membership((), 0, run",
         tests=("tests/unit/coordinator/test_keeping_out.py",),

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="ready for a sync that is over is not answered",
         rule="who is ready for a sync that is over hears which one is open",
-        where="coordinator.core.driver:ready",
+        where="coordinator.core.sync.driver:ready",
         old="            run.send(site, sync.open)  # its snapshot is good for that one\n",
         new="            pass\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="discarded contribution takes part again",
         rule="who discarded a planned contribution takes no part in that sync again",
-        where="coordinator.core.driver:ready",
+        where="coordinator.core.sync.driver:ready",
         old="    if (site.site_id, site.incarnation) in sync.voided:\n        return",
         new="    if False:\n        return",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="contribution changes after Ready",
         rule="a contribution never changes: a second Ready with other tokens or data is not taken",
-        where="coordinator.core.driver:ready",
+        where="coordinator.core.sync.driver:ready",
         old="(known.tokens, known.ranges) != (message.tokens, message.ranges)",
         new="False",
         tests=("tests/unit/coordinator/test_ready.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="Done of an older attempt counts",
         rule="once a higher attempt is planned, Dones of lower ones count no longer",
-        where="coordinator.core.driver:_attempt_of",
+        where="coordinator.core.sync.driver:_attempt_of",
         old="(plan.sync, plan.attempt, plan.term) == (sync, attempt, term)",
         new="(plan.sync, plan.term) == (sync, term)",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="judge by the newest epoch",
         rule="a message is judged by the plan of its own sync: who joins meanwhile does not disturb it",
-        where="coordinator.core.driver:done",
+        where="coordinator.core.sync.driver:done",
         old="    base = attempt.plan.base_commit\n    if message.last_commit != base:",
         new="    base = attempt.plan.base_commit\n    if site.epoch < run.members.epoch:\n        return\n"
         "    if message.last_commit != base:",
@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         name="a Done from elsewhere spoils each attempt",
         rule="a site whose Done names another commit than the plan's base is evicted",
-        where="coordinator.core.driver:done",
+        where="coordinator.core.sync.driver:done",
         old='        run.evict(site, f"it exchanged from',
         new='        run.report(logging.ERROR, f"it exchanged from',
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -57,7 +57,7 @@ MUTATIONS = (
     Mutation(
         name="reducer is to blame for an average",
         rule="an average that is not finite is no fault of the reducer that finds it",
-        where="coordinator.core.driver:exchange_failed",
+        where="coordinator.core.sync.driver:exchange_failed",
         old="    if message.tensor and",
         new="    if False and",
         tests=("tests/unit/coordinator/test_no_average.py",),
@@ -65,7 +65,7 @@ MUTATIONS = (
     Mutation(
         name="who does not reduce finds averages",
         rule="that a tensor has no average, or a contribution is absurd, is the word of reducers alone",
-        where="coordinator.core.driver:exchange_failed",
+        where="coordinator.core.sync.driver:exchange_failed",
         old="    if message.tensor and attempt.reduces(site.site_id):",
         new="    if message.tensor:",
         tests=(
@@ -77,7 +77,7 @@ MUTATIONS = (
     Mutation(
         name="a report of anybody counts",
         rule="a report of a site that does not contribute is of the reporter alone",
-        where="coordinator.core.driver:exchange_failed",
+        where="coordinator.core.sync.driver:exchange_failed",
         old="    if not attempt.exchanges(site.site_id, message.peer_site_id):  # or none",
         new="    if not message.peer_site_id:",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -85,7 +85,7 @@ MUTATIONS = (
     Mutation(
         name="commits while the run goes back",
         rule="nothing is planned or committed while an older commit is put together",
-        where="coordinator.core.driver:_step",
+        where="coordinator.core.sync.driver:_step",
         old="    if run.going_back is not None:\n        return False",
         new="    if False:\n        return False",
         tests=("tests/unit/coordinator/test_going_back.py",),
@@ -93,7 +93,7 @@ MUTATIONS = (
     Mutation(
         name="a dispute keeps a run from stopping",
         rule="a run that is told to stop ends in a dispute that nobody can settle any more",
-        where="coordinator.core.driver:_step",
+        where="coordinator.core.sync.driver:_step",
         old="        if run.stop_reason and run.dispute_is_over:",
         new="        if False:",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -101,7 +101,7 @@ MUTATIONS = (
     Mutation(
         name="committed without every Ready",
         rule="a plan that came with the commit before counts once every contributor is ready",
-        where="coordinator.core.driver:_step",
+        where="coordinator.core.sync.driver:_step",
         old="    if attempt.is_weighed:\n        return _step_planned(",
         new="    if attempt.is_weighed or attempt.done:\n        return _step_planned(",
         tests=("tests/unit/coordinator/test_plan_ahead.py",),
@@ -109,7 +109,7 @@ MUTATIONS = (
     Mutation(
         name="who is found out is waited for",
         rule="a site that was found out and has not contributed since is not waited for",
-        where="coordinator.core.driver:waiting_for",
+        where="coordinator.core.sync.driver:waiting_for",
         old="        and not s.conduct.is_on_trial\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
@@ -117,7 +117,7 @@ MUTATIONS = (
     Mutation(
         name="weight 0 contributes",
         rule="weight 0 means receiver; all weights 0 abandons the sync",
-        where="coordinator.core.driver:_step_collecting",
+        where="coordinator.core.sync.driver:_step_collecting",
         old="if sync.ready[s.site_id].tokens > 0]",
         new="if sync.ready[s.site_id].tokens >= 0]",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -125,7 +125,7 @@ MUTATIONS = (
     Mutation(
         name="a quorum without tokens is waited for",
         rule="a sync that lacks its quorum because sites have weight 0 is abandoned",
-        where="coordinator.core.driver:_step_collecting",
+        where="coordinator.core.sync.driver:_step_collecting",
         old="    if len(contributors) < quorum and not waiting and (empty :=",
         new="    if False and (empty :=",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -133,7 +133,7 @@ MUTATIONS = (
     Mutation(
         name="who says that it can dial nobody reduces all",
         rule="who is to reduce nothing does not become the one who reduces by its own word",
-        where="coordinator.core.driver:_plan",
+        where="coordinator.core.sync.driver:_plan",
         old="partial(plans.fit, run), held_back)",
         new="partial(plans.fit, run))",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -141,7 +141,7 @@ MUTATIONS = (
     Mutation(
         name="who brings no room pauses the run",
         rule="where contributions do not fit, those who offer the least room receive",
-        where="coordinator.core.driver:_plan",
+        where="coordinator.core.sync.driver:_plan",
         old="    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)\n",
         new="    contributors = choice.contributors\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -149,7 +149,7 @@ MUTATIONS = (
     Mutation(
         name="plan is not kept",
         rule="a plan is kept before it is sent, and no attempt is planned twice after a restart",
-        where="coordinator.core.driver:_plan",
+        where="coordinator.core.sync.driver:_plan",
         old="    run.persist(record)\n    attempt = sync.begin(",
         new="    attempt = sync.begin(",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -157,7 +157,7 @@ MUTATIONS = (
     Mutation(
         name="a site without tokens is no way out and is abandoned for",
         rule="a sync without reducers is abandoned for a site without tokens only where that helps",
-        where="coordinator.core.driver:_nobody_reduces",
+        where="coordinator.core.sync.driver:_nobody_reduces",
         old="        if not with_them.problem:\n",
         new="        if True:\n",
         tests=("tests/unit/coordinator/test_reach.py",),
@@ -165,7 +165,7 @@ MUTATIONS = (
     Mutation(
         name="the only site that can be dialled stays without tokens",
         rule="sites without tokens train on where a sync lacks reducers that they can be",
-        where="coordinator.core.driver:_nobody_reduces",
+        where="coordinator.core.sync.driver:_nobody_reduces",
         old="        if not with_them.problem:\n",
         new="        if False:\n",
         tests=("tests/unit/coordinator/test_reach.py",),
@@ -173,7 +173,7 @@ MUTATIONS = (
     Mutation(
         name="one accuser alone is believed",
         rule="what one site alone says of another is not held against it",
-        where="coordinator.core.driver:_settle_failures",
+        where="coordinator.core.sync.driver:_settle_failures",
         old="        if demotion.num_accusers > 1:",
         new="        if True:",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -181,7 +181,7 @@ MUTATIONS = (
     Mutation(
         name="one reducer gives a sync up",
         rule="that a tensor has no average is believed once another reducer has found the same",
-        where="coordinator.core.driver:_no_average",
+        where="coordinator.core.sync.driver:_no_average",
         old="    if len(sync.no_average_at) > 1 or len(attempt.ids()) == 1:\n",
         new="    if True:\n",
         tests=("tests/unit/coordinator/test_no_average.py",),
@@ -189,7 +189,7 @@ MUTATIONS = (
     Mutation(
         name="a report ends what most have done",
         rule="where most are done and the others say that they could not exchange, the attempt is committed",
-        where="coordinator.core.driver:_most_are_through",
+        where="coordinator.core.sync.driver:_most_are_through",
         old="    if 2 * len(through) <= len(survivors) or",
         new="    if True or",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -197,7 +197,7 @@ MUTATIONS = (
     Mutation(
         name="sites mislead each other in each sync",
         rule="where sites averaged with other weights than Readys said, no plan comes with a commit for some syncs",
-        where="coordinator.core.driver:_wrong_weights",
+        where="coordinator.core.sync.driver:_wrong_weights",
         old="    run.trouble.note_misled(sync.open.sync)\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -205,7 +205,7 @@ MUTATIONS = (
     Mutation(
         name="weights that Ready does not say",
         rule="a commit needs equal weights in every Ready and every Done",
-        where="coordinator.core.driver:_all_done",
+        where="coordinator.core.sync.driver:_all_done",
         old="if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:",
         new="if wrong := list[int]():",
         tests=("tests/unit/coordinator/test_plan_ahead.py",),
@@ -213,7 +213,7 @@ MUTATIONS = (
     Mutation(
         name="commit with unequal digests",
         rule="a commit needs the same payload digest from every live contributor",
-        where="coordinator.core.driver:_all_done",
+        where="coordinator.core.sync.driver:_all_done",
         old="if len({d.payload_digest for d in dones}) > 1:",
         new="if False:",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -221,7 +221,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer's word has all others evicted",
         rule="the reducer is believed where two are left; else its word is one of several",
-        where="coordinator.core.driver:_payloads_differ",
+        where="coordinator.core.sync.driver:_payloads_differ",
         old="    if len(survivors) == 2 and payload_lists",
         new="    if payload_lists",
         tests=("tests/unit/coordinator/test_payload_lists.py",),
@@ -229,7 +229,7 @@ MUTATIONS = (
     Mutation(
         name="attempts without end",
         rule="attempts are bounded; then the sync is abandoned",
-        where="coordinator.core.driver:_another_attempt",
+        where="coordinator.core.sync.driver:_another_attempt",
         old="if attempt.plan.attempt >= MAX_ATTEMPTS:",
         new="if False:",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/unit/coordinator/test_deadlines.py"),
@@ -325,7 +325,7 @@ MUTATIONS = (
     Mutation(
         name="a link that the plan does not have fails",
         rule="a report of a site with which the plan has its author exchange nothing is of its author alone",
-        where="coordinator.core.syncs:Attempt.exchanges",
+        where="coordinator.core.sync.syncs:Attempt.exchanges",
         old="peer_id in self.ids() and (self.reduces(site_id) or self.reduces(peer_id))",
         new="peer_id in self.ids()",
         tests=("tests/unit/coordinator/test_blame.py", "tests/unit/coordinator/test_hostile_contributors.py"),
@@ -333,7 +333,7 @@ MUTATIONS = (
     Mutation(
         name="the cut weight in place of what was said",
         rule="what contributors said is in the store with the plan: a restart changes no weight and no record",
-        where="coordinator.core.syncs:Sync._resume",
+        where="coordinator.core.sync.syncs:Sync._resume",
         old="                    tokens=tokens,",
         new="                    tokens=member.tokens,",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -341,7 +341,7 @@ MUTATIONS = (
     Mutation(
         name="a plan that gave way counts as tried",
         rule="identical plans are never issued again; one that gave way was not run",
-        where="coordinator.core.syncs:Sync.begin",
+        where="coordinator.core.sync.syncs:Sync.begin",
         old="        if self.attempt.is_weighed:\n            self._note_tried(self.attempt)",
         new="        self._note_tried(self.attempt)\n        if False:\n            pass",
         tests=("tests/unit/coordinator/test_plan_ahead.py",),
@@ -349,7 +349,7 @@ MUTATIONS = (
     Mutation(
         name="the time for the exchange includes training",
         rule="before all are ready no deadline runs, as others may still train",
-        where="coordinator.core.syncs:Sync.weigh",
+        where="coordinator.core.sync.syncs:Sync.weigh",
         old="        attempt.planned_at = now",
         new="        pass",
         tests=("tests/unit/coordinator/test_plan_ahead.py",),
@@ -357,7 +357,7 @@ MUTATIONS = (
     Mutation(
         name="who has no room reduces again",
         rule="a site without room for what it is to reduce contributes, and others reduce",
-        where="coordinator.core.syncs:Sync.trees",
+        where="coordinator.core.sync.syncs:Sync.trees",
         old="        not_reducing |= self.no_room.keys()\n",
         new="",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -365,7 +365,7 @@ MUTATIONS = (
     Mutation(
         name="accuser reduces on",
         rule="who finds a contribution absurd reduces nothing while another can: one that lies has no second word",
-        where="coordinator.core.syncs:Sync.trees",
+        where="coordinator.core.sync.syncs:Sync.trees",
         old="            not_reducing |= self.no_average_at\n",
         new="            pass\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -373,7 +373,7 @@ MUTATIONS = (
     Mutation(
         name="reducers that cannot be dialled",
         rule="a site that a contributor cannot dial reduces nothing",
-        where="coordinator.core.syncs:Sync.trees",
+        where="coordinator.core.sync.syncs:Sync.trees",
         old="avoid=avoid | not_reducing,",
         new="avoid=avoid,",
         tests=("tests/golden/test_coordinator_stories.py",),
@@ -381,7 +381,7 @@ MUTATIONS = (
     Mutation(
         name="same plan again",
         rule="identical plans are never issued again",
-        where="coordinator.core.syncs:Sync.trees",
+        where="coordinator.core.sync.syncs:Sync.trees",
         old="if (ids, trees) not in self._issued:",
         new="if True:",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -389,7 +389,7 @@ MUTATIONS = (
     Mutation(
         name="one failure abandons where there is one assignment",
         rule="a link that failed once costs an attempt, not the sync",
-        where="coordinator.core.syncs:Sync.trees",
+        where="coordinator.core.sync.syncs:Sync.trees",
         old="if not tried or self._num_tried[ids] >= MIN_TRIES:",
         new="if True:",
         tests=("tests/unit/coordinator/test_reach.py",),

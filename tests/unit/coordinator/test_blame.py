@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from atoll.coordinator.core.blame import Blame, Pair, in_words
+from atoll.coordinator.core.sync.blame import Blame, Pair, in_words
 from atoll.protocol import messages as m
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, some_settings

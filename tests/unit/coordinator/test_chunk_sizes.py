@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.topology import Reducer, direct
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import codec_of, encoded_bytes, max_encoded_bytes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec

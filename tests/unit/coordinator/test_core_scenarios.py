@@ -10,8 +10,8 @@ from dataclasses import asdict
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.own_time import OwnTime
-from atoll.coordinator.core.syncs import MAX_ATTEMPTS
+from atoll.coordinator.core.suspend_clock import OwnTime
+from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
-from atoll.coordinator.core.topology import Reducer, direct
-from atoll.coordinator.core.trouble import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
+from atoll.coordinator.core.sync.link_health import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
+from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.layout import Role
 from atoll.protocol.time_limits import PRESETS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import evidence
+from atoll.coordinator.core.log import evidence
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core import forgetting
-from atoll.coordinator.core.view import SHOWN_GONE
+from atoll.coordinator.core.sites import forgetting
+from atoll.coordinator.core.view.run_view import SHOWN_GONE
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import PROTOCOL_VERSION

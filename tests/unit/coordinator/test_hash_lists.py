@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.core.chunk_places import ChunkPlaces
-from atoll.coordinator.core.hash_lists import first_difference, hash_at
-from atoll.coordinator.core.shown_bytes import ListCheck
+from atoll.coordinator.core.log.hash_lists import first_difference, hash_at
+from atoll.coordinator.core.log.shown_bytes import ListCheck
+from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_runs
 from tests.harness.fuzzing import fuzz

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.disputes import Dispute, Need
+from atoll.coordinator.core.log.disputes import Dispute, Need
 from atoll.protocol import messages as m
 from atoll.protocol.messages import Evidence
 from tests.harness.coordinator_story import Story, some_settings

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.core import conduct as conduct_module
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.sites import conduct as conduct_module
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol import messages as m

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atoll.coordinator.core.data.ledger import KEPT, MAX_GRANTED, MAX_RETURNED_TAKEN, Ledger
 from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
-from atoll.coordinator.core.ledger import KEPT, MAX_GRANTED, MAX_RETURNED_TAKEN, Ledger
 from atoll.protocol import wire
 from atoll.protocol.errors import StateError
 from atoll.protocol.messages import DataRange, Leases

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.core import donors
-from atoll.coordinator.core.membership import Site
+from atoll.coordinator.core.log import donors
+from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, some_settings
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.coordinator.core import liveness
+from atoll.coordinator.core.sites import liveness
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.time_limits import time_limits

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from atoll.coordinator.core import manifests
+from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.store import MemoryStore
 from atoll.protocol import messages as m
 from atoll.protocol import wire

@@ -13,7 +13,7 @@ import pytest
 from atoll.coordinator import sqlite_store
 from atoll.coordinator import store as store_module
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.exclusions import KEPT_EXCLUSIONS
+from atoll.coordinator.core.sync.exclusions import KEPT_EXCLUSIONS
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from atoll.coordinator.core.stragglers import Patience, Stragglers
+from atoll.coordinator.core.sync.stragglers import Patience, Stragglers
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, some_settings
 

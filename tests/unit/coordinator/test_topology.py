@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.topology import Reducer, direct
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import reducers

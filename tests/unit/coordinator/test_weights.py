@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from atoll.coordinator.core.weighing import Said, within_ratio
+from atoll.coordinator.core.sync.weighing import Said, within_ratio
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.plans import weights

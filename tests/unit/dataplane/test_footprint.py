@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.core.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.topology import Reducer, direct
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.room import Free, Room, free_for, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint

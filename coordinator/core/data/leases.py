@@ -1,0 +1,92 @@
+"""Data leases: who gets which positions, what a Ready may list, what a commit finishes. The account is in `ledger`."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core.data.ledger import KEPT
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync.syncs import Attempt
+from atoll.protocol import messages as m
+from atoll.protocol.messages import RefusedKind
+from atoll.protocol.ranges import is_canonical, union
+from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
+from atoll.protocol.settings import RunSettings
+
+MAX_SAMPLES_A_STEP = 1 << 20
+"""Of one site. What it may lease is bounded by what it can train on before the next commits list it."""
+MAX_WANTED = 1 << 32
+
+
+def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
+    """Persists what is leased, then answers with everything that this incarnation leases."""
+    if run.finished is not None:
+        return
+    most = most_wanted(run.settings)
+    if not 0 < message.num_samples <= MAX_SAMPLES or message.wanted > most:
+        text = f"{site.label} asks for {message.wanted} samples of a data set of {message.num_samples}"
+        run.refuse(stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased", str(message.wanted), str(most))
+        return
+    number = run.line_of(site.site_id)
+    line = run.ledger.lines.get(number)
+    if line is None:
+        run.ledger.begin_line(number, message.num_samples)
+    elif line.num_samples != message.num_samples:
+        _refuse_other_data(run, stream, site, message.num_samples, line.num_samples)
+        return
+    holder = (site.site_id, site.incarnation)
+    run.ledger.grant(number, holder, message.wanted)
+    run.persist_ledger()
+    run.send(site, m.Leases(ranges=run.ledger.held(number, holder).as_tuple()))
+
+
+def most_wanted(settings: RunSettings) -> int:
+    """Positions that one site may lease: of three windows and the overrun, as nodes ask, and one more."""
+    num_steps = 4 * settings.sync.every + (settings.overrun_steps or settings.sync.every)
+    return min(MAX_WANTED, num_steps * MAX_SAMPLES_A_STEP)
+
+
+def _refuse_other_data(run: Run, stream: int, site: Site, theirs: int, ours: int) -> None:
+    if run.settings.data == "local":
+        text = (
+            f"{site.label} has {theirs} samples now and had {ours} when it joined: give it the same data again, or "
+            "join under another --name"
+        )
+    else:
+        text = (
+            f"{site.label} cuts the run's data into {theirs} samples, the sites before it into {ours}: use the same "
+            "script and settings"
+        )
+    run.refuse(stream, RefusedKind.DATA, text, str(theirs), str(ours))
+
+
+def may_list(run: Run, site: Site, ranges: tuple[m.DataRange, ...]) -> bool:
+    """Whether a Ready of this site may list them. If not, the site is evicted: its progress is on others' samples."""
+    held = run.ledger.held(run.line_of(site.site_id), (site.site_id, site.incarnation))
+    if is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges):
+        return True
+    run.report(logging.ERROR, f"the Ready of {site.label} is refused: it lists data that this start does not lease")
+    run.evict(site, "it trained on data that it does not lease; it discards that and takes leases of its own")
+    return False
+
+
+def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
+    """What the commit of this attempt lists; it is done in the ledger now. Persist both in one transaction."""
+    by_line: dict[int, list[tuple[m.DataRange, ...]]] = {}
+    for member, ranges in zip(attempt.plan.contributors, attempt.ranges, strict=True):
+        if ranges:
+            number = run.line_of(member.site_id)
+            run.ledger.finish(number, (member.site_id, member.incarnation), ranges)
+            by_line.setdefault(number, []).append(ranges)
+    return tuple(m.LineRanges(line=number, ranges=union(*parts)) for number, parts in sorted(by_line.items()))
+
+
+def settle(run: Run) -> None:
+    """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
+    be in the next attempt, with others."""
+    attempt = run.sync.attempt if run.sync is not None else None
+    for number, site_id in list(run.ledger.kept):
+        if attempt is None or (site_id not in attempt.lost and site_id not in attempt.departed):
+            run.ledger.give_back(number, (site_id, KEPT))
+    run.persist_ledger()

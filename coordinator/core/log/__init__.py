@@ -1,0 +1,1 @@
+"""What was committed, whose state is right, and the way back."""

@@ -1,0 +1,92 @@
+"""Sites that hold different states of one commit: what is claimed, what was asked for and what is known of it.
+
+Whose state is right is found out in `evidence.py`; see docs/decisions/0020-disputes.md.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from atoll.coordinator.core.log.shown_bytes import Check
+from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol.messages import Evidence
+
+Holders = Mapping[bytes, Sequence[Site]]
+"""State hash -> who claims it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """A part of the evidence, and the hash that it must have."""
+
+    evidence: Evidence
+    commit: int
+    chunk: int = 0
+    expected: bytes
+    most_bytes: int
+
+    def in_words(self) -> str:
+        match self.evidence:
+            case Evidence.CHUNK_HASHES:
+                return f"the hashes of the chunks after commit {self.commit}"
+            case Evidence.RECORD:
+                return f"chunk {self.chunk} as it was after commit {self.commit}"
+            case Evidence.PAYLOAD_HASHES:
+                return f"the hashes of the payloads of commit {self.commit}"
+            case _:
+                return f"the payload of chunk {self.chunk} in commit {self.commit}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Asked:
+    """One site, for one part after the other."""
+
+    need: Need
+    site_id: int
+    stream: int
+    since: float
+    until: float  # of the whole of it, through all streams of the site
+    check: Check | None = None  # since its first part is here
+    data: bytearray = field(default_factory=bytearray)
+    total_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Dispute:
+    commit: int
+    claims: tuple[bytes, ...]  # state hashes; the first two that sites show are compared
+    until: float  # a run that is told to stop does not wait for evidence any longer
+    asked: Asked | None = None
+    found: dict[Need, bytes | bytearray] = field(default_factory=dict)
+    tried: dict[tuple[Need, int], int] = field(default_factory=dict)  # site id -> stream, on which it was in vain
+    due: dict[tuple[Need, int], float] = field(default_factory=dict)  # site id -> when it must have answered
+    took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by site id, to answer in all
+    told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
+    pair: tuple[bytes, ...] = ()  # which two; of them is what follows
+    request: int = 0  # of the computation that is under way
+    chunk: int | None = None  # the first one in which the two differ
+    computed: bytes | None = None  # its hash
+    problem: str = ""  # why it cannot be computed here
+    undecided: str = ""  # why nobody can find out, as things stand
+
+    def compare(self, pair: tuple[bytes, ...]) -> None:
+        """What was found out of two others is void."""
+        if pair == self.pair:
+            return
+        self.pair, self.request, self.chunk, self.computed, self.problem = pair, 0, None, None, ""
+        others = [n for n in self.found if n.commit != self.commit or n.expected in pair]
+        self.found = {need: self.found[need] for need in others}
+
+    def is_over(self, now: float) -> bool:
+        """Whether no answer can decide it as things stand, or none came in time."""
+        return bool(self.undecided) or now >= self.until
+
+    def in_words(self, holders: Holders) -> str:
+        sides = {claim: " and ".join(site.label for site in sites) for claim, sites in holders.items()}
+        hold = ", ".join(f"{names} {claim.hex()[:12]}" for claim, names in sides.items())
+        text = f"sites hold different states of commit {self.commit} ({hold})"
+        if not self.undecided:
+            return f"{text}; their states are being checked"
+        return f"{text}, and {self.undecided}: keep those out that you do not trust (atoll evict NAME --keep-out)"

@@ -1,0 +1,315 @@
+"""Rule 22: whose state of a commit is right is computed of one chunk, from what the commit log names by hashes.
+
+Nobody is believed: each part that a site shows must have the hash which the part before it gives, and the sum is the
+coordinator's own. Who is asked for it therefore does not matter. See docs/decisions/0020-disputes.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from atoll.coordinator.core.events import Recompute, Recomputed
+from atoll.coordinator.core.log.disputes import Asked, Dispute, Holders, Need
+from atoll.coordinator.core.log.hash_lists import first_difference, hash_at
+from atoll.coordinator.core.log.shown_bytes import Check, ListCheck
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites import liveness
+from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol import messages as m
+from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Manifest, Role, chunk_digest, chunk_hash, state_digest
+from atoll.protocol.messages import Evidence
+from atoll.protocol.plans import encoded_digest, payloads_digest
+from atoll.protocol.recompute import recomputed, record_bytes, slots_of
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """State hashes that are wrong, and why. Nothing is found out while `wrong` is empty."""
+
+    wrong: tuple[bytes, ...] = ()
+    why: dict[bytes, str] = field(default_factory=dict)
+
+
+class _Waits(Exception):
+    """For an answer."""
+
+
+class _Lacking(Exception):
+    """Nobody here has it."""
+
+    def __init__(self, need: Need) -> None:
+        super().__init__(f"nobody here can show {need.in_words()}")
+
+
+def look_into(run: Run, dispute: Dispute, holders: Holders) -> Finding:
+    """As far as that can be done now."""
+    dispute.undecided = ""
+    try:
+        return _compare(run, dispute, holders)
+    except _Waits:
+        pass
+    except _Lacking as lacking:
+        dispute.undecided = str(lacking)
+    return Finding()
+
+
+def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
+    opened: dict[bytes, bytes | bytearray] = {}
+    closed: list[bytes] = []  # and somebody has that state now
+    for claim in dispute.claims:
+        if len(opened) == 2:
+            break
+        hashes = _opened(run, dispute, claim, holders[claim])
+        if hashes is not None:
+            opened[claim] = hashes
+        elif _are_at(holders[claim], dispute.commit):
+            closed.append(claim)
+    if opened and closed:
+        why = f"nobody shows what that hash of commit {dispute.commit} is made of"
+        return Finding(tuple(closed), dict.fromkeys(closed, why))
+    if len(opened) < 2:
+        dispute.undecided = "not every side shows what its hash is made of"
+        return Finding()
+    dispute.compare(tuple(opened))
+    one, other = opened.values()
+    if dispute.chunk is None:
+        dispute.chunk = first_difference(one, other)
+    chunk = dispute.chunk
+    assert chunk is not None, "lists with different hashes differ"
+    right = _hash_of(run, dispute, chunk, holders)
+    if right is None:
+        return Finding()
+    found = {claim: hash_at(hashes, chunk) for claim, hashes in opened.items()}
+    wrong = tuple(claim for claim, value in found.items() if value != right)
+    spec, _ = run.chunk_sizes.places.at(chunk)
+    name = f"chunk {chunk} of commit {dispute.commit}, in {spec.name!r},"
+    if len(wrong) == len(dispute.claims):
+        dispute.undecided = f"none of them has {name} as it comes out here, {right.hex()[:12]}"
+        return Finding()
+    said = {
+        claim: f"{name} has hash {found[claim].hex()[:12]} there, and comes out as {right.hex()[:12]}"
+        for claim in wrong
+    }
+    return Finding(wrong, said)
+
+
+def _are_at(sites: Sequence[Site], commit: int) -> bool:
+    """Whether one of them holds that commit now: it has the hashes of its chunks."""
+    return any(site.applied == commit for site in sites)
+
+
+def _opened(run: Run, dispute: Dispute, claim: bytes, sites: Sequence[Site]) -> bytes | bytearray | None:
+    """The hashes of chunks that `claim` is made of; None if nobody shows them."""
+    who = sites if _are_at(sites, dispute.commit) else [*sites, *run.members.live()]
+    try:
+        return _evidence(run, dispute, _hashes_of(run, dispute.commit, claim), who)
+    except _Lacking:
+        if any(site.live and site.stream is None for site in sites):
+            raise _Waits from None  # it comes back, or is lost
+        return None
+
+
+def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes | None:
+    """The right one after the commit that is disputed; None if that cannot be found out."""
+    if dispute.computed is not None:
+        return dispute.computed
+    if dispute.problem:
+        dispute.undecided = f"chunk {chunk} of commit {dispute.commit} cannot be computed here ({dispute.problem})"
+        return None
+    if dispute.request:
+        raise _Waits
+    sync, outer = run.settings.sync, run.settings.outer
+    spec, num_elements = run.chunk_sizes.places.at(chunk)
+    if not num_elements:
+        return chunk_hash(b"")
+    before, now = dispute.commit - 1, dispute.commit
+    attested, record = run.log.attested.get(before), run.log.record(now)
+    if attested is None or record is None:
+        dispute.undecided = f"what commit {before if attested is None else now} was is not known here any more"
+        return None
+    parties = {site.site_id: site for sites in holders.values() for site in sites}
+    everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
+    everybody.sort(key=lambda site: dispute.took_s[site.site_id])  # who took all its time for one part is the last
+
+    def show(evidence: Evidence, commit: int, expected: bytes, most_bytes: int) -> bytes | bytearray:
+        of = chunk if evidence in (Evidence.RECORD, Evidence.PAYLOAD) else 0
+        need = Need(evidence=evidence, commit=commit, chunk=of, expected=expected, most_bytes=most_bytes)
+        return _evidence(run, dispute, need, everybody)
+
+    hashes = _evidence(run, dispute, _hashes_of(run, before, attested), everybody)
+    old = hash_at(hashes, chunk)
+    if spec.role is Role.FROZEN:
+        return old
+    size = record_bytes(spec.role, spec.dtype, num_elements, outer)
+    values = show(Evidence.RECORD, before, old, size)
+    size = DIGEST_BYTES * len(run.chunk_sizes)
+    payloads = show(Evidence.PAYLOAD_HASHES, now, record.commit.payload_digest, size)
+    size = max_encoded_bytes(codec_of(spec.role, sync.codec), num_elements, spec.carried_itemsize)
+    payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
+    run.num_recomputed += 1
+    dispute.request = run.num_recomputed
+    dispute.found = {n: data for n, data in dispute.found.items() if n.evidence is Evidence.CHUNK_HASHES}
+    run.out.outputs.append(
+        Recompute(
+            request=dispute.request,
+            role=spec.role,
+            dtype=spec.dtype,
+            num_elements=num_elements,
+            outer=outer,
+            record=values,
+            payload=payload,
+        )
+    )
+    raise _Waits
+
+
+def _manifest(run: Run) -> Manifest:
+    assert run.manifest is not None, "commits have a model"
+    return run.manifest.manifest
+
+
+def _hashes_of(run: Run, commit: int, state: bytes) -> Need:
+    size = DIGEST_BYTES * run.chunk_sizes.places.num_chunks
+    return Need(evidence=Evidence.CHUNK_HASHES, commit=commit, expected=state, most_bytes=size)
+
+
+# --- the sum
+
+
+def recompute(asked: Recompute) -> Recomputed:
+    """Pure, and slow for a large chunk."""
+    try:
+        record = recomputed(
+            role=asked.role,
+            dtype=asked.dtype,
+            num_elements=asked.num_elements,
+            settings=asked.outer,
+            record=bytes(asked.record),
+            payload=bytes(asked.payload),
+        )
+    except InvalidMessage as error:
+        return Recomputed(request=asked.request, chunk_hash=b"", problem=str(error))
+    return Recomputed(request=asked.request, chunk_hash=chunk_hash(record))
+
+
+def taken(run: Run, event: Recomputed) -> None:
+    dispute = run.dispute
+    if dispute is None or dispute.request != event.request:
+        return
+    if event.problem:
+        dispute.problem = event.problem
+        return
+    dispute.computed = event.chunk_hash
+
+
+# --- what sites show
+
+
+def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> bytes | bytearray:
+    if need in dispute.found:
+        return dispute.found[need]
+    if dispute.asked is not None:
+        raise _Waits
+    for site in sites:
+        if not site.live or site.applied is None or site.fetches or site.stream is None:
+            continue
+        if dispute.tried.get((need, site.site_id)) != site.stream:
+            # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
+            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))
+            dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until)
+            _ask(run, dispute.asked)
+            raise _Waits
+    raise _Lacking(need)
+
+
+def limit_s(run: Run, need: Need) -> float:
+    """To find it, whatever else the site's disk does, and to send it: a chunk or a list, however large the model is."""
+    num_read = 1 + run.settings.sync.log_commits if need.evidence is Evidence.RECORD else 1  # a snapshot, then the log
+    disk_s = num_read * need.most_bytes / liveness.SLOWEST_DISK_BYTES_PER_S
+    send_s = need.most_bytes / run.limits.slowest_bytes_per_s
+    return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s
+
+
+def _ask(run: Run, asked: Asked) -> None:
+    need = asked.need
+    show = m.Show(commit=need.commit, evidence=need.evidence, chunk=need.chunk, first_byte=len(asked.data))
+    run.send_on(asked.stream, show)
+
+
+def expire(run: Run, dispute: Dispute) -> bool:
+    """Who was asked may be gone, or silent. Whether it was evicted for that."""
+    asked = dispute.asked
+    if asked is None:
+        return False
+    site = run.members.by_id(asked.site_id)
+    if site is not None and site.live and run.now >= asked.until:
+        _in_vain(run, dispute, asked)
+        run.evict(site, f"it was asked for {asked.need.in_words()}, and has not answered")
+        return True
+    if site is None or not site.live or site.stream != asked.stream:
+        _in_vain(run, dispute, asked)
+    return False
+
+
+def _answered(run: Run, dispute: Dispute, asked: Asked) -> None:
+    dispute.asked = None
+    dispute.took_s[asked.site_id] += run.now - asked.since
+
+
+def _in_vain(run: Run, dispute: Dispute, asked: Asked) -> None:
+    _answered(run, dispute, asked)
+    dispute.tried[asked.need, asked.site_id] = asked.stream
+
+
+def shown(run: Run, site: Site, message: m.Shown) -> None:
+    dispute = run.dispute
+    asked = dispute.asked if dispute is not None else None
+    if dispute is None or asked is None or site.stream != asked.stream:
+        return
+    need, received = asked.need, len(asked.data)
+    if (message.commit, message.evidence, message.chunk, message.first_byte) != (
+        need.commit, need.evidence, need.chunk, received,
+    ):  # fmt: skip
+        return  # of another question
+    problem = message.text or "it has nothing"
+    if message.total_bytes:
+        end = received + len(message.data)
+        total = asked.total_bytes or message.total_bytes
+        if message.total_bytes != total or total > need.most_bytes or not message.data or end > total:
+            problem = f"bytes {received} to {end} of {message.total_bytes}, at most {need.most_bytes} are expected"
+        else:
+            asked.total_bytes = total
+            asked.check = asked.check or _check(run, need, total)
+            asked.check.add(message.data)
+            asked.data += message.data
+            if end < total:
+                _ask(run, asked)
+                return
+            if asked.check.finish() == need.expected:
+                _answered(run, dispute, asked)
+                dispute.found[need] = asked.data
+                return
+            problem = f"what it shows does not have the hash {need.expected.hex()[:12]}"
+    run.report(logging.WARNING, f"{site.label} cannot show {need.in_words()}: {problem}")
+    _in_vain(run, dispute, asked)
+
+
+def _check(run: Run, need: Need, total_bytes: int) -> Check:
+    """For what has so many bytes."""
+    places = run.chunk_sizes.places
+    match need.evidence:
+        case Evidence.CHUNK_HASHES:
+            num_chunks = places.num_chunks
+            return ListCheck(state_digest(_manifest(run), slots_of(run.settings.outer), num_chunks), num_chunks)
+        case Evidence.RECORD:
+            return Check(chunk_digest(total_bytes))
+        case Evidence.PAYLOAD_HASHES if record := run.log.record(need.commit):
+            digest = payloads_digest(run.run_id, record.commit, places.num_payloads)
+            return ListCheck(digest, places.num_sync_chunks, places)
+        case _:
+            return Check(encoded_digest(total_bytes))

@@ -1,0 +1,153 @@
+"""Back to a commit that sites have passed, because a person, or the core itself, wants what followed it undone.
+
+Sites put the state at that commit together beside the one that they hold. Once one of them has it on its disk, with the
+hash that it had, the rollback is decided; until then nothing is lost, and a crash of anybody leaves the run where it
+was. Nothing is planned or committed meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from atoll.coordinator.core.events import Answer
+from atoll.coordinator.core.log import rollback
+from atoll.coordinator.core.log.rebuilding import GoingBack
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync import accusations
+from atoll.protocol import messages as m
+from atoll.protocol.digest import DIGEST_BYTES
+
+
+def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int = 0) -> str:
+    """The run goes back to `commit` once a site has put it together; if none can, it goes on where it is.
+
+    Returns why that is not even tried, and nothing changes then; empty if it is under way.
+    """
+    problem = _obstacle(run, commit)
+    if problem:
+        run.report(logging.WARNING, f"asked to go back to commit {commit} ({reason}): {problem}")
+        return problem
+    until = run.now + run.limits.give_up_s
+    run.going_back = GoingBack(commit=commit, reason=reason, until=until, request=request, without=without)
+    run.report(
+        logging.WARNING,
+        f"going back from commit {run.log.last} to commit {commit}: {reason}; sites are asked to put its state "
+        "together, and nothing is planned meanwhile",
+    )
+    return ""
+
+
+def _obstacle(run: Run, commit: int) -> str:
+    if run.finished is not None:
+        return f"the run is over at commit {run.finished.commit}; start a new run from a model that it saved"
+    if run.sync is None:
+        return "training has not started"
+    if run.going_back is not None:
+        return f"the run is going back to commit {run.going_back.commit} already"
+    if not 0 <= commit < run.log.last:
+        return f"the newest commit is {run.log.last}; one goes back to a commit before it, down to 0"
+    if not run.members.live():
+        return "no site is here"
+    return ""
+
+
+def rebuilt(run: Run, site: Site, message: m.CommitRebuilt) -> None:
+    going = run.going_back
+    if going is None or site.stream not in going.asked or message.commit != going.commit:
+        return
+    if len(message.state_hash) not in (0, DIGEST_BYTES):
+        message = replace(message, state_hash=b"", text=f"it says a hash of {len(message.state_hash)} bytes")
+    going.answers[site.stream] = message
+
+
+def advance(run: Run) -> bool:
+    """Asks, and decides once it can. True if the run went back, or gave it up."""
+    going = run.going_back
+    if going is None:
+        return False
+    if run.finished is not None:
+        _give_up(run, f"the run is over ({run.finished.reason})")
+        return True
+    if going.commit >= run.log.last:
+        _give_up(run, "it was rolled back otherwise meanwhile")
+        return True
+    if run.now >= going.until:
+        _give_up(run, f"no site has put it together within {run.limits.give_up_s:g} s")
+        return True
+    if not run.log.goes_back_to(going.commit):
+        rollback.read_down_to(run, going.commit)
+        return False
+    known = run.log.attested.get(going.commit, b"")
+    _ask(run, going, known)
+    live = run.members.live()
+    able = {s.site_id: a.state_hash for s in live if (a := going.answer_of(s)) is not None and a.state_hash}
+    right = [s for s in live if s.site_id in able and known in (b"", able[s.site_id])]
+    if right and known:
+        _go_back(run, going, right, known)
+        return True
+    if any(going.answer_of(s) is None for s in live):
+        return False  # where nobody knows what the hash was, all have to agree on it
+    if right and len(set(able.values())) == 1:
+        _go_back(run, going, right, able[right[0].site_id])
+    elif right:
+        _give_up(run, "the sites that put it together do not agree on its state, and its hash was never attested")
+    else:
+        _give_up(run, _nobody_can(run, going, live))
+    return True
+
+
+def _ask(run: Run, going: GoingBack, known: bytes) -> None:
+    for site in run.members.connected():
+        assert site.stream is not None
+        if site.stream not in going.asked:
+            going.asked.add(site.stream)
+            run.send(site, m.RebuildCommit(commit=going.commit, state_hash=known, last_commit=run.log.last))
+
+
+def _go_back(run: Run, going: GoingBack, able: list[Site], state_hash: bytes) -> None:
+    run.going_back = None
+    names = ", ".join(s.label for s in able)
+    run.report(logging.INFO, f"{names} has the state {state_hash.hex()[:12]} of commit {going.commit} on its disk")
+    holders = [s for s in run.members.live() if s.applied == going.commit and s.state_hash == state_hash]
+    returning = [s for s in run.members.live() if (a := going.answer_of(s)) is None or a.state_hash]
+    rollback.go_back(run, going.commit, state_hash, going.reason, holders=holders, returning=returning)
+    if going.without:
+        accusations.leave_out(run, going.without, going.commit)
+    _answer(run, going, "")
+
+
+def _give_up(run: Run, problem: str) -> None:
+    going, run.going_back = run.going_back, None
+    assert going is not None
+    text = f"the run does not go back to commit {going.commit}: {problem}"
+    run.report(logging.ERROR, f"{text}; it goes on from commit {run.log.last}")
+    _answer(run, going, text)
+
+
+def _answer(run: Run, going: GoingBack, problem: str) -> None:
+    if going.request:
+        run.out.outputs.append(Answer(going.request, problem))
+
+
+def _nobody_can(run: Run, going: GoingBack, live: list[Site]) -> str:
+    answers = {s.label: a for s in live if (a := going.answer_of(s)) is not None}
+    reach = {label: a.oldest_commit for label, a in answers.items() if a.has_oldest}
+    why = "; ".join(f"{label}: {a.text or 'it has another state of it'}" for label, a in answers.items())
+    if not answers:
+        return "no site is here"
+    if reach and going.commit < min(reach.values()):
+        oldest = min(reach.values())
+        who = ", ".join(label for label, commit in reach.items() if commit == oldest)
+        return f"it is out of reach of every site's snapshots and log; the oldest possible is {oldest}, at {who}"
+    return why
+
+
+def in_words(run: Run, going: GoingBack) -> str:
+    live = run.members.live()
+    busy = [s.label for s in live if going.answer_of(s) is None]
+    unable = [s.label for s in live if (a := going.answer_of(s)) is not None and not a.state_hash]
+    text = f"going back to commit {going.commit} ({going.reason}): "
+    text += f"{', '.join(busy)} put{'s' if len(busy) == 1 else ''} its state together" if busy else "reading the store"
+    return text + (f"; {', '.join(unable)} cannot" if unable else "")

@@ -1,0 +1,27 @@
+"""What is known of an older commit that the run is to go back to: who was asked for its state, and who has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol import messages as m
+
+
+@dataclass(slots=True, kw_only=True)
+class GoingBack:
+    commit: int
+    reason: str
+    until: float
+    """Given up then, if no site has the commit."""
+    without: int = 0
+    """A site that is left out of the next sync; 0: none."""
+    request: int
+    """Of a person, who is told how it ends; 0: the core's own."""
+    asked: set[int] = field(default_factory=set)
+    """Streams on which RebuildCommit was sent."""
+    answers: dict[int, m.CommitRebuilt] = field(default_factory=dict)
+    """By stream."""
+
+    def answer_of(self, site: Site) -> m.CommitRebuilt | None:
+        return None if site.stream is None else self.answers.get(site.stream)

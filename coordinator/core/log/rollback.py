@@ -1,0 +1,197 @@
+"""The run goes back (`go_back`), and when it must: nobody can reach the newest commit any more, because disks lost what
+was not synced. Then it goes back to one that is held, without a person only if everybody who may have more is accounted
+for (docs/decisions/0006). To a commit that sites have passed: going_back.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from atoll.coordinator.core.events import (
+    AbandonRecord,
+    AttestationRecord,
+    CommitsRead,
+    ReadCommits,
+    RollbackRecord,
+)
+from atoll.coordinator.core.log import states
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync import decisions
+from atoll.protocol import messages as m
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreachable:
+    """`commit` is the newest that somebody here holds, at `holders`, who cannot go on from it."""
+
+    commit: int
+    holders: tuple[Site, ...]
+    obstacle: str  # why the run does not go back to it, whoever asks
+    absent: tuple[str, ...]  # who may have more
+
+
+def advance(run: Run) -> bool:
+    """Goes back if that is safe; else says what is waited for. True if it did."""
+    run.unreachable = ""
+    _read_older(run)
+    found = _assess(run)
+    if found is None:
+        return False
+    if not found.obstacle and not found.absent:
+        _go_back_to(run, found, "every site that may have had it is back without it")
+        return True
+    names = ", ".join(s.label for s in found.holders)
+    run.unreachable = (
+        f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
+        f"{names}, and the payloads of the next are on no disk here"
+    )
+    if found.obstacle:
+        run.unreachable += f"; {found.obstacle}"
+    else:
+        run.unreachable += (
+            f". {', '.join(found.absent)} may have them: start what is missing, or give the later commits up with "
+            "`atoll rollback`"
+        )
+    return False
+
+
+def asked(run: Run, reason: str) -> None:
+    """An operator does not wait for those who are not here."""
+    found = _assess(run)
+    if found is None or found.obstacle:
+        run.report(logging.WARNING, f"asked to roll back ({reason}): {found.obstacle if found else 'no need for it'}")
+    else:
+        _go_back_to(run, found, reason)
+
+
+def commits_read(run: Run, event: CommitsRead) -> None:
+    """Who holds such an old commit tries its own payload log now, and says where that ends."""
+    run.reads_commits = False
+    older = run.log.first - 1
+    run.log.extend_back(event.commits, event.attestations)
+    for site in run.members.live():
+        if site.applied is not None and site.applied < older:
+            states.send_commits(run, site)
+
+
+def shared_commit(run: Run, branch: int) -> int | None:
+    """The newest commit that a site whose commits are numbered in `branch` shares with the run; None: all of them."""
+    return min((r.commit for r in run.rollbacks if r.branch > branch), default=None)
+
+
+def message(run: Run, commit: int) -> m.RolledBack:
+    return m.RolledBack(branch=run.branch, commit=commit, reason=run.rollbacks[-1].reason[:1024])
+
+
+def _newest_held(run: Run) -> int | None:
+    """By somebody who is here; None if nobody holds anything, or somebody holds the newest commit."""
+    commit = max((s.applied for s in run.members.live() if s.applied is not None), default=None)
+    if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
+        return None
+    return commit
+
+
+def _read_older(run: Run) -> None:
+    """The log holds only the newest commits. Those that are here may be further behind, and all that there is."""
+    commit = _newest_held(run)
+    if commit is not None and all(s.stream is not None for s in run.members.live()):
+        read_down_to(run, commit)
+
+
+def read_down_to(run: Run, commit: int) -> None:
+    """Asks the store for what the log lacks from `commit` on."""
+    if not run.reads_commits and not run.log.goes_back_to(commit):
+        run.reads_commits = True
+        run.out.outputs.append(ReadCommits(first=max(1, commit), last=run.log.first - 1))
+
+
+def _assess(run: Run) -> _Unreachable | None:
+    """None while somebody who is here has the newest commit, or has not yet tried its own log."""
+    live, commit = run.members.live(), _newest_held(run)
+    if commit is None:
+        return None
+    holders = [s for s in live if s.applied == commit]
+    if not all(s.stream is not None for s in live) or not all(s.lacks == commit + 1 for s in holders):
+        return None
+    # They get no more than `commit` from the holders, but their own logs may lead on from it.
+    coming = [
+        f"{s.label} ({'fetching state' if s.applied is None else 'catching up'})" for s in live if s not in holders
+    ]
+    others = [s for s in run.members.sites.values() if not s.live]
+    starting = [f"{s.label} (starting)" for s in others if s.stream is not None]
+    bringing = [
+        f"{s.label} is starting, and holds commit {s.hello.last_commit}"
+        for s in others
+        if s.standing is Standing.NEW and s.hello is not None and s.hello.has_state and s.hello.last_commit > commit
+    ]
+    absent = [s.label for s in others if s.stream is None and s.may_hold > commit]
+    obstacle = ""
+    if not run.log.goes_back_to(commit):
+        obstacle = f"the coordinator reads what followed commit {commit} from its store"
+    elif len({s.state_hash for s in holders}) > 1:
+        obstacle = f"they do not agree on the state of commit {commit}"
+    elif bringing:
+        obstacle = ", ".join(bringing)
+    return _Unreachable(commit, tuple(holders), obstacle, tuple(coming + starting + absent))
+
+
+def _go_back_to(run: Run, found: _Unreachable, reason: str) -> None:
+    go_back(run, found.commit, found.holders[0].state_hash, reason, holders=found.holders)
+
+
+def go_back(
+    run: Run,
+    commit: int,
+    state_hash: bytes,
+    reason: str,
+    *,
+    holders: Sequence[Site],
+    returning: Sequence[Site] = (),
+) -> None:
+    """Commits after `commit` are void, for good. `holders` have just that commit; `returning` sites will soon, and are
+    waited for. What is here of later commits is forgotten: those sites say what they hold once their disks are rolled
+    back."""
+    assert run.sync is not None
+    last, old = run.log.last, run.sync.open.sync
+    voided = run.log.roll_back(commit)
+    numbers = tuple(r.commit.commit for r in voided)
+    record = RollbackRecord(branch=run.branch + 1, commit=commit, voided=numbers, reason=reason[:1024])
+    text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
+    run.report(logging.ERROR, text)
+    run.rollbacks.append(record)
+    run.num_abandoned += 1
+    run.persist(AbandonRecord(old, f"rolled back to commit {commit}"), record)
+    for old_record in voided:
+        for line in old_record.commit.done:
+            run.ledger.void(line.line, line.ranges)
+    run.persist_ledger()
+    if commit not in run.log.attested:
+        run.log.attest(commit, state_hash)
+        run.persist(AttestationRecord(commit, state_hash))
+    run.unreachable = ""
+    run.dispute = None  # over another commit of that number, perhaps
+    for site in holders:
+        site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
+        site.standing = Standing.MEMBER
+    for site in run.members.live():
+        if site.applied is not None and site.applied > commit:
+            site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+            site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
+    # What is left of the void commits on other disks leads to no commit that will be looked for.
+    for site in run.members.sites.values():
+        if site.site_id and site.may_hold > commit:
+            site.may_hold = commit
+            run.persist(site.record())
+    # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
+    decisions.open_next(run, holders, before=message(run, commit), returning=returning)
+    # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
+    for site in run.members.sites.values():
+        if site.standing is not Standing.OUT and site not in holders:
+            run.send(site, message(run, commit))
+            if site.hello is not None and site.hello.has_state and site.hello.last_commit > commit:
+                site.hello = replace(site.hello, has_state=False, last_commit=0, state_hash=b"")  # its offer may wait
+            if site.applied is not None:
+                states.send_pending(run, site)

@@ -1,0 +1,46 @@
+"""The hash of what a site shows, taken as its parts arrive: to check a list of a million hashes when the last part is
+here would hold up the event loop. Pure."""
+
+from __future__ import annotations
+
+from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
+from atoll.protocol.digest import DIGEST_BYTES, Digest
+
+
+class Check:
+    """`add` every part in its order, then compare `finish()` with the hash that is expected."""
+
+    def __init__(self, digest: Digest) -> None:
+        """`digest` of all that comes before the bytes."""
+        self._digest = digest
+
+    def add(self, part: bytes) -> None:
+        self._digest.more(part)
+
+    def finish(self) -> bytes:
+        return self._digest.finish()
+
+
+class ListCheck(Check):
+    """Of a list of hashes, one for each chunk. With `places`: of payloads, which chunks without elements have not."""
+
+    def __init__(self, digest: Digest, num_hashes: int, places: ChunkPlaces | None = None) -> None:
+        super().__init__(digest)
+        self._places = places
+        self._expected = num_hashes
+        self._num_hashes = 0
+        self._rest = b""  # of a hash that came in part
+
+    def add(self, part: bytes) -> None:
+        data = self._rest + part
+        end = len(data) // DIGEST_BYTES * DIGEST_BYTES
+        whole, self._rest = memoryview(data)[:end], data[end:]
+        pieces = [whole] if self._places is None else self._places.of_payloads(whole, self._num_hashes)
+        for piece in pieces:
+            self._digest.digests(piece)
+        self._num_hashes += end // DIGEST_BYTES
+
+    def finish(self) -> bytes:
+        """Empty for a list of another length."""
+        is_whole = self._num_hashes == self._expected and not self._rest
+        return super().finish() if is_whole else b""

@@ -1,0 +1,409 @@
+"""Who holds which state: commit 0 and its seeder, Applied, attestation, sources for those who fetch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from atoll.coordinator.core.events import AttestationRecord
+from atoll.coordinator.core.log import donors as listed
+from atoll.coordinator.core.log import evidence
+from atoll.coordinator.core.log.disputes import Dispute
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.protocol import messages as m
+from atoll.protocol.messages import AdmittedAs, RefusedKind
+
+WRONG_STORE = (
+    "the coordinator was started with an old or a wrong store: start it with the newest copy; if that is lost, start a "
+    "new run from a saved model"
+)
+
+
+def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> None:
+    theirs, ours = ((f"{c} (branch {b})" if b else f"{c}") for c, b in ((commit, branch), (run.log.last, run.branch)))
+    run.refuse(
+        stream,
+        RefusedKind.STATE,
+        f"{name} is at commit {theirs} of run {run.run_id!r}, the coordinator's log ends at {ours}: {WRONG_STORE}",
+        str(commit),
+        str(run.log.last),
+    )
+
+
+# --- what a site says it holds
+
+
+def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+    """The site holds this state; the hash is compared once that can be decided (`advance`)."""
+    if site.counts_from_step is None:
+        site.counts_from_step = run.log.run_step
+    if site.applied is not None and commit < site.applied:
+        run.log.goes_back(commit, site.site_id)
+    if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
+        site.waits_for_sources = None
+        site.fetches = False
+    site.standing = Standing.MEMBER
+    site.applied, site.state_hash = commit, state_hash
+    site.catching_up = commit < run.log.last
+    if site.lacks != commit + 1:
+        site.lacks = 0
+    if commit > 0 and (site.site_id in run.log.contributors(commit)):
+        run.log.note(commit, site.site_id, state_hash)
+    elif run.log.is_heard(commit, site.site_id):
+        run.log.witness(commit, site.site_id, state_hash)
+
+
+def resume(run: Run, site: Site, hello: m.Hello) -> None:
+    """An admitted site is back on a new stream: everything that is pending."""
+    if hello.has_state:
+        _hear(run, site, hello.last_commit, hello.state_hash)
+        take(run, site, hello.last_commit, hello.state_hash)
+        send_pending(run, site)
+    elif site.standing is Standing.MEMBER:
+        run.report(logging.WARNING, f"{site.label} came back without the state it had")
+        site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
+        site.counts_from_step = None
+        run.log.forget(site.site_id)
+    if site.applied is None and run.sync is not None:
+        run.sync.expected.discard(site.site_id)
+
+
+def send_commits(run: Run, site: Site) -> None:
+    """Those that the site lacks, but no more than its own payload log may lead it through."""
+    assert site.applied is not None
+    for commit in run.log.after(site.applied)[: run.settings.sync.log_commits]:
+        run.send(site, commit)
+
+
+def send_pending(run: Run, site: Site) -> None:
+    """The commits that the site lacks, or the sync under way."""
+    assert site.applied is not None
+    send_commits(run, site)
+    sync = run.sync
+    if sync is None:
+        return
+    at_base = sync.open.base_commit == site.applied
+    if at_base:
+        run.send(site, sync.open)
+    # A plan that came with a commit is kept until the site has applied that.
+    if sync.attempt is not None and (at_base or not sync.attempt.is_weighed):
+        plan = sync.attempt.plan
+        me = (site.site_id, site.incarnation)
+        listed = [(member.site_id, member.incarnation) for member in (*plan.contributors, *plan.receivers)]
+        if me in listed and me not in sync.voided:
+            run.send(site, plan)
+
+
+def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
+    if not site.live or run.members.streams[stream].is_void(message.commit):
+        return
+    if message.commit > run.log.last:
+        refuse_ahead(run, stream, site.label, message.commit, run.branch)
+        return
+    news = site.standing is not Standing.MEMBER or site.applied != message.commit
+    joined, fetched = site.standing is not Standing.MEMBER, site.fetches
+    contributed = site.site_id in run.log.contributors(message.commit)
+    _hear(run, site, message.commit, message.state_hash)
+    take(run, site, message.commit, message.state_hash)
+    if run.finished is not None:
+        if message.commit == run.finished.commit:
+            run.send(site, run.finished_message())
+    elif joined or (news and (fetched or not contributed)):
+        # Contributors have the next sync from the commit itself, unless they had to fetch it.
+        send_pending(run, site)
+
+
+def _hear(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+    """A member that has come to `commit` from those before it has computed its state, though it was no part of it."""
+    has_come = site.standing is Standing.MEMBER and site.applied is not None and site.applied < commit
+    if has_come and not site.fetches and site.site_id not in run.log.contributors(commit):
+        run.log.witness(commit, site.site_id, state_hash)
+
+
+# --- attestation
+
+
+def advance(run: Run) -> None:
+    """Whatever reports of state hashes now decide."""
+    if not run.started and 0 not in run.log.attested:
+        _advance_commit_0(run)
+    _evict_who_contradicts_itself(run)
+    run.disputed = ""
+    undecided: set[int] = set()
+    for commit in run.log.reported():
+        contributors = run.log.contributors(commit)
+        awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
+        judge(run, commit)
+        if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
+            undecided.add(commit)
+    if not run.disputed:
+        _end_dispute(run)
+    attempt = run.sync.attempt if run.sync is not None else None
+    for site in run.members.live():
+        known = run.log.attested.get(site.applied) if site.applied is not None else None
+        if known is None or site.state_hash == known or run.log.is_heard(site.applied or 0, site.site_id):
+            continue
+        # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
+        if site.applied not in undecided or (attempt is not None and site.site_id in attempt.done):
+            _evict_for_state(run, site, site.applied or 0, known)
+    _say_the_last_state(run)
+    _answer_waiting(run)
+
+
+def _say_the_last_state(run: Run) -> None:
+    """Once nobody can contradict it any more: sites put their models in place then."""
+    if run.finished is None or run.last_state or run.disputed:
+        return
+    commit = run.finished.commit
+    contributors = run.log.contributors(commit)
+    awaited = [s.site_id for s in run.members.live() if s.site_id in contributors]
+    known = run.log.attested.get(commit)
+    if known is None or not run.log.has_reported(commit, awaited):
+        return
+    run.last_state = known
+    for site in run.members.sites.values():
+        if site.site_id:
+            run.send(site, run.finished_message())
+
+
+def judge(run: Run, commit: int) -> None:
+    live = {s.site_id for s in run.members.live()}
+    present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
+    later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]
+    contributors = [run.members.by_id(i) for i in run.log.contributors(commit)]
+    hellos = [s.hello for s in contributors if s is not None and not s.live and s.stream is not None]
+    starting = [h.state_hash for h in hellos if h is not None and h.has_state and h.last_commit == commit]
+    judgement = run.log.judge(commit, live, present, later=later, starting=starting)
+    if judgement.attest is not None:
+        old = run.log.attested.get(commit)
+        if old is not None:
+            run.report(
+                logging.ERROR,
+                f"commit {commit} has hash {judgement.attest.hex()[:12]}, not {old.hex()[:12]} as reported at first",
+            )
+        run.log.attest(commit, judgement.attest)
+        run.persist(AttestationRecord(commit, judgement.attest))
+    for site_id in judgement.losers:
+        run.log.forget(site_id)
+        site = run.members.by_id(site_id)
+        if site is not None and site.live and site.applied == commit:
+            _evict_for_state(run, site, commit, judgement.against)
+    if len(judgement.claims) > 1 and not run.disputed:  # else one of an older commit is settled first
+        _dispute(run, commit, judgement.claims)
+
+
+def _evict_who_contradicts_itself(run: Run) -> None:
+    """Each other word would be another dispute, with all its time. Whoever is alone says what it likes."""
+    contradicted, run.log.contradicted = run.log.contradicted, {}
+    for site_id, why in contradicted.items():
+        site = run.members.by_id(site_id)
+        others = [s for s in run.members.live() if s.site_id != site_id and s.applied is not None]
+        if site is not None and site.live and others:
+            run.log.forget(site_id)
+            run.evict(site, why)
+
+
+def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> None:
+    """Nothing is planned or committed until it is known who is wrong."""
+    dispute, order = run.dispute, tuple(claims)
+    if dispute is None or dispute.commit != commit:  # nobody gets time anew as another side comes or goes
+        _end_dispute(run)
+        dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
+        run.persist(AttestationRecord(commit, b""))
+    dispute.claims = order
+    if evidence.expire(run, dispute):
+        judge(run, commit)
+        return
+    holders = {claim: [s for i in ids if (s := run.members.by_id(i)) is not None] for claim, ids in claims.items()}
+    finding = evidence.look_into(run, dispute, holders)
+    if finding.wrong:
+        _settle(run, commit, finding)
+        return
+    run.disputed = dispute.in_words(holders)
+    run.dispute_is_over = dispute.is_over(run.now)
+    for site in [s for sites in holders.values() for s in sites if s.applied == commit and s.stream is not None]:
+        said = (site.stream or 0, bool(dispute.undecided))
+        if dispute.told.get(site.site_id) != said:
+            dispute.told[site.site_id] = said
+            run.send(site, m.Disputed(commit=commit, is_over=said[1]))
+
+
+def _end_dispute(run: Run) -> None:
+    """What is attested stands again, also after a restart."""
+    dispute, run.dispute, run.disputed = run.dispute, None, ""
+    known = run.log.attested.get(dispute.commit) if dispute is not None else None
+    if dispute is not None and known is not None:
+        run.persist(AttestationRecord(dispute.commit, known))
+
+
+def _settle(run: Run, commit: int, finding: evidence.Finding) -> None:
+    """Who holds a state that is proved wrong gives it up."""
+    run.log.disprove(commit, finding.wrong)
+    for value in finding.wrong:
+        run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {finding.why[value]}")
+    _end_dispute(run)
+    judge(run, commit)  # whoever is left says what the run's is
+    known = run.log.attested.get(commit, b"")
+    for site in run.members.live():
+        if site.applied == commit and site.state_hash in finding.wrong:
+            _evict_for_state(run, site, commit, known, finding.why[site.state_hash])
+
+
+def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "") -> None:
+    attempt = run.sync.attempt if run.sync else None
+    reason = (
+        f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"
+        f"{f' ({why})' if why else ''}; it must fetch the state again"
+    )
+    if attempt is not None and site.site_id in attempt.ids():
+        attempt.spoiled = f"{site.label} took part from another state"
+    run.evict(site, reason)
+
+
+# --- commit 0
+
+
+def needs_seeder(run: Run) -> bool:
+    seeding = any(s.standing is Standing.SEEDER for s in run.members.live())
+    return not (seeding or run.started or run.claim is not None or 0 in run.log.attested)
+
+
+def may_seed(run: Run, site: Site) -> bool:
+    return not run.parent_json or (site.hello is not None and site.hello.from_saved_model)
+
+
+def _advance_commit_0(run: Run) -> None:
+    holders = [s for s in run.members.live() if s.applied == 0]
+    if run.claim is not None and not any(s.state_hash == run.claim for s in holders):
+        run.claim = None
+    if run.claim is None and holders:
+        run.claim = holders[0].state_hash
+        run.report(logging.INFO, f"{holders[0].label} holds the starting state {run.claim.hex()[:12]}")
+    if run.claim is not None:
+        for site in [s for s in holders if s.state_hash != run.claim]:
+            _evict_for_state(run, site, 0, run.claim)
+        for site in run.members.live():
+            if site.standing is Standing.SEEDER and site.applied is None:
+                site.standing = Standing.JOINER  # another was first
+                run.send(site, admitted(run, site, AdmittedAs.JOINER))
+        agreeing = [s for s in holders if s.state_hash == run.claim]
+        if len(agreeing) >= min(2, run.settings.min_sites):
+            run.log.attest(0, run.claim)
+            run.persist(AttestationRecord(0, run.claim))
+            names = ", ".join(s.label for s in agreeing)
+            run.report(logging.INFO, f"commit 0 is attested with state {run.claim.hex()[:12]}, held by {names}")
+            run.claim = None
+    elif needs_seeder(run):
+        candidates = [s for s in run.members.connected() if s.standing is Standing.JOINER and may_seed(run, s)]
+        if candidates:
+            site = candidates[0]
+            site.standing = Standing.SEEDER
+            site.waits_for_sources = None
+            run.report(logging.INFO, f"{site.label} is named to make the starting state")
+            run.send(site, admitted(run, site, AdmittedAs.SEEDER))
+
+
+def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
+    return m.Admitted(
+        site_id=site.site_id,
+        admitted_as=admitted_as,
+        run_seed=run.settings.seed,
+        state_hash=_other_hash(run, site) if admitted_as is AdmittedAs.JOINER else b"",
+        last_commit=run.log.last,
+    )
+
+
+def _other_hash(run: Run, site: Site) -> bytes:
+    """Of the commit that the site came with, if its own is another."""
+    hello = site.hello
+    if hello is None or not hello.has_state:
+        return b""
+    known = run.log.attested.get(hello.last_commit, run.claim if hello.last_commit == 0 else None)
+    return known if known is not None and known != hello.state_hash else b""
+
+
+def num_holding_commit_0(run: Run) -> int:
+    known = run.log.attested.get(0, run.claim)
+    return sum(1 for s in run.members.connected() if s.applied == 0 and s.state_hash == known)
+
+
+# --- sources
+
+
+def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
+    asked_from = max(message.after_commit, message.lacks_commit)
+    if not site.live or run.members.streams[stream].is_void(asked_from):
+        return  # or it means a void commit, and asks again when its disk is rolled back
+    site.num_sources_asked += 1
+    sources = sources_for(run, site, message)
+    own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1
+    if run.finished is not None and not sources.donors and (own_log_ends or not sources.commits):
+        run.refuse(
+            stream,
+            RefusedKind.STATE,
+            f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
+        )
+        return
+    site.fetches = True
+    site.catching_up = site.applied is not None and site.applied < run.log.last
+    if site.applied is not None and message.lacks_commit == site.applied + 1:
+        site.lacks = message.lacks_commit
+    site.waits_for_sources = None if sources.donors else message
+    run.send(site, sources)
+    _have_it_dialled(run, site, sources, message.undialled_site_ids)
+
+
+def _have_it_dialled(run: Run, site: Site, sources: m.Sources, donor_ids: tuple[int, ...]) -> None:
+    """By those of its donors that it cannot dial."""
+    named = {donor.site_id for donor in sources.donors}
+    call = m.DialBack(member=site.member())
+    for donor_id in dict.fromkeys(donor_ids):
+        donor = run.members.by_id(donor_id)
+        if donor is not None and donor_id in named:
+            run.send(donor, call)
+
+
+def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
+    """Donors hold a state that is attested, or, before commit 0 is, the one that the seeder claims."""
+    known = run.log.attested
+    if not known and run.claim is not None:
+        known = {0: run.claim}
+    if not known:
+        return m.Sources()
+    commits = _listed_after(run, request.after_commit) if request.has_state else ()
+    least = request.after_commit + 1 if commits else 0  # whoever lacks payloads gets nothing from others who do
+    holders = [
+        s
+        for s in run.members.connected()
+        if s is not site
+        and s.applied is not None
+        and s.applied >= least
+        and known.get(s.applied, s.state_hash) == s.state_hash
+    ]
+    donors = tuple(
+        m.Donor(site_id=s.site_id, incarnation=s.incarnation, address=s.address, commit=s.applied or 0)
+        for s in listed.chosen(holders, site, request.undialled_site_ids)
+    )
+    if run.log.attested:
+        attested = run.log.attestations({d.commit for d in donors})
+    else:
+        attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
+    if not commits and not (request.has_state and request.after_commit == run.log.last):
+        commits = next((c for a in attested if (c := _listed_after(run, a.commit))), ())
+    return m.Sources(attested=attested, donors=donors, commits=commits)
+
+
+def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:
+    """None if the log was extended so far back that no message lists them."""
+    found = run.log.after(commit)
+    return found if len(found) <= m.MAX_LOG_COMMITS else ()
+
+
+def _answer_waiting(run: Run) -> None:
+    for site in run.members.connected():
+        if site.waits_for_sources is not None:
+            sources = sources_for(run, site, site.waits_for_sources)
+            if sources.donors:
+                site.waits_for_sources = None
+                run.send(site, sources)

@@ -1,0 +1,68 @@
+"""Sites that a person does not want in the run, or that were found out too often (`conduct`): evicted, and kept out by
+name and key until they are let in again."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.coordinator.core.events import KeptOutRecord, LetInRecord
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.conduct import Conduct
+from atoll.coordinator.core.sites.membership import key_digest
+from atoll.protocol.messages import RefusedKind
+
+
+def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
+    """Why that cannot be done; empty if it is."""
+    site = run.members.sites.get(name)
+    if site is None and not keep_out:
+        return f"no site of run {run.run_id!r} is called {name!r}: `atoll status` names them"
+    if keep_out:
+        digest = site.key_digest if site is not None else b""
+        record = KeptOutRecord(name=name, key_digest=digest, reason=reason[:1024])
+        run.kept_out[name] = record
+        run.persist(record)
+        run.report(logging.WARNING, f"{name} is kept out: {reason}")
+    if site is None:
+        return ""
+    if not keep_out:
+        if not site.live:
+            return f"{site.label} is not in the run; with --keep-out it cannot come back"
+        run.evict(site, reason, is_strike=False)
+        return ""
+    run.num_evicted += site.live
+    run.remove(site, f"kept out: {reason}", evicted=False)
+    if site.site_id:
+        run.persist(site.record())
+    if site.stream is not None:
+        run.refuse(site.stream, RefusedKind.KEPT_OUT, _in_words(run, name, reason))
+    return ""
+
+
+def let_in(run: Run, name: str) -> str:
+    """Why that cannot be done; empty if it is."""
+    if name not in run.kept_out:
+        known = ", ".join(sorted(run.kept_out)) or "nobody"
+        return f"{name!r} is not kept out of run {run.run_id!r}: {known} is"
+    del run.kept_out[name]
+    if (site := run.members.sites.get(name)) is not None:
+        site.conduct = Conduct()
+        if site.site_id:
+            run.persist(site.record())
+    run.persist(LetInRecord(name))
+    run.report(logging.INFO, f"{name} may come in again")
+    return ""
+
+
+def refused(run: Run, stream: int, name: str, key: bytes) -> bool:
+    """Whether a site that says Hello is kept out, by its name or under another one."""
+    digest = key_digest(key)
+    for record in run.kept_out.values():
+        if record.name == name or record.key_digest == digest:
+            run.refuse(stream, RefusedKind.KEPT_OUT, _in_words(run, name, record.reason))
+            return True
+    return False
+
+
+def _in_words(run: Run, name: str, reason: str) -> str:
+    return f"{name} is kept out of run {run.run_id!r}: {reason}; only its operator can let it in (atoll evict --let-in)"

@@ -1,0 +1,205 @@
+"""Who is here: sites, their streams, and since when nothing was heard of them. Plain data; `machine` decides."""
+
+from __future__ import annotations
+
+import hmac
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.coordinator.core.events import SiteRecord
+from atoll.coordinator.core.sites.conduct import Conduct
+from atoll.coordinator.core.sync.topology import Reducer
+from atoll.protocol.digest import Digest
+from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member, Offer
+
+
+class Standing(Enum):
+    """NEW -> (Offer) SEEDER, JOINER or MEMBER -> OUT; a JOINER or SEEDER is a MEMBER once it holds a commit."""
+
+    NEW = "new"
+    SEEDER = "seeding"
+    JOINER = "joining"
+    MEMBER = "member"
+    OUT = "out"
+
+
+LIVE = (Standing.SEEDER, Standing.JOINER, Standing.MEMBER)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Site:
+    name: str
+    key_digest: bytes
+    site_id: int = 0  # 0 until the first Offer
+    incarnation: int = 0
+    address: str = ""
+    unreachable_site_ids: tuple[int, ...] = ()  # peers that it cannot dial, as its last Ready says
+    standing: Standing = Standing.NEW
+    evicted: str = ""
+    gone: str = ""  # why it is OUT, for people
+    epoch: int = 0
+    max_retained_bytes: int = 0
+    bandwidth_bytes_per_s: int = 0
+    hello: Hello | None = None  # the newest of this incarnation
+    stream: int | None = None
+    heard_at: float = 0.0
+    away_until: float | None = None  # without a stream: evicted then
+    progress_at: float = 0.0  # when it last did anything but repeat itself
+    held_up_at: float = 0.0  # when the coordinator or another site last owed it something
+    counts_from_step: int | None = None  # of the run: what it trained since is in no commit; None: holds no state
+    applied: int | None = None
+    state_hash: bytes = b""
+    left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
+    num_wrong_states: int = 0  # times that its state was not the run's
+    lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
+    voided_sync: int = 0  # the last one that this incarnation was planned in and discarded its contribution to
+    contributed: bool = False  # to a commit, ever
+    may_hold: int = 0  # while it is not live: the newest commit that its disk may have
+    catching_up: bool = False
+    waits_for_sources: FindSources | None = None
+    num_sources_asked: int = 0
+    fetches: bool = False  # asked for sources, and has not said since what it holds
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
+    conduct: Conduct = field(default_factory=Conduct)
+    num_heard: int = 0  # times in a row that it got no further and said for whom it waits
+    waits_with: Offer | None = None  # it has offered, and is not admitted yet
+
+    @property
+    def live(self) -> bool:
+        return self.standing in LIVE
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} (site {self.site_id})" if self.site_id else self.name
+
+    def record(self) -> SiteRecord:
+        return SiteRecord(
+            site_id=self.site_id,
+            name=self.name,
+            key_digest=self.key_digest,
+            incarnation=self.incarnation,
+            address=self.address,
+            live=self.live,
+            evicted=self.evicted,
+            epoch=self.epoch,
+            max_retained_bytes=self.max_retained_bytes,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            may_hold=self.may_hold,
+            voided_sync=self.voided_sync,
+            contributed=self.contributed,
+            strikes=self.conduct.strikes,
+            has_contributed=self.conduct.has_contributed,
+        )
+
+    def member(self, tokens: int = 0) -> Member:
+        return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
+
+    def reducer(self) -> Reducer:
+        return Reducer(
+            site_id=self.site_id,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            max_retained_bytes=self.max_retained_bytes,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    waiting_since: float  # for a Hello, while it has no site or an evicted one
+    site: Site | None = None
+    num_sent: int = 0
+    num_acked: int = 0
+    unacked_since: float | None = None  # since when something that was sent is not acknowledged
+    evicted_said: bool = False  # Evicted went out on it: a Hello after that knows
+    rolled_back: list[tuple[int, int]] = field(default_factory=list)  # not acknowledged: which message, which commit
+
+    def sent(self, now: float) -> None:
+        self.num_sent += 1
+        if self.unacked_since is None:
+            self.unacked_since = now
+
+    def acked(self, ack: int, now: float) -> None:
+        if ack > self.num_acked:
+            self.num_acked = min(ack, self.num_sent)
+            self.unacked_since = now if self.num_acked < self.num_sent else None
+
+    def went_back_to(self, commit: int) -> None:
+        """What was sent last says so."""
+        self.rolled_back = [(number, last) for number, last in self.rolled_back if self.num_acked < number]
+        self.rolled_back.append((self.num_sent, commit))
+
+    def is_void(self, commit: int) -> bool:
+        """Whether a site that says this commit means one of those that were rolled back: it had not heard of that."""
+        return any(self.num_acked < number and commit > last for number, last in self.rolled_back)
+
+
+def key_digest(key: bytes) -> bytes:
+    """What is kept of a node's key."""
+    return Digest("atoll/key/v1").data(key).finish()
+
+
+class Membership:
+    """Sites by name; ids are given in the order of first offers and never again."""
+
+    def __init__(self, records: tuple[SiteRecord, ...], last_id: int, now: float, lease_s: float) -> None:
+        self.sites: dict[str, Site] = {}
+        self._by_id: dict[int, Site] = {}  # ascending
+        self.streams: dict[int, Stream] = {}
+        self.epoch = max((r.epoch for r in records), default=0)
+        for r in records:
+            self.sites[r.name] = Site(
+                name=r.name,
+                key_digest=r.key_digest,
+                site_id=r.site_id,
+                incarnation=r.incarnation,
+                address=r.address,
+                # What it holds is learnt from its Hello; until then it counts as joining.
+                standing=Standing.JOINER if r.live else Standing.OUT,
+                evicted=r.evicted,
+                epoch=r.epoch,
+                max_retained_bytes=r.max_retained_bytes,
+                bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
+                may_hold=r.may_hold,
+                voided_sync=r.voided_sync,
+                contributed=r.contributed,
+                away_until=now + lease_s if r.live else None,
+            )
+        self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
+        self.last_id = max(last_id, next(reversed(self._by_id), 0))
+
+    def detached(self, site: Site, reason: str) -> None:
+        """Its stream ended. A site that was never admitted leaves nothing behind."""
+        if not site.site_id and self.sites.get(site.name) is site:
+            del self.sites[site.name]
+        elif site.standing is Standing.NEW:
+            site.standing, site.gone, site.waits_with = Standing.OUT, reason, None
+
+    def num_at_the_door(self) -> int:
+        """Who has said Hello and was never admitted."""
+        return len(self.sites) - len(self._by_id)
+
+    def give_id(self, site: Site) -> None:
+        """The next one; ids are never used again."""
+        self.last_id += 1
+        site.site_id = self.last_id
+        self._by_id[site.site_id] = site
+
+    def forget(self, site: Site) -> None:
+        del self.sites[site.name]
+        del self._by_id[site.site_id]
+
+    def gone(self) -> list[Site]:
+        """Who was in the run, is not, and has no stream; in the order of ids."""
+        return [s for s in self._by_id.values() if s.standing is Standing.OUT and s.stream is None]
+
+    def by_id(self, site_id: int) -> Site | None:
+        return self._by_id.get(site_id)
+
+    def live(self) -> list[Site]:
+        """In the order of ids."""
+        return [s for s in self._by_id.values() if s.live]
+
+    def connected(self) -> list[Site]:
+        return [s for s in self.live() if s.stream is not None]
+
+    def same_key(self, site: Site, digest: bytes) -> bool:
+        return hmac.compare_digest(site.key_digest, digest)

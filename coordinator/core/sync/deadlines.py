@@ -1,0 +1,54 @@
+"""How long an exchange may take: from the sizes of its chunks, and from what its sites needed before. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.protocol.messages import Tree
+from atoll.protocol.plans import top_of
+from atoll.protocol.time_limits import TimeLimits
+
+REMEMBERED = 8
+"""Exchanges of each site."""
+SLACK = 8
+"""A deadline is at least so many times the longest exchange remembered."""
+FLOOR_STALLS = 8
+"""Stalls and trickles are found sooner than any deadline, by the sites themselves, and named better."""
+
+
+class ExchangeTimes:
+    """Of each site, how long the last exchanges took that it was in and that were committed."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, deque[float]] = {}
+
+    def note(self, site_ids: Sequence[int], seconds: float) -> None:
+        for site_id in site_ids:
+            self._of.setdefault(site_id, deque(maxlen=REMEMBERED)).append(seconds)
+
+    def longest(self, site_ids: Sequence[int]) -> float | None:
+        """None if one of them was in none yet: its link may be slower than all that was seen."""
+        if not all(self._of.get(site_id) for site_id in site_ids):
+            return None
+        return max(max(self._of[site_id]) for site_id in site_ids)
+
+
+def most_link_bytes(sizes: ChunkSizes, trees: Sequence[Tree], num_contributors: int, num_receivers: int) -> int:
+    """The most that one contributor sends or receives."""
+    reduced = [0] * num_contributors
+    for tree in trees:
+        reduced[top_of(tree)] += sizes.bytes_of(tree.first_chunk, tree.num_chunks)
+    total, others = sizes.total_bytes, num_contributors - 1
+    # Contributions go to the other reducers and payloads come back; as a reducer it is the other way round, with all.
+    return max((total - own) + own * (others + num_receivers) for own in reduced)
+
+
+def exchange_deadline_s(limits: TimeLimits, link_bytes: int, longest_s: float | None, attempt: int) -> float:
+    """Doubled with each attempt: reducers keep what they have got, so that a link that is slower than everything that
+    was known of it is through in the end."""
+    floor_s = FLOOR_STALLS * limits.stall_s
+    by_size_s = floor_s + link_bytes / limits.slowest_bytes_per_s
+    by_history_s = by_size_s if longest_s is None else max(floor_s, SLACK * longest_s)
+    return min(by_size_s, by_history_s) * 2.0 ** min(attempt - 1, 16)

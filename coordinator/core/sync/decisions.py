@@ -1,0 +1,285 @@
+"""Decisions for good: the run starts, a sync is opened, committed or abandoned, the run ends. Persisted, then sent."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Collection, Sequence
+
+from atoll.coordinator.core.data import leases
+from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
+from atoll.coordinator.core.log import states
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync import plans, weighing
+from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.protocol import messages as m
+
+
+def start(run: Run) -> bool:
+    holding = states.num_holding_commit_0(run)
+    if 0 not in run.log.attested or holding < run.settings.min_sites:
+        return False
+    run.report(logging.INFO, f"training starts: {holding} sites hold commit 0")
+    if is_over(run, run.log.run_step, run.log.run_tokens):
+        finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
+        return True
+    at_base = members_at(run, run.log.last)
+    open_next(run, at_base)
+    return True
+
+
+def open_next(
+    run: Run, at_base: Sequence[Site], before: m.RolledBack | None = None, returning: Sequence[Site] = ()
+) -> None:
+    """Opens a sync on the last commit for the sites that hold it; `returning` sites will, and are waited for too.
+    `before` is said first, and persisted already."""
+    expected = [*at_base, *(s for s in returning if s not in at_base)]
+    record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, expected)
+    run.persist(record)
+    _open(run, record)
+    for site in at_base:
+        if before is not None:
+            run.send(site, before)
+        run.send(site, record.open)
+
+
+def members_at(run: Run, commit: int) -> list[Site]:
+    return [s for s in run.members.live() if s.standing is Standing.MEMBER and s.applied == commit]
+
+
+def _open(run: Run, record: OpenRecord) -> None:
+    run.last_sync = record.open.sync
+    run.sync = Sync(record, run.now, earlier=run.trouble.links(record.open.sync))
+    run.paused = ""
+
+
+def _next_open(run: Run, base: int, run_step: int, run_tokens: int, expected: list[Site]) -> OpenRecord:
+    return OpenRecord(
+        open=m.Open(
+            sync=run.last_sync + 1,
+            base_commit=base,
+            run_step=run_step,
+            run_tokens=run_tokens,
+            num_steps=next_num_steps(run, run_step, run_tokens, run.log.tokens_per_step()),
+        ),
+        expected=tuple(sorted(s.site_id for s in expected)),
+    )
+
+
+def is_over(run: Run, run_step: int, run_tokens: int) -> bool:
+    settings = run.settings
+    return 0 < settings.steps <= run_step or 0 < settings.tokens <= run_tokens
+
+
+def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None) -> int:
+    """H, or what is left of the run. A length in tokens is estimated from the last commit."""
+    settings, num_steps = run.settings, run.settings.sync.every
+    if settings.steps:
+        num_steps = min(num_steps, settings.steps - run_step)
+    if settings.tokens and tokens_per_step:
+        num_steps = min(num_steps, math.ceil((settings.tokens - run_tokens) / tokens_per_step))
+    return max(1, num_steps)
+
+
+def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
+    """`payload_digest`: what every contributor that is still there reports."""
+    plan = attempt.plan
+    run_step = sync.open.run_step + plan.num_steps
+    tokens = sum(c.tokens for c in plan.contributors)
+    run_tokens = sync.open.run_tokens + tokens
+    number = plan.base_commit + 1
+    final = bool(run.stop_reason) or is_over(run, run_step, run_tokens)
+    at_base = members_at(run, plan.base_commit)
+    following: OpenRecord | None = None
+    if not final:
+        following = OpenRecord(
+            open=m.Open(
+                sync=run.last_sync + 1,
+                base_commit=number,
+                run_step=run_step,
+                run_tokens=run_tokens,
+                num_steps=next_num_steps(run, run_step, run_tokens, tokens / plan.num_steps),
+            ),
+            expected=tuple(s.site_id for s in at_base),
+        )
+    message = m.Commit(
+        commit=number,
+        sync=plan.sync,
+        attempt=plan.attempt,
+        term=plan.term,
+        fragment=plan.fragment,
+        contributors=plan.contributors,
+        payload_digest=payload_digest,
+        run_step=run_step,
+        run_tokens=run_tokens,
+        final=final,
+        branch=run.branch,
+        next=following.open if following else None,
+        done=leases.finish(run, attempt),
+    )
+    losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
+    weight = sum(t for t, _ in losses)
+    record = CommitRecord(
+        commit=message,
+        mean_loss=sum(t * x for t, x in losses) / weight if weight else None,
+        median_loss=statistics.median(x for _, x in losses) if losses else None,
+        cut=weighing.cut_of(run, attempt),
+        stood_out=stood_out,
+    )
+    run.persist(record)
+    run.persist_ledger()
+    run.log.append(record)
+    _note_who_may_hold_it(run, plan, number)
+    run.num_abandoned_in_a_row = 0
+    run.exclusions.committed(plan.contributors, plan.sync)
+    ids = attempt.ids()
+    for member in plan.contributors:
+        contributor = run.members.by_id(member.site_id)
+        assert contributor is not None, "who is planned is not forgotten"
+        before = contributor.record()
+        contributor.contributed = True
+        if contributor.incarnation == member.incarnation:
+            contributor.counts_from_step = run_step
+            if contributor.live and contributor.site_id in attempt.done:
+                contributor.conduct.contributed(run.now, run.limits.lease_s)
+                contributor.num_heard = 0
+        if before != contributor.record():
+            run.persist(contributor.record())
+    run.exchange_times.note(ids, run.now - attempt.planned_at)
+    run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
+    left_behind = attempt.heard - attempt.done.keys()
+    named = {peer for site_id, peer in attempt.failing if site_id in left_behind}
+    reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded | named
+    run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
+    # The others were through, and waited until these had said so.
+    unserved = {(a, b) for a, b in attempt.failing if a not in attempt.done and a not in attempt.heard}
+    run.trouble.note_links({*sync.blame.pairs, *unserved}, plan.sync)
+    here = {site.site_id for site in run.members.connected()}
+    gone = {i for pair in unserved for i in pair if i in attempt.lost or i not in here}
+    left = [pair for pair in unserved if gone.isdisjoint(pair)]  # who only waited for a site that has gone is not in it
+    at_fault = gone | run.trouble.ends_at_fault(left, plan.sync)
+    run.trouble.held_up_others.note(sync.demoted | at_fault, plan.sync)
+    run.trouble.receive_only.note(_in_good_standing(run, sync.demoted | left_behind), plan.sync)
+    run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)
+    words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
+    run.report(
+        logging.INFO,
+        f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "
+        f"{tokens} tokens{words}{', the last one' if final else ''}",
+    )
+    ahead: PlanRecord | None = None
+    if following is not None:
+        run.persist(following)
+        _open(run, following)
+        ahead = _plan_ahead(run, attempt)
+    else:
+        _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
+    _send_commit(run, message, at_base, ids)
+    if ahead is not None:
+        for site in at_base:
+            run.send(site, ahead.plan)
+
+
+def _in_good_standing(run: Run, site_ids: Collection[int]) -> list[int]:
+    """Those of whom more is expected. Of a site on trial nothing is: it is evicted when it fails again."""
+    sites = (run.members.by_id(site_id) for site_id in sorted(site_ids))
+    return [site.site_id for site in sites if site is not None and not site.conduct.is_on_trial]
+
+
+def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
+    """Who was planned and has gone since may have all payloads on its disk: a rollback waits for it."""
+    for member in (*plan.contributors, *plan.receivers):
+        site = run.members.by_id(member.site_id)
+        if site is not None and not site.live and site.may_hold < number:
+            site.may_hold = number
+            run.persist(site.record())
+
+
+def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:
+    """The plan of the sync that was opened just now, in the transaction of the commit."""
+    assert run.sync is not None
+    record = plans.make_ahead(run, run.sync, before)
+    if record is not None:
+        run.persist(record)
+        run.sync.begin(record, run.now)
+    return record
+
+
+def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
+    """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
+    first = [s for s in at_base if s.site_id in contributors]
+    others = [s for s in at_base if s.site_id not in contributors]
+    behind = [s for s in run.members.live() if s not in at_base]
+    for site in (*first, *others):
+        run.send(site, message)
+    for site in behind:
+        if run.finished is not None:
+            run.send(site, run.finished_message())
+        else:
+            run.send(site, message)
+    if run.finished is not None:
+        _tell_the_new(run)
+
+
+def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) -> None:
+    """The sync ends without a commit; the same contributions go into the next one on the same base. `without_tokens`:
+    those that are empty do not."""
+    open_, reason = sync.open, reason[:1024]
+    run.num_abandoned += 1
+    run.num_abandoned_in_a_row += 1
+    run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
+    run.persist(AbandonRecord(open_.sync, reason))
+    members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
+    if run.stop_reason:
+        for site in members:
+            run.send(site, m.Abandoned(sync=open_.sync, reason=reason))
+        finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
+        return
+    expected = members_at(run, open_.base_commit)
+    record = OpenRecord(
+        open=m.Open(
+            sync=run.last_sync + 1,
+            fragment=open_.fragment,
+            base_commit=open_.base_commit,
+            run_step=open_.run_step,
+            run_tokens=open_.run_tokens,
+            num_steps=open_.num_steps,
+        ),
+        expected=tuple(s.site_id for s in expected),
+    )
+    run.persist(record)
+    _open(run, record)
+    assert run.sync is not None
+    # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
+    pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
+    run.sync.not_before = run.now + min(pause_s, run.limits.sync_wait_s)
+    for site in members:
+        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open, without_tokens=without_tokens))
+
+
+def finish(run: Run, reason: str) -> None:
+    """The run is over at the last commit that there is."""
+    _end(run, reason)
+    assert run.finished is not None
+    for site in run.members.live():
+        run.send(site, run.finished_message())
+    _tell_the_new(run)
+
+
+def _end(run: Run, reason: str) -> None:
+    run.finished = FinishedRecord(run.log.last, reason[:1024])
+    run.sync = None
+    run.paused = ""
+    run.ledger.give_back_all()
+    run.persist_ledger()
+    run.persist(run.finished)
+    run.report(logging.INFO, f"the run is over at commit {run.log.last}: {reason}")
+
+
+def _tell_the_new(run: Run) -> None:
+    assert run.finished is not None
+    for site in run.members.sites.values():
+        if site.standing is Standing.NEW:
+            run.send(site, run.finished_message())

@@ -1,0 +1,95 @@
+"""Rule 15: contributors are done with different payloads. They list the hash of each chunk.
+
+Every payload was checked against the hash that its reducer sent, so this takes a broken host or reducer, and is rare.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from atoll.coordinator.core.log.hash_lists import first_difference
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sync.blame import Pair
+from atoll.coordinator.core.sync.syncs import Attempt
+from atoll.protocol import messages as m
+from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.messages import MAX_LISTED_CHUNKS
+from atoll.protocol.plans import top_of
+
+
+def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
+    """Asks for lists that are not here, each stream once; whether there is still time for them."""
+    if len(run.chunk_sizes) > MAX_LISTED_CHUNKS:
+        return False
+    missing = [i for i in survivors if i not in attempt.lists]
+    plan = attempt.plan
+    for site_id in missing:
+        site = run.members.by_id(site_id)
+        if site is not None and site.stream is not None and attempt.list_asked.get(site_id) != site.stream:
+            attempt.list_asked[site_id] = site.stream
+            run.send(site, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
+    if attempt.lists_due is None:
+        attempt.lists_due = run.now + run.limits.stall_s
+    return bool(missing) and run.now < attempt.lists_due
+
+
+def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
+    if len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
+        attempt.lists[site_id] = message.hashes
+
+
+def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
+    """Those who have another payload than its reducer; False if nobody has, or all are, or lists are missing."""
+    if not all(i in attempt.lists for i in survivors):
+        return False
+    wrong: dict[int, int] = {}  # site id -> the first chunk
+    for tree in attempt.plan.trees:
+        reducer = attempt.plan.contributors[top_of(tree)].site_id
+        if reducer not in attempt.lists:
+            continue
+        right = _of(attempt.lists[reducer], tree)
+        for site_id in survivors:
+            place = first_difference(_of(attempt.lists[site_id], tree), right)
+            if place is not None:
+                wrong.setdefault(site_id, tree.first_chunk + place)
+    if not wrong or len(wrong) == len(survivors):
+        return False
+    for site_id, chunk in sorted(wrong.items()):
+        site = run.members.by_id(site_id)
+        assert site is not None, "survivors are in the run"
+        run.report(logging.ERROR, f"{site.label} has another payload of chunk {chunk} than the site that reduced it")
+        run.evict(site, f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit")
+    return True
+
+
+def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair, bool]:
+    """Who has another payload than whom, as failed exchanges (rule 16): a reducer may have given one payload to some
+    and another one to the others, so that its word is one among several. Nothing where only two are left.
+
+    Whoever shows nothing, or shows what all others have and says otherwise, fails with all of them."""
+    if len(survivors) < 3:
+        return {}
+    listed = {i: attempt.lists[i] for i in survivors if i in attempt.lists}
+    found: dict[Pair, bool] = {(i, j): True for j in survivors if j not in listed for i in listed}
+    against: dict[int, set[int]] = {}  # of a reducer: who has another payload of one of its chunks
+    for tree in attempt.plan.trees:
+        reducer = attempt.plan.contributors[top_of(tree)].site_id
+        right = _of(listed[reducer], tree) if reducer in listed else b""
+        others = {i for i, hashes in listed.items() if right and _of(hashes, tree) != right}
+        if others:
+            against.setdefault(reducer, set()).update(others)
+    for reducer_id, others in against.items():
+        found.update(((i, reducer_id), True) for i in others)
+        if len(others) == 1:  # one word against another
+            found.update(((reducer_id, i), True) for i in others)
+    if not found:
+        digests = {i: attempt.done[i].payload_digest for i in survivors}
+        most, num = Counter(digests.values()).most_common(1)[0]
+        if 2 * num > len(survivors):
+            found = {(i, j): True for j in survivors if digests[j] != most for i in survivors if digests[i] == most}
+    return found
+
+
+def _of(hashes: bytes, tree: m.Tree) -> bytes:
+    return hashes[DIGEST_BYTES * tree.first_chunk : DIGEST_BYTES * (tree.first_chunk + tree.num_chunks)]

@@ -1,0 +1,160 @@
+"""How a plan is made: after Ready, with weights; or with the commit before, where a run goes on as it is."""
+
+from __future__ import annotations
+
+from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync import reach, weighing
+from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link_bytes
+from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.topology import direct
+from atoll.protocol import messages as m
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.plans import top_of, with_weights
+
+
+def make(
+    run: Run, sync: Sync, contributors: list[Site], receivers: list[Site], not_reducing: frozenset[int]
+) -> PlanRecord | None:
+    """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
+    reducers was tried. Raises ConfigError if it fits nowhere."""
+    on_probation = run.trouble.held_back(sync.open.sync)
+    newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
+    if len(newcomers) < len(contributors):
+        on_probation |= newcomers
+    trees = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    if trees is None:
+        return None
+    link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
+    longest_s = run.exchange_times.longest([s.site_id for s in contributors])
+    ready = [sync.ready.get(s.site_id) for s in contributors]
+    are_ready = all(r is not None for r in ready)
+    tokens = weighing.weights(run, sync, contributors) if are_ready else (0,) * len(contributors)
+    plan = m.Plan(
+        sync=sync.open.sync,
+        attempt=sync.last_attempt + 1,
+        term=run.term,
+        fragment=sync.open.fragment,
+        base_commit=sync.open.base_commit,
+        contributors=tuple(s.member(t) for s, t in zip(contributors, tokens, strict=True)),
+        receivers=tuple(s.member() for s in receivers),
+        trees=trees,
+        stall_limit_s=run.limits.stall_s,
+        num_steps=sync.open.num_steps,
+        deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
+        slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
+    )
+    return PlanRecord(
+        plan,
+        ranges=tuple(r.ranges if r is not None else () for r in ready),
+        said=tuple(r.tokens if r is not None else 0 for r in ready),
+    )
+
+
+def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
+    """Whether the others may retain what these contribute."""
+    try:
+        direct(run.chunk_sizes, [s.reducer() for s in contributors], avoid=not_reducing)
+    except ConfigError:
+        return False
+    return True
+
+
+def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: frozenset[int]) -> list[Site]:
+    """Without those who offer the least room, as many as it takes until the others can retain what is contributed; all
+    of them where that does not help. Each costs as much room as any other, and a stranger says what it likes."""
+    if fit(run, contributors, not_reducing):
+        return contributors
+    by_room = sorted(contributors, key=lambda s: (-s.max_retained_bytes, s.site_id))
+
+    def first(count: int) -> list[Site]:
+        return sorted(by_room[:count], key=lambda s: s.site_id)
+
+    fits, does_not = max(1, quorum), len(contributors)
+    if fits >= does_not or not fit(run, first(fits), not_reducing):
+        return contributors
+    while does_not - fits > 1:
+        count = (fits + does_not) // 2
+        fits, does_not = (count, does_not) if fit(run, first(count), not_reducing) else (fits, count)
+    return first(fits)
+
+
+# --- with the commit before
+
+
+def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
+    """The plan of a sync that is being opened, to be sent with the commit of `before`: only if everybody who is here
+    was in that one, and nothing is known that speaks against all of them being in this one too."""
+    sites = run.members.live()
+    ids = tuple(s.site_id for s in sites)
+    if before.is_cut:
+        return None  # by the headers of contributions each site would say its whole weight again
+    if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
+        return None
+    if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
+        return None
+    number = sync.open.sync
+    if run.trouble.plans_say_weights(number):
+        return None
+    if (run.trouble.spared(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
+        return None
+    slack_s = run.limits.lease_s / 2
+    if run.stragglers.late(ids, ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=slack_s):
+        return None
+    choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(number))
+    if choice.problem or choice.left_out:
+        return None
+    try:
+        return make(run, sync, sites, [], choice.not_reducing)
+    except ConfigError:
+        return None  # is said when it is planned after Ready
+
+
+def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
+    """Why a plan that came with the commit before no longer holds; empty while it may."""
+    ids = attempt.ids()
+    if attempt.spoiled:
+        return attempt.spoiled
+    if attempt.lost:
+        return "; ".join(attempt.lost[i] for i in sorted(attempt.lost))
+    if gone := [i for i in ids if i in attempt.departed]:
+        return f"site {gone[0]} has left"
+    if failed := [i for i in ids if i in sync.failed]:
+        return "; ".join(sync.failed[i] for i in failed)
+    if full := no_room(sync, attempt):
+        return full
+    if empty := [i for i in ids if i in sync.ready and not sync.ready[i].tokens]:
+        return f"site {empty[0]} has trained nothing"
+    known = set(ids)
+    sites = []
+    for site in run.members.live():
+        if site.site_id in known:
+            sites.append(site)
+        elif site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
+            return f"{site.label} has joined"
+    are_ready = all(i in sync.ready for i in ids)
+    if are_ready and (cut := weighing.cut_now(run, sync, sites)):
+        return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
+    if any(site.unreachable_site_ids for site in sites):
+        reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
+        choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(sync.open.sync))
+        if undialled := choice.not_reducing & reducing:
+            return f"site {min(undialled)} reduces and cannot be dialled by all"
+        if choice.problem or choice.left_out:
+            return choice.problem or choice.left_out.removeprefix("; ")
+    return ""
+
+
+def no_room(sync: Sync, attempt: Attempt) -> str:
+    """Which reducers cannot hold what they are to reduce, and why; empty if all can, as far as is known."""
+    ids = attempt.ids()
+    reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
+    return "; ".join(text for site_id, text in sync.no_room.items() if site_id in reducing)
+
+
+def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:
+    """The plan that came with the commit before, now that all its contributors are ready: with their weights."""
+    ready = [sync.ready[i] for i in attempt.ids()]
+    said = tuple(r.tokens for r in ready)
+    return PlanRecord(with_weights(attempt.plan, said), tuple(r.ranges for r in ready), said)

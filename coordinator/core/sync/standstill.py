@@ -1,0 +1,120 @@
+"""Contributors that get no further in an attempt, by what others see of them: evicted, or taken at their word.
+
+Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs. So does
+one that says that it gets on while no other site moves chunk data. Who waits for others says for whom: it gets on as
+long as one of these does, and is not evicted for their standing still. It is heard then as if it had reported them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from heapq import nlargest
+
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync import waits
+from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.waits import Waits
+from atoll.protocol import messages as m
+
+MOST_HEARD = 3
+"""So often in a row a site is taken at its word. Whoever it names reduces nothing next, so it is not for them."""
+
+
+def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
+    """Chunk data that a site gets or gives is evidence for its peers that it exchanges with, not for itself."""
+    attempt = run.sync.attempt if run.sync is not None else None
+    if attempt is not None and message.moved_bytes != site.heartbeat.moved_bytes:
+        attempt.traffic_at[site.site_id] = run.now
+
+
+def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]:
+    """Of each site. Once most are done, the others can only get on with these."""
+    ids = attempt.ids()
+    witnesses = attempt.done if 2 * len(attempt.done) > len(ids) else ids
+    newest = nlargest(2, ((attempt.traffic_at.get(i, 0.0), i) for i in witnesses))  # one of them may be the site itself
+    latest, patience_s = attempt.planned_at + attempt.plan.deadline_s, _patience_s(run)
+
+    def seen_at(site_id: int) -> float:
+        site = run.members.by_id(site_id)
+        progress_at = site.progress_at if site else 0.0
+        if len(ids) > 1:
+            progress_at = min(progress_at, next((at for at, i in newest if i != site_id), 0.0))
+        return progress_at
+
+    def due_at(*ids_of: int) -> float:
+        return min(max(attempt.planned_at, *map(seen_at, ids_of)), latest) + patience_s
+
+    found = {site_id: due_at(site_id) for site_id in site_ids}
+    due = [site_id for site_id, at in found.items() if run.now >= at]
+    contributors = frozenset(ids if due else ())
+    for site_id in due:
+        found[site_id] = due_at(site_id, *_waits_of(run, site_id, contributors).all)
+    return list(found.values())
+
+
+def advance(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> bool:
+    """Whether somebody was evicted, or heard."""
+    reporters = attempt.reporters()
+    late = [i for i in survivors if i not in attempt.done and i not in reporters]
+    stuck = [i for i, at in zip(late, stuck_at(run, attempt, late), strict=True) if run.now >= at]
+    said = _said(run, attempt) if stuck else {}  # once for all: a reducer that gives nothing holds up a thousand
+    heard: list[int] = []
+    for site_id in stuck:
+        site = run.members.by_id(site_id)
+        assert site is not None, "who contributes is in the run, or lost"
+        deadline_s = attempt.plan.deadline_s
+        if run.now >= attempt.planned_at + deadline_s + _patience_s(run):
+            _evict(run, sync, site, f"went beyond the deadline of sync {sync.open.sync}, {deadline_s:.0f} s")
+        elif _take_at_its_word(run, attempt, site, said[site_id].all):
+            heard.append(site_id)
+        else:
+            seen = "" if run.now - site.progress_at >= _patience_s(run) else " that another site saw"
+            what = f"has made no progress{seen} in sync {sync.open.sync} for {_patience_s(run):g} s"
+            _evict(run, sync, site, what)
+    for reporter, peer in sorted(waits.to_blame(heard, said, tuple(attempt.failing), attempt.done)) if heard else ():
+        note_failure(run, attempt, reporter, peer, lacks=True)
+    return bool(stuck)
+
+
+def note_failure(run: Run, attempt: Attempt, reporter: int, peer: int, *, lacks: bool) -> None:
+    """`lacks`: what the peer owes has not come, or else the peer takes nothing."""
+    attempt.failing[reporter, peer] = lacks
+    if attempt.retry_at is None:
+        # A peer that died is evicted within this, and the next attempt is without it.
+        attempt.retry_at = run.now + run.limits.reconnect_grace_s
+
+
+def _said(run: Run, attempt: Attempt) -> dict[int, Waits]:
+    contributors = frozenset(attempt.ids())
+    return {i: _waits_of(run, i, contributors) for i in contributors}
+
+
+def _take_at_its_word(run: Run, attempt: Attempt, site: Site, named: Collection[int]) -> bool:
+    """False if it waits for nobody, or says so again and again, whoever reduces meanwhile."""
+    site.num_heard += 1
+    if not named or site.conduct.is_on_trial or site.num_heard > MOST_HEARD:
+        return False
+    attempt.heard.add(site.site_id)
+    names = ", ".join(str(i) for i in sorted(named))
+    run.report(
+        logging.WARNING,
+        f"sync {attempt.plan.sync} attempt {attempt.plan.attempt}: {site.label} waits for site"
+        f"{'s' if len(named) > 1 else ''} {names}, and nothing has moved for {_patience_s(run):g} s",
+    )
+    return True
+
+
+def _evict(run: Run, sync: Sync, site: Site, what: str) -> None:
+    run.trouble.receive_only.note([site.site_id], sync.open.sync)
+    run.evict(site, f"it is connected, but {what} (phase {site.heartbeat.phase!r})")
+
+
+def _waits_of(run: Run, site_id: int, contributors: frozenset[int]) -> Waits:
+    site = run.members.by_id(site_id)
+    return waits.waits_of(site_id, site.heartbeat, contributors) if site is not None else Waits()
+
+
+def _patience_s(run: Run) -> float:
+    return 2 * run.limits.stall_s

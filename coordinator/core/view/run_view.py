@@ -1,0 +1,329 @@
+"""The run as people see it: status page, `atoll status`, metrics. Frozen; JSON-able through `dataclasses.asdict`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.coordinator.core.log import going_back, states
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync import driver, reach
+from atoll.coordinator.core.view.data_ranges import LineView, data_view
+from atoll.protocol.text import last_line
+
+RECENT_COMMITS = 20
+SHOWN_AT_THE_DOOR = 16
+"""Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
+SHOWN_GONE = 16
+"""Of the sites that have gone, the last ones, with why they went."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteView:
+    site_id: int
+    name: str
+    address: str
+    incarnation: int
+    state: str
+    """In words: "starting", "making the starting state", "fetching state", "member", "away", "gone: ..."."""
+    connected: bool
+    phase: str
+    """As the node says it."""
+    num_ranks: int
+    inner_step: int
+    steps_per_s: float
+    loss: float | None
+    """None before the first step, and of a script that gives none."""
+    sent_bytes: int
+    received_bytes: int
+    train_s: float
+    wait_s: float
+    utilization: float | None
+    """train_s / (train_s + wait_s): share of time not waiting for a sync; None before the first step."""
+    last_commit: int | None
+    """What it holds, or held when it went; None if nothing."""
+    state_hash: str
+    """Hexadecimal; empty if it holds no state."""
+    num_wrong_states: int
+    """How often its state was not the run's, so that it had to be repaired; since this start of the coordinator."""
+    silent_s: float
+    """Since its last message."""
+    doing: str
+    """What its workers do, as the node says it; empty while they wait."""
+    still_s: float
+    """Since it last did a step, moved a chunk or went on to something else."""
+    not_dialled_by: tuple[str, ...]
+    """Sites that cannot connect to its address; it reduces nothing for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncView:
+    sync: int
+    base_commit: int
+    num_steps: int
+    attempt: int
+    """0 while it is collected."""
+    expected: tuple[str, ...]
+    ready: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    contributors: tuple[str, ...]
+    receivers: tuple[str, ...]
+    done: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitView:
+    commit: int
+    sync: int
+    attempt: int
+    run_step: int
+    run_tokens: int
+    tokens: int
+    contributors: tuple[str, ...]
+    mean_loss: float | None
+    """Weighted by tokens."""
+    median_loss: float | None
+    """The run's: no single site can falsify it."""
+    cut: tuple[str, ...]
+    """Whose weights are less than what their sites said, in words."""
+    state_hash: str
+    """Hexadecimal; empty until it is attested."""
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    run_id: str
+    state: str
+    """In words, see `state_in_words`."""
+    state_kind: str
+    """The first word of it: waiting, training, syncing, paused or finished."""
+    term: int
+    epoch: int
+    started: bool
+    finished: bool
+    stopping: str
+    last_commit: int
+    run_step: int
+    run_tokens: int
+    steps: int
+    """Length of the run; 0 if `tokens` says it."""
+    tokens: int
+    min_sites: int
+    quorum: int
+    sync_every: int
+    codec: str
+    num_parameters: int
+    state_hash: str
+    """Of the newest attested commit, hexadecimal."""
+    attested_commit: int | None
+    num_attempts: int
+    """Plans since this start of the coordinator; so are the next four."""
+    num_evicted: int
+    num_wrong_states: int
+    num_refused: int
+    num_malformed: int
+    num_abandoned: int
+    """Of the whole run."""
+    branch: int
+    """How often the run was rolled back."""
+    unreachable: str
+    """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
+    kept_out: tuple[str, ...]
+    """Sites that a person does not want in the run: name and reason."""
+    errors: tuple[str, ...]
+    """Why sites left for good."""
+    excluded: tuple[str, ...]
+    """The newest contributions that were left out of a sync, and why, ascending."""
+    store_stuck_s: float = 0.0
+    """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
+    sync: SyncView | None
+    sites: tuple[SiteView, ...]
+    """Who is here, the first of those at the door, then the last of those that have gone."""
+    num_at_the_door: int
+    """Sites that have said Hello and were never in the run: their workers start, or they want nothing."""
+    num_gone: int
+    """Sites that were in the run and are not; those that never contributed are forgotten in time."""
+    commits: tuple[CommitView, ...]
+    """The newest, ascending."""
+    data: tuple[LineView, ...]
+    """The account of samples; empty if no site has asked for any."""
+    losses: tuple[tuple[int, int, int, float], ...]
+    """(commit, run_step, run_tokens, median loss) of the whole run, thinned out when it is long."""
+
+
+def state_in_words(run: Run) -> str:
+    """One line: waiting for state, waiting for sites 1 of 2, training, syncing, paused: ..., finished: ...."""
+    if run.finished is not None:
+        return f"finished: {last_line(run.finished.reason)}"
+    if run.sync is None:
+        return _waiting(run)
+    if run.going_back is not None:
+        return f"paused: {going_back.in_words(run, run.going_back)}"
+    if run.disputed:
+        return f"paused: {last_line(run.disputed)}"
+    if run.unreachable:
+        return f"paused: {run.unreachable}"
+    if run.paused:
+        return f"paused: {last_line(run.paused)}"
+    ending = " (the last sync)" if run.stop_reason else ""
+    if run.sync.attempt is not None and run.sync.attempt.is_weighed:
+        return f"syncing{ending}"
+    if not run.members.live():
+        return "paused: no site is here"
+    if all(site.applied is None for site in run.members.live()):
+        back = [s.label for s in run.members.live() if s.site_id in run.sync.expected]
+        if back:
+            return f"paused: {', '.join(back)} bring{'s' * (len(back) == 1)} the state of commit {run.log.last} back"
+        return f"paused: no site that is here holds the state of commit {run.log.last}; start one that did"
+    return f"training{ending}"
+
+
+def _waiting(run: Run) -> str:
+    here = len(run.members.live())
+    holding = states.num_holding_commit_0(run)
+    if holding == 0 and (here or run.parent_json):
+        if any(states.may_seed(run, site) for site in run.members.live()) or not run.parent_json:
+            return "waiting for state"
+        return "waiting for state: a site has to bring the saved model that this run goes on from (node --from DIR)"
+    return f"waiting for sites {holding} of {run.settings.min_sites}"
+
+
+def view_of(run: Run, now: float) -> RunView:
+    attested = run.log.newest_attested()
+    blind = reach.not_dialled_by(run)
+    return RunView(
+        run_id=run.run_id,
+        state=state_in_words(run),
+        state_kind=state_in_words(run).split(maxsplit=1)[0].rstrip(":"),
+        term=run.term,
+        epoch=run.members.epoch,
+        started=run.started,
+        finished=run.finished is not None,
+        stopping=run.stop_reason,
+        last_commit=run.log.last,
+        run_step=run.log.run_step,
+        run_tokens=run.log.run_tokens,
+        steps=run.settings.steps,
+        tokens=run.settings.tokens,
+        min_sites=run.settings.min_sites,
+        quorum=run.settings.quorum,
+        sync_every=run.settings.sync.every,
+        codec=run.settings.sync.codec,
+        num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
+        state_hash=run.log.attested[attested].hex() if attested is not None else "",
+        attested_commit=attested,
+        num_attempts=run.num_attempts,
+        num_evicted=run.num_evicted,
+        num_wrong_states=run.num_wrong_states,
+        num_refused=run.num_refused,
+        num_malformed=run.num_malformed,
+        num_abandoned=run.num_abandoned,
+        branch=run.branch,
+        unreachable=run.unreachable,
+        kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
+        errors=tuple(run.fatal_texts),
+        excluded=tuple(record.reason for record in run.exclusions.recent),
+        sync=_sync_view(run),
+        sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
+        num_at_the_door=run.members.num_at_the_door(),
+        num_gone=len(run.members.gone()),
+        commits=_commit_views(run),
+        data=data_view(run),
+        losses=tuple(run.log.losses),
+    )
+
+
+def _shown(run: Run) -> list[Site]:
+    gone = sorted(run.members.gone(), key=lambda s: s.epoch)[-SHOWN_GONE:]
+    here = [s for s in run.members.sites.values() if s.standing is not Standing.OUT or s.stream is not None]
+    at_the_door = [s for s in here if not s.site_id]
+    here = [s for s in here if s.site_id] + at_the_door[:SHOWN_AT_THE_DOOR]
+    return sorted(here + gone, key=lambda s: (s.site_id or 1 << 32, s.name))
+
+
+def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteView:
+    heartbeat = site.heartbeat
+    total_s = heartbeat.train_s + heartbeat.wait_s
+    applied, state_hash = site.applied, site.state_hash
+    if site.standing is Standing.OUT and site.left_with is not None:
+        applied, state_hash = site.left_with
+    return SiteView(
+        site_id=site.site_id,
+        name=site.name,
+        address=site.address,
+        incarnation=site.incarnation,
+        state=_site_state(site),
+        connected=site.stream is not None,
+        phase=last_line(heartbeat.phase),
+        num_ranks=heartbeat.num_ranks,
+        inner_step=heartbeat.inner_step,
+        steps_per_s=heartbeat.steps_per_s,
+        loss=heartbeat.loss or None,  # the wire says 0 where there is none
+        sent_bytes=heartbeat.sent_bytes,
+        received_bytes=heartbeat.received_bytes,
+        train_s=heartbeat.train_s,
+        wait_s=heartbeat.wait_s,
+        utilization=heartbeat.train_s / total_s if total_s > 0 else None,
+        last_commit=applied,
+        state_hash=state_hash.hex(),
+        num_wrong_states=site.num_wrong_states,
+        silent_s=round(max(0.0, now - site.heard_at), 3),
+        doing=last_line(heartbeat.doing),
+        still_s=round(max(0.0, now - site.progress_at), 3),
+        not_dialled_by=not_dialled_by if site.live else (),
+    )
+
+
+def _site_state(site: Site) -> str:
+    if site.live and site.stream is None:
+        return "away"
+    if site.standing is Standing.OUT:
+        return f"gone: {last_line(site.evicted or site.gone) or 'not here since the coordinator was started'}"
+    return {
+        Standing.NEW: "starting",
+        Standing.SEEDER: "making the starting state",
+        Standing.JOINER: "fetching state",
+        Standing.MEMBER: "catching up" if site.catching_up else "member",
+    }[site.standing]
+
+
+def _sync_view(run: Run) -> SyncView | None:
+    sync = run.sync
+    if sync is None:
+        return None
+    names = {s.site_id: s.name for s in run.members.sites.values()}
+    plan = sync.attempt.plan if sync.attempt else None
+    return SyncView(
+        sync=sync.open.sync,
+        base_commit=sync.open.base_commit,
+        num_steps=sync.open.num_steps,
+        attempt=plan.attempt if plan else 0,
+        expected=tuple(names[i] for i in sorted(sync.expected)),
+        ready=tuple(names[i] for i in sorted(sync.ready)),
+        waiting_for=tuple(s.name for s in driver.waiting_for(run, sync)),
+        contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
+        receivers=tuple(names[r.site_id] for r in plan.receivers) if plan else (),
+        done=tuple(names[i] for i in sorted(sync.attempt.done)) if sync.attempt else (),
+    )
+
+
+def _commit_views(run: Run) -> tuple[CommitView, ...]:
+    names = {s.site_id: s.name for s in run.members.sites.values()}
+    return tuple(
+        CommitView(
+            commit=r.commit.commit,
+            sync=r.commit.sync,
+            attempt=r.commit.attempt,
+            run_step=r.commit.run_step,
+            run_tokens=r.commit.run_tokens,
+            tokens=sum(c.tokens for c in r.commit.contributors),
+            contributors=tuple(names.get(c.site_id, str(c.site_id)) for c in r.commit.contributors),
+            mean_loss=r.mean_loss,
+            median_loss=r.median_loss,
+            cut=r.cut,
+            state_hash=run.log.attested.get(r.commit.commit, b"").hex(),
+            final=r.commit.final,
+        )
+        for r in run.log.records[-RECENT_COMMITS:]
+    )
