@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -236,8 +235,7 @@ class Checks:
             case e.Received(message=m.Commit() as commit):
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
             case e.ModelKept(commit=commit):
-                with ThreadPoolExecutor(1) as pool:  # a person who looks at it is not in the node's event loop
-                    pool.submit(self._model_in_place, node, commit).result()
+                self._model_in_place(node, commit)
             case e.DataPlaneFailed(text, exit_code):
                 self.require(exit_code != StateError.exit_code, f"34: {node.process} cannot go on: {text}")
             case e.Received(message=m.Plan() as plan):

@@ -413,8 +413,8 @@ def test_a_seed_is_one_schedule_in_every_process(seed: int) -> None:
 def test_a_schedule_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs in a thread would come when it likes."""
 
-    started: list[threading.Thread] = []
-    monkeypatch.setattr(threading.Thread, "start", started.append)
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
     for seed in range(6):
         outcome = one(seed)
         assert not started
