@@ -7,7 +7,7 @@ JOBS ?= 3
 IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order: fast ones first
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint type proto proto-check sim mutate bench soak clean
+.PHONY: help install demo test test-all lint type proto proto-check sim mutate structure bench soak clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -44,6 +44,9 @@ sim: install ## 5,000 seeded schedules of faults on simulated time, one of 100 s
 
 mutate: install ## break the code in named ways and show that the tests notice (ARGS="--help")
 	$(BIN)/python -m tests.mutation $(ARGS)
+
+structure: install ## circles of imports, long files, fields of several writers and more, each within its bound (ARGS="--help")
+	$(BIN)/python -m tests.structure $(ARGS)
 
 proto: install ## generate code from protocol/v1/*.proto
 	$(BIN)/python -m grpc_tools.protoc -I src --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy --python_out=src --mypy_out=src src/atoll/protocol/v1/*.proto

@@ -1,4 +1,4 @@
-"""What one node needs to know beside the run's settings, which it gets from the coordinator. Pure."""
+"""What one node needs to know beside the run's settings, which it gets from the coordinator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manifest.json` of a saved model. Pure but for reading the file; needs no numpy, so the coordinator's host can."""
+"""`manifest.json` of a saved model. Needs no numpy, so the coordinator's host can read it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of baselines that were recorded by `python -m benchmarks record`, shown only for equal settings. Pure."""
+"""Figures of baselines that were recorded by `python -m benchmarks record`, shown only for equal settings."""
 
 from __future__ import annotations
 
