@@ -168,9 +168,6 @@ class CoordinatorQuestions:
         """Empty unless it is evicted."""
         return self._site(name).evicted
 
-    def gone_because(self, name: str) -> str:
-        return self._site(name).gone
-
     def waits_for_admission(self, name: str) -> bool:
         """It has offered, and its time has not come."""
         return self._site(name).waits_with is not None
@@ -218,9 +215,6 @@ class CoordinatorQuestions:
     def expected_ids(self) -> set[int]:
         """Of the sites that the sync waits for at first."""
         return set(self._sync().expected)
-
-    def ready_ids(self) -> set[int]:
-        return set(self._sync().ready)
 
     def is_ready(self, name: str) -> bool:
         """False as well without a sync, and of a site that the core does not know."""
@@ -333,11 +327,9 @@ class CoordinatorQuestions:
         for site in self.core.run.members.gone():
             self.core.run.members.forget(site)
 
-    def forget_hash(self, commit: int, *, and_reports: bool = True) -> None:
-        """As if it had not been attested; nor, `and_reports`, had any site said what it is."""
-        del self.core.run.log.attested[commit]
-        if and_reports:
-            del self.core.run.log._reports[commit]
+    def forget_hash(self, commit: int) -> None:
+        """As if no site had said what it is."""
+        del self.core.run.log.attested[commit], self.core.run.log._reports[commit]
 
     def set_state_bytes(self, num_bytes: int) -> None:
         """The size of the model's values at each site."""

@@ -100,7 +100,7 @@ class Play:
     def behave(self, name: str) -> None:
         story = self.story
         assert story.is_connected(name), f"{name} was ended"
-        assert story.standing_of(name) == "member", f"{name} was evicted: {story.gone_because(name)}"
+        assert story.standing_of(name) == "member", f"{name} was evicted: {story.evicted_because(name)}"
         if story.holds(name) != self.commit:
             story.applied(name, self.commit, f"s{self.commit}")
         opened = story.open_sync()

@@ -315,7 +315,7 @@ def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None
 def test_holders_that_disagree_are_not_gone_back_to() -> None:
     story = committed("a", "b")
     power_cut(story, "a", "b")
-    story.forget_hash(1, and_reports=False)
+    story.forget_hash(1)
     back(story, "a", 1)
     story.connect("b", incarnation=2, state=(1, "other"))
     story.offer("b")
