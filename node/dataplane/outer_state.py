@@ -36,6 +36,8 @@ from atoll.protocol.settings import CODECS
 
 log = logging.getLogger(__name__)
 
+MAX_VERIFYING_THREADS = 4
+"""As a state is opened; each has a record in memory."""
 KEPT_HASH_LISTS = 4  # of the last commits; donors serve them
 _FORMAT = 1
 _MAX_META_BYTES = 1 << 16
@@ -464,7 +466,7 @@ class OuterState:
     def _verify(self, num_threads: int) -> None:
         """Takes for each chunk the newest entry whose record has its hash, and no slot twice."""
         candidates = [self._index.entries(c) if size else [] for c, size in enumerate(self._sizes)]
-        with pool_of(num_threads) as pool:
+        with pool_of(min(num_threads, MAX_VERIFYING_THREADS)) as pool:
             intact = each(lambda c: [e for e in candidates[c] if self._intact(c, e)], range(len(candidates)), pool)
         taken: set[int] = set()
         for newest in (True, False):  # what is in force goes before what was

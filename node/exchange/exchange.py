@@ -210,11 +210,13 @@ class Exchange:
 
     async def _run(self) -> ExchangeResult:
         try:
+            self._raise_if_cancelled()
             await self.make_room()
             await self.held.fit_memory(self._pool)  # streams of the attempt before may have ended before they did
-            if self._finished.cancelled():
-                raise asyncio.CancelledError  # before it began: the log is to have nothing of it
-            self._writer, done, num_bytes = await self.in_pool(self._begin)
+            begun = await self.in_pool(self._begin)
+            self._raise_if_cancelled()
+            assert begun is not None
+            self._writer, done, num_bytes = begun
             self.payloads += done
             self.payload_bytes += num_bytes
             self.turns.start(self._loop.time())
@@ -283,8 +285,16 @@ class Exchange:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _begin(self) -> tuple[PayloadWriter, list[Encoded], int]:
-        """The log of this attempt, the payloads reduced here that an earlier run of it left there, and their bytes."""
+    def _raise_if_cancelled(self) -> None:
+        if self._finished.cancelled():
+            raise asyncio.CancelledError
+
+    def _begin(self) -> tuple[PayloadWriter, list[Encoded], int] | None:
+        """The log of this attempt, the payloads reduced here that an earlier run of it left there, and their bytes.
+
+        None, and nothing in the log, if it was cancelled before its turn came."""
+        if self._finished.cancelled():
+            return None
         plan, data = self.plan, self.data
         writer = self._log.begin(plan.sync, plan.term, plan.attempt)
         self._stored = set(data.chunks).difference(writer.missing())

@@ -49,8 +49,8 @@ PLAIN = ("-m", "atoll")
 
 def _begin(command: Sequence[str], environment: dict[str, str]) -> subprocess.Popen[bytes] | Forked:
     begins = len(GUARDED) + 1
-    if tuple(command[:begins]) == (sys.executable, *GUARDED) and warm_start().fits(environment):
-        return warm_start().start(command[begins:], environment)
+    if tuple(command[:begins]) == (sys.executable, *GUARDED) and (warm := warm_start()).fits(environment):
+        return warm.start(command[begins:], environment)
     return subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

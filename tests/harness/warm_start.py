@@ -10,8 +10,10 @@ import atexit
 import contextlib
 import functools
 import importlib
+import itertools
 import json
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -23,8 +25,16 @@ from typing import IO
 
 MAX_MESSAGE_BYTES = 1 << 20
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+READY = b"ready"
+LOST = "the process that is forked has ended; what it said is among the output of the tests"
 OF_ONE_TEST = ("PYTEST_CURRENT_TEST",)
 """Variables that no library reads as it is imported."""
+
+
+class _Ended:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+        self.code: int | None = None
 
 
 class Forked:
@@ -46,7 +56,7 @@ class Forked:
         """Raises subprocess.TimeoutExpired."""
         if not self._ended.event.wait(timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        assert self._ended.code is not None
+        assert self._ended.code is not None, f"{LOST}: nobody knows how process {self.pid} ended"
         return self._ended.code
 
     def send_signal(self, number: int) -> None:
@@ -59,12 +69,6 @@ class Forked:
 
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
-
-
-class _Ended:
-    def __init__(self) -> None:
-        self.event = threading.Event()
-        self.code: int | None = None
 
 
 class WarmStart:
@@ -84,8 +88,9 @@ class WarmStart:
             )
         self._lock = threading.Lock()
         self._ended: dict[int, _Ended] = {}
-        self._begun = threading.Condition()
-        self._pids: list[int] = []
+        self._begun: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._is_lost = False
+        assert self._socket.recv(MAX_MESSAGE_BYTES) == READY, LOST
         threading.Thread(target=self._listen, daemon=True).start()
         atexit.register(self._socket.close)
 
@@ -95,26 +100,24 @@ class WarmStart:
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str]) -> Forked:
         """`atoll ARGUMENTS`, guarded, in a session of its own; its standard output and errors are one pipe."""
-        output, theirs = os.pipe()
         request = {"arguments": list(arguments), "environment": dict(environment), "folder": os.getcwd()}
         with self._lock:
+            assert not self._is_lost, LOST
+            output, theirs = os.pipe()
+            stdout = os.fdopen(output, "rb")
             try:
                 socket.send_fds(self._socket, [json.dumps(request).encode()], [theirs])
+                pid = self._begun.get()  # 0 if there is none any more
+                assert pid, LOST
+            except BaseException:
+                stdout.close()
+                raise
             finally:
                 os.close(theirs)
-            with self._begun:
-                assert self._begun.wait_for(lambda: self._pids, 60), "the process that is to fork does not"
-                pid = self._pids.pop()
-        return Forked(pid, os.fdopen(output, "rb"), self._ended[pid])
+        return Forked(pid, stdout, self._ended[pid])
 
     def _listen(self) -> None:
-        while True:
-            try:
-                message = self._socket.recv(MAX_MESSAGE_BYTES)
-            except OSError:
-                return  # closed, as this process ends
-            if not message:
-                return
+        while message := self._received():
             found = json.loads(message)
             if "code" in found:
                 ended = self._ended[found["pid"]]
@@ -122,15 +125,27 @@ class WarmStart:
                 ended.event.set()
                 continue
             self._ended[found["pid"]] = _Ended()
-            with self._begun:
-                self._pids.append(found["pid"])
-                self._begun.notify_all()
+            self._begun.put(found["pid"])
+        self._is_lost = True
+        self._begun.put(0)
+        for ended in self._ended.values():
+            ended.event.set()
+
+    def _received(self) -> bytes:
+        try:
+            return self._socket.recv(MAX_MESSAGE_BYTES)
+        except OSError:
+            return b""  # closed, as this process ends
 
 
 @functools.cache
+def _servers() -> itertools.cycle[WarmStart]:
+    """For each process of tests, from its first use on. Two, so that the processes of a run do not all hash alike."""
+    return itertools.cycle([WarmStart(), WarmStart()])
+
+
 def warm_start() -> WarmStart:
-    """One for each process of tests, from its first use on."""
-    return WarmStart()
+    return next(_servers())
 
 
 def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
@@ -142,6 +157,7 @@ def _lasting(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _serve(server: socket.socket) -> None:
     """Returns in each fork, which is to be the command from then on; ends this process once the tests have ended."""
+    server.send(READY)
     with selectors.DefaultSelector() as selector:
         selector.register(server, selectors.EVENT_READ)
         while True:
@@ -151,7 +167,8 @@ def _serve(server: socket.socket) -> None:
                     selector.unregister(key.fileobj)
                     os.close(key.fd)
                     code = os.waitstatus_to_exitcode(status)
-                    server.send(json.dumps({"pid": key.data, "code": code}).encode())
+                    with contextlib.suppress(BrokenPipeError):  # the tests have ended
+                        server.send(json.dumps({"pid": key.data, "code": code}).encode())
                     continue
                 message, descriptors, _, _ = socket.recv_fds(server, MAX_MESSAGE_BYTES, 1)
                 if not message:

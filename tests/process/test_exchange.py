@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
     AverageError,
+    HostError,
     InvalidMessage,
     NonFiniteError,
     NotYetError,
@@ -273,21 +275,52 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
 def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At each moment before: when nothing was done yet, while room is made, while it waits for a thread."""
+
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second = await run.add(2)
             for site in (first, second):
                 site.train(1)
-            exchange = first.begin(star_plan(run.layout, [first, second]))
-            fit_memory = type(exchange.held).fit_memory
+            plan = star_plan(run.layout, [first, second])
+            held = type(first.begin(plan).held)
+            fit_memory = held.fit_memory
+
+            async def full(held: HeldContributions, pool: Executor) -> None:
+                raise HostError("the disk is full")
+
+            monkeypatch.setattr(held, "fit_memory", full)
+            exchange = first.begin(plan)
+            exchange.cancel()
+            with pytest.raises(asyncio.CancelledError):  # the attempt is over: the disk is nobody's concern
+                await exchange.run()
+
+            exchange = first.begin(plan)
 
             async def cancelled_meanwhile(held: HeldContributions, pool: Executor) -> None:
                 exchange.cancel()
                 await fit_memory(held, pool)
 
-            monkeypatch.setattr(type(exchange.held), "fit_memory", cancelled_meanwhile)
+            monkeypatch.setattr(held, "fit_memory", cancelled_meanwhile)
             with pytest.raises(asyncio.CancelledError):
                 await exchange.run()
+
+            monkeypatch.setattr(held, "fit_memory", fit_memory)
+            exchange = first.begin(plan)
+            queued, go_on = threading.Event(), threading.Event()
+            in_pool = exchange.in_pool
+
+            def later(work: Callable[[], Any]) -> asyncio.Future[Any]:
+                queued.set()
+                return in_pool(lambda: (go_on.wait(), work())[1])
+
+            monkeypatch.setattr(exchange, "in_pool", later)
+            task = asyncio.create_task(exchange.run())
+            await until(queued.is_set)
+            exchange.cancel()
+            go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
 
     asyncio.run(main())
     assert not list((tmp_path / "site-1" / "log").iterdir())

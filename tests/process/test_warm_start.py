@@ -13,7 +13,7 @@ import pytest
 
 from atoll.protocol.settings import RunSettings
 from tests.harness.local_run import GUARDED, LocalRun, Process
-from tests.harness.warm_start import Forked, warm_start
+from tests.harness.warm_start import Forked, WarmStart, warm_start
 
 Begin = Callable[..., Process]
 
@@ -75,3 +75,11 @@ def test_variables_that_libraries_read_as_they_are_imported_are_seen(begin: Begi
     assert process.wait(60) == 0
     assert warm_start().fits(os.environ)
     assert not warm_start().fits({**os.environ, "NUMBA_CPU_NAME": "generic"})
+
+
+def test_a_process_that_is_forked_no_more_is_an_error_and_not_a_wait() -> None:
+    server = WarmStart()
+    server._server.kill()
+    server._server.wait()
+    with pytest.raises((AssertionError, BrokenPipeError)):
+        server.start(["status", "--help"], os.environ)
