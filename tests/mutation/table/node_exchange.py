@@ -54,11 +54,22 @@ MUTATIONS = (
         tests=("tests/process/test_spilled_exchanges.py::test_a_plan_that_the_disk_has_no_room_for_is_refused",),
     ),
     Mutation(
+        name="the disk of an attempt that is over ends the site",
+        rule="an attempt that was cancelled before it ran does nothing",
+        where="node.exchange.exchange:Exchange._run",
+        old="            self._raise_if_cancelled()\n            await self.make_room()",
+        new="            await self.make_room()",
+        tests=(
+            "tests/process/test_exchange.py"
+            "::test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log",
+        ),
+    ),
+    Mutation(
         name="a cancelled attempt begins its log",
         rule="an attempt that is cancelled before it began leaves nothing in the log",
-        where="node.exchange.exchange:Exchange._run",
-        old="            if self._finished.cancelled():\n                raise asyncio.CancelledError",
-        new="            if False:\n                raise asyncio.CancelledError",
+        where="node.exchange.exchange:Exchange._begin",
+        old="        if self._finished.cancelled():",
+        new="        if False:",
         tests=(
             "tests/process/test_exchange.py"
             "::test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log",
