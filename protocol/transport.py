@@ -21,6 +21,9 @@ MAX_SESSION_MESSAGE_BYTES = 32 << 20
 MAX_CONNECTIONS = 256
 """Of a server that says no other bound."""
 HANDSHAKE_LIMIT_MS = 10_000
+CALLS_WAIT_LIMIT_S = 600
+"""A call that waits longer for a busy server to take it is cancelled; by default after 30 s, which a crowd takes on a
+busy machine. A caller that gives up takes its call back."""
 MAX_CALLS_EACH = 64
 """At once on one connection of a server that says no other bound, by far more than nodes need; the next one waits at
 the caller or is refused."""
@@ -96,6 +99,7 @@ def server_options(
         # that comes together, each with its first call, must find room.
         ("grpc.server.max_pending_requests", max_connections),
         ("grpc.server.max_pending_requests_hard_limit", max_connections + 1),
+        ("grpc.server_max_unrequested_time_in_server", CALLS_WAIT_LIMIT_S),
     ]
 
 

@@ -142,6 +142,14 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_text.py",),
     ),
     Mutation(
+        name="a crowd's calls are cancelled after half a minute",
+        rule="a call waits for a busy server as long as its caller does",
+        where="protocol.transport:server_options",
+        old='        ("grpc.server_max_unrequested_time_in_server", CALLS_WAIT_LIMIT_S),\n',
+        new="",
+        tests=("tests/unit/protocol/test_transport.py",),
+    ),
+    Mutation(
         name="any number of connections is taken",
         rule="connections from outside leave descriptors for this process",
         where="protocol.transport:server_options",

@@ -16,6 +16,7 @@ import pytest
 
 from atoll.protocol import addresses, errors, status, transport
 from atoll.protocol.errors import AtollError, ConfigError, HostError, PeerError
+from atoll.protocol.time_limits import PRESETS, time_limits
 
 NUM_CALLERS = 8
 PATIENCE_S = 30.0
@@ -260,6 +261,37 @@ def test_as_many_calls_wait_for_a_busy_server_as_it_takes_connections() -> None:
         await server.stop(0)
         assert [error for error in answers if error is None] == [None] * (most + 2)
         assert {error.code() for error in answers if error is not None} == {grpc.StatusCode.CANCELLED}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("limit_s", "code"), [(1, grpc.StatusCode.CANCELLED), (None, None)])
+def test_a_call_that_waits_for_a_busy_server_is_taken_within_a_limit(
+    monkeypatch: pytest.MonkeyPatch, limit_s: int | None, code: grpc.StatusCode | None
+) -> None:
+    """A lower one shows that it counts; the program's is far beyond every lease."""
+    assert max(time_limits(preset).lease_s for preset in PRESETS) * 4 < transport.CALLS_WAIT_LIMIT_S
+    if limit_s is not None:
+        monkeypatch.setattr(transport, "CALLS_WAIT_LIMIT_S", limit_s)
+
+    async def main() -> None:
+        server = transport.create_server(max_message_bytes=1000)
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {
+            "Call": grpc.unary_unary_rpc_method_handler(Echo().call)
+        }
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
+        port = transport.bind(server, "127.0.0.1:0", None)
+        await server.start()
+        with grpc.insecure_channel(f"127.0.0.1:{port}", options=transport.channel_options(1000)) as channel:
+            method: Any = channel.unary_unary("/test.Echo/Call")
+            await asyncio.to_thread(lambda: method(b"", timeout=PATIENCE_S))
+            calls = [method.future(b"x", timeout=PATIENCE_S) for _ in range(3)]
+            # No `await`: the event loop is busy for longer than the lower limit.
+            threading.Event().wait(1.5)
+            errors = await asyncio.to_thread(lambda: [call.exception(timeout=PATIENCE_S) for call in calls])
+        await server.stop(0)
+        # The server has asked for one call, which does not wait.
+        assert [error and error.code() for error in errors[1:]] == [code] * 2
 
     asyncio.run(main())
 
