@@ -34,6 +34,7 @@ class Recorder:
         self._patch = monkeypatch
         self._synced_files: dict[int, int] = {}
         self._synced_folders: dict[str, int] = {}
+        self._open: dict[int, int] = {}  # descriptors: while a file is open no other one gets its number
 
     def __enter__(self) -> Recorder:
         self._patch.setattr(os, "fsync", self._fsync)
@@ -45,6 +46,8 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._patch.undo()
+        for descriptor in self._open.values():
+            os.close(descriptor)
 
     def noting(self, owner: type, name: str) -> None:
         """Every call of this method is a moment."""
@@ -62,11 +65,13 @@ class Recorder:
         contents: dict[int, bytes] = {}
         for path in sorted(p for p in self.folder.rglob("*") if p.is_file()):
             inode = path.stat().st_ino
+            if inode not in self._open:
+                self._open[inode] = os.open(path, os.O_RDONLY)
             names[str(path.relative_to(self.folder))] = inode
             contents[inode] = path.read_bytes()
         before = self.moments[-1] if self.moments else None
         for inode in list(self._synced_files):
-            if inode not in contents:  # gone; another file may get its number
+            if inode not in contents:  # gone
                 contents[inode] = before.contents[inode] if before is not None else b""
         self.moments.append(_Moment(names, contents, dict(self._synced_files), dict(self._synced_folders)))
         return len(self.moments) - 1
