@@ -33,7 +33,7 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.9),
 )
 NUM_COMMITS = 7
-NUM_IMAGES = 300
+NUM_IMAGES = 100
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
     settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fsync=fsync))
     recorder, truth = a_run(tmp_path / "run", settings, monkeypatch)
     found = set()
-    for seed in range(NUM_IMAGES):
+    for seed in range(3 * NUM_IMAGES):
         folder = tmp_path / f"image-{seed}"
         folder.mkdir(0o700)
         cut = recorder.image(seed, folder)
