@@ -70,9 +70,8 @@ class Recorder:
             names[str(path.relative_to(self.folder))] = inode
             contents[inode] = path.read_bytes()
         before = self.moments[-1] if self.moments else None
-        for inode in list(self._synced_files):
-            if inode not in contents:  # gone
-                contents[inode] = before.contents[inode] if before is not None else b""
+        if before is not None:
+            contents = before.contents | contents  # a file that has lost its name may get it back in a cut
         self.moments.append(_Moment(names, contents, dict(self._synced_files), dict(self._synced_folders)))
         return len(self.moments) - 1
 

@@ -33,7 +33,7 @@ SETTINGS = RunSettings(
     outer=OuterSettings(learning_rate=0.7, momentum=0.9),
 )
 NUM_COMMITS = 7
-NUM_IMAGES = 100
+NUM_IMAGES = 300
 
 
 @dataclass(slots=True)
@@ -124,6 +124,22 @@ def loaded(folder: Path, settings: RunSettings, truth: Truth, done: Commit | Non
         home.close()
 
 
+def test_a_file_that_is_replaced_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The old one is as it was when the recorder began, long after its name is another file's."""
+    folder = tmp_path / "run"
+    home = Home(folder)
+    home.write("count", b"7")
+    with Recorder(folder, monkeypatch) as recorder:
+        home.write("count", b"8")
+    home.close()
+    found = set()
+    for seed in range(NUM_IMAGES):
+        image = tmp_path / f"image-{seed}"
+        recorder.image(seed, image)
+        found.add((image / "count").read_bytes())
+    assert found == {b"7", b"8"}
+
+
 @pytest.mark.parametrize("fsync", [True, False])
 def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
@@ -131,7 +147,7 @@ def test_a_power_cut_at_any_moment_loses_no_more_than_is_promised(
     settings = replace(SETTINGS, sync=replace(SETTINGS.sync, fsync=fsync))
     recorder, truth = a_run(tmp_path / "run", settings, monkeypatch)
     found = set()
-    for seed in range(3 * NUM_IMAGES):
+    for seed in range(NUM_IMAGES):
         folder = tmp_path / f"image-{seed}"
         folder.mkdir(0o700)
         cut = recorder.image(seed, folder)
