@@ -14,6 +14,7 @@ from atoll.coordinator.core.log.disputes import Need
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync import decisions as sync_decisions
 from atoll.coordinator.core.sync.syncs import Attempt, Sync
 from atoll.coordinator.core.view.run_view import RunView
 from atoll.protocol import messages as m
@@ -81,6 +82,10 @@ class CoordinatorQuestions:
         going = self.core.run.going_back
         return None if going is None else going.commit
 
+    def waits_for_lost_state(self) -> str:
+        """Why the newest commit cannot be reached, and who may still have it; empty if it can."""
+        return self.core.run.unreachable
+
     # --- disputes
 
     def disputed(self) -> str:
@@ -104,6 +109,25 @@ class CoordinatorQuestions:
         dispute = self.core.run.dispute
         assert dispute is not None, "nothing is disputed"
         return len(dispute.found)
+
+    def lacking_evidence(self) -> list[Need]:
+        """What the core says that nobody shows; nothing unless it cannot settle the dispute without it."""
+        dispute = self.core.run.dispute
+        if dispute is None:
+            return []
+        found = []
+        for need in dict.fromkeys(need for need, _ in dispute.tried):
+            of_a_side = need.evidence is m.Evidence.CHUNK_HASHES and need.commit == dispute.commit
+            words = "not every side shows" if of_a_side else need.in_words()
+            if words in dispute.undecided and need not in dispute.found:
+                found.append(need)
+        return found
+
+    def is_evidence(self, need: Need, data: bytes) -> bool:
+        """It has the hash that the core asks for."""
+        check = evidence._check(self.core.run, need, len(data))
+        check.add(data)
+        return check.finish() == need.expected
 
     # --- limits that depend on the run
 
@@ -132,6 +156,10 @@ class CoordinatorQuestions:
         """In the order of ids."""
         return [site.name for site in self.core.run.members.live()]
 
+    def connected_sites(self) -> list[str]:
+        """Live ones with a stream, in the order of ids."""
+        return [site.name for site in self.core.run.members.connected()]
+
     def last_site_id(self) -> int:
         """The highest that was given."""
         return self.core.run.members.last_id
@@ -159,6 +187,10 @@ class CoordinatorQuestions:
     def holds(self, name: str) -> int | None:
         """The commit; None if it has no state, or has not said so in this session."""
         return self._site(name).applied
+
+    def is_fetching(self, name: str) -> bool:
+        """A state, from others."""
+        return bool(self._site(name).fetches)
 
     def state_of(self, name: str) -> bytes:
         """The hash of what it holds."""
@@ -338,6 +370,11 @@ class CoordinatorQuestions:
     def go_back(self, commit: int, reason: str) -> str:
         """The core itself decides so. Why it is not tried; empty if it is."""
         return going_back.begin(self.core.run, commit, reason)
+
+    def abandon_sync(self, reason: str) -> None:
+        """As if its attempts were used up, which they may be at any time."""
+        sync_decisions.abandon(self.core.run, self._sync(), reason)
+        self.core._settled = False
 
     def count_looks_at_traffic(self) -> Looks:
         """At when a site of the attempt last exchanged anything, from now on."""

@@ -5,14 +5,21 @@ Most of what a core decides is an output: tests look there first. Answers are nu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from atoll.node.core import answers, syncs
 from atoll.node.core.context import SiteIdentity
+from atoll.node.core.events import Answer, MergeMode
 from atoll.node.core.site import SiteCore
-from atoll.node.core.state import Outer
+from atoll.node.core.state import Outer, SiteState
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings
 from tests.harness.snapshots import snapshot
+
+if TYPE_CHECKING:
+    from atoll.node.daemon.node import Node
 
 PROCESS = b"this process"
 
@@ -63,6 +70,10 @@ class SiteQuestions:
         """The commit of its outer state; None without one."""
         outer = self.core.site.outer
         return None if outer is None else outer.commit
+
+    def branch(self) -> int:
+        """In which the commits of its state are numbered."""
+        return self.core.site.branch
 
     def lacks(self) -> int:
         """The commit that its own log does not lead to; 0: none."""
@@ -138,3 +149,28 @@ INSIGNIFICANT = frozenset({"out", "now", "settings", "limits"})
 def decisions(core: SiteCore) -> Any:
     """Everything that the core holds but the time and what it was made with."""
     return snapshot(core.ctx, INSIGNIFICANT)
+
+
+def of_node(node: Node) -> SiteQuestions:
+    """To the core of a node that runs."""
+    questions = SiteQuestions()
+    questions.core = node.core
+    return questions
+
+
+def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cores keep a difference back when a later sync opens, and make the next one of it."""
+    decide = answers.decide
+
+    def decides(site: SiteState, **options: Any) -> answers.Decision:
+        decision = decide(site, **options)
+        is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
+        if is_shift and (site.open is None or site.outer is None or site.open.base_commit != site.outer.commit):
+            return answers.Hold("waiting for the coordinator to open the next sync")
+        return decision
+
+    def is_in_use(site: SiteState) -> bool:
+        return site.publishing is not None or site.workers.offered_version is not None
+
+    monkeypatch.setattr(answers, "decide", decides)
+    monkeypatch.setattr(syncs, "publish_is_in_use", is_in_use)

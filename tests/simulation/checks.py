@@ -30,6 +30,7 @@ from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
+from tests.harness.site_questions import of_node
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay
 from tests.simulation.sites import Sealed, learned_in, to_bf16
@@ -283,12 +284,12 @@ class Checks:
         match output:
             case e.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
-                self._holds(node, commit, value, node.node.core.site.branch)
+                self._holds(node, commit, value, of_node(node.node).branch())
         if not isinstance(output, e.BeginExchange) or not output.contributes:
             return
         assert node.node is not None
         plan, sealed = output.plan, node.hands.sealed
-        site_id, incarnation = node.node.core.site.site_id, node.node.home.incarnation
+        site_id, incarnation = of_node(node.node).site_id, node.node.home.incarnation
         self.require(sealed is not None, f"{node.process} contributes without a snapshot")
         assert sealed is not None
         first = self._contributions.setdefault((plan.sync, site_id, incarnation), sealed)

@@ -4,14 +4,10 @@ while no honest site could show what is lacking."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from atoll.coordinator.core.events import SiteRecord
-from atoll.coordinator.core.log import evidence
-from atoll.coordinator.core.log.disputes import Dispute, Need
 from atoll.protocol.errors import AtollError
-from atoll.protocol.messages import Evidence
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -36,31 +32,20 @@ def honest_who_lost(world: World) -> list[str]:
 
 def who_could_settle(world: World) -> list[str]:
     """Honest sites that the coordinator hears, and what they have of that which it says nobody shows."""
-    server = world.coordinator.server if world.coordinator is not None else None
-    dispute = server._core.run.dispute if server is not None else None
-    if server is None or dispute is None:
+    asked = world.coordinator.asked if world.coordinator is not None else None
+    if asked is None:
         return []
-    run, found = server._core.run, []
-    for site in run.members.connected():
-        node = world.nodes[site.name].node if site.name in world.nodes else None
+    needs, found = asked.lacking_evidence(), []
+    for name in asked.connected_sites():
+        node = world.nodes[name].node if name in world.nodes else None
         plane = node.plane if node is not None else None
-        if site.name in world.hostile | world.hung or plane is None or site.applied is None or site.fetches:
+        if name in world.hostile | world.hung or plane is None or asked.holds(name) is None or asked.is_fetching(name):
             continue
-        for need in _lacking(dispute):
+        for need in needs:
             try:
                 data = plane._evidence(need.evidence, need.commit, need.chunk)
             except (AtollError, OSError):
                 continue
-            check = evidence._check(run, need, len(data))
-            check.add(data)
-            if check.finish() == need.expected:
-                found.append(f"{site.name} has {need.in_words()}")
+            if asked.is_evidence(need, data):
+                found.append(f"{name} has {need.in_words()}")
     return found
-
-
-def _lacking(dispute: Dispute) -> Iterator[Need]:
-    for need in dict.fromkeys(need for need, _ in dispute.tried):
-        of_a_side = need.evidence is Evidence.CHUNK_HASHES and need.commit == dispute.commit
-        is_named = "not every side shows" in dispute.undecided if of_a_side else need.in_words() in dispute.undecided
-        if is_named and need not in dispute.found:
-            yield need

@@ -17,8 +17,6 @@ from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
-from atoll.coordinator.core.machine import Core
-from atoll.coordinator.core.sync import decisions
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
@@ -44,6 +42,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
+from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
@@ -172,17 +171,17 @@ class SimCoordinator:
         try:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
             self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
-            core = server._core
-            handle = core.handle_all
+            asked = of_server(server)
+            handle = asked.core.handle_all
 
             def watched(events: Sequence[Any], now: float) -> Any:
-                self._abandon_if_due(core)
+                self._abandon_if_due(asked)
                 outputs = handle(events, now)
                 for _ in events:
                     self.on_event()
                 return outputs
 
-            core.handle_all = watched  # type: ignore[method-assign]
+            asked.core.handle_all = watched  # type: ignore[method-assign]
             if self._busy_s:
                 execute = server._execute
 
@@ -196,17 +195,21 @@ class SimCoordinator:
         except Exception as error:
             self.failure = error
 
-    def _abandon_if_due(self, core: Core) -> None:
-        """As if its attempts were used up, which it may be at any time."""
-        run = core.run
-        if not self.abandons_after or run.sync is None or run.unreachable or run.log.last == self._abandoned_on:
+    @property
+    def asked(self) -> CoordinatorQuestions | None:
+        """None before it serves."""
+        return None if self.server is None else of_server(self.server)
+
+    def _abandon_if_due(self, asked: CoordinatorQuestions) -> None:
+        last = asked.last_commit()
+        is_open = asked.open_sync() is not None and not asked.waits_for_lost_state()
+        if not self.abandons_after or not is_open or last == self._abandoned_on:
             return
         self.abandons_after[0] -= 1
         if self.abandons_after[0] < 0:
             del self.abandons_after[0]
-            self._abandoned_on = run.log.last
-            decisions.abandon(run, run.sync, "the simulator wants it")
-            core._settled = False
+            self._abandoned_on = last
+            asked.abandon_sync("the simulator wants it")
 
 
 class MuteCoordinator:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.core.events import SiteRecord
-from atoll.node.core.events import Answer, Content, Difference, MergeMode, Values
-from atoll.node.core.state import SiteState
+from atoll.node.core.events import Content, Difference, Values
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.exchange.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import DigestMismatch, RefusedError
 from atoll.protocol.layout import Chunk, Role
+from tests.harness.site_questions import take_no_care_of_bases
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
 from tests.simulation.faults import FAULTS, MOST_WAIT_S, Fault, draw_faults, strike
@@ -434,27 +434,14 @@ def test_a_broken_rule_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_difference_that_is_made_of_a_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Publishing takes time here: a difference that is kept back when a later sync opens is what the next one is made
     of, if neither the core nor the data plane minds. All sites agree on the garbage."""
-    from atoll.node.core import answers, syncs
-
-    decide, publish = answers.decide, SimDataPlane.publish
-
-    def decides(site: SiteState, **options: Any) -> answers.Decision:
-        decision = decide(site, **options)
-        is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        if is_shift and (site.open is None or site.outer is None or site.open.base_commit != site.outer.commit):
-            return answers.Hold("waiting for the coordinator to open the next sync")
-        return decision
+    publish = SimDataPlane.publish
 
     async def publishes(plane: SimDataPlane, content: Content) -> None:
         if isinstance(content, Difference) and isinstance(plane._published, Difference):
             plane._published = Values(content.base)
         await publish(plane, content)
 
-    def is_in_use(site: SiteState) -> bool:
-        return site.publishing is not None or site.workers.offered_version is not None
-
-    monkeypatch.setattr(answers, "decide", decides)
-    monkeypatch.setattr(syncs, "publish_is_in_use", is_in_use)
+    take_no_care_of_bases(monkeypatch)
     monkeypatch.setattr(SimDataPlane, "publish", publishes)
     problems = (overtaken(seed).problem for seed in range(SEEDS_OVERTAKEN))
     assert any("its base and its" in problem for problem in problems)

@@ -25,6 +25,8 @@ from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.coordinator_questions import of_server
+from tests.harness.site_questions import of_node
 from tests.simulation import disputes
 from tests.simulation.checks import Checks, Unsound
 from tests.simulation.loop import HERE, START_S, Deadlock, Process, SimLoop, Spinning
@@ -382,22 +384,21 @@ class World:
 
     def holds_state(self, name: str) -> bool:
         node = self.nodes[name].node
-        return node is not None and node.core.site.outer is not None
+        return node is not None and of_node(node).holds() is not None
 
     def counts(self, name: str) -> bool:
         """Whether the coordinator takes that site for one that works in the run; True while there is none."""
-        server = self.coordinator.server if self.coordinator is not None else None
-        site = server._core.run.members.sites.get(name) if server is not None else None
-        return server is None or (site is not None and site.live)
+        asked = self.coordinator.asked if self.coordinator is not None else None
+        return asked is None or (asked.is_known(name) and asked.is_live(name))
 
     def num_who_attest(self, commit: int, but: Collection[str] = ()) -> int:
         """Contributors of that commit that the coordinator hears, `but` these; none of commit 0."""
         server = self._server_that_answers()
         if server is None:
             return 0
-        run = server._core.run
-        heard = [site for site in run.members.connected() if site.name not in but]
-        return sum(site.site_id in run.log.contributors(commit) for site in heard)
+        asked = of_server(server)
+        contributors = asked.contributors_to(commit)
+        return sum(asked.id_of(name) in contributors for name in asked.connected_sites() if name not in but)
 
     def lose_site(self, name: str) -> None:
         self.kill_site(name, "lost for good, with its disk")
@@ -409,9 +410,10 @@ class World:
     def go_back(self, generator: random.Random) -> None:
         """An operator says `atoll rollback --to` some commit that sites have passed, as far as one can tell."""
         server = self._server_that_answers()
-        if server is None or not server._core.run.log.last:
+        last = of_server(server).last_commit() if server is not None else 0
+        if server is None or not last:
             return
-        commit = generator.randrange(server._core.run.log.last)
+        commit = generator.randrange(last)
         self.story.tell("operator", f"atoll rollback --to {commit}")
 
         async def ask() -> None:
@@ -446,7 +448,7 @@ class World:
 
         def back() -> None:
             server = self._server_that_answers()
-            if server is None or name in server._core.run.kept_out:
+            if server is None or of_server(server).is_kept_out(name):
                 if server is not None:
                     self._ask(let_in(server))
                 self.later(1.0, back)
@@ -464,7 +466,7 @@ class World:
             if self.nodes.get(name) is not liar:
                 return
             server = self._server_that_answers()
-            disputed = server._core.run.disputed if server is not None else ""
+            disputed = of_server(server).disputed() if server is not None else ""
             if f"{name} (" not in disputed or "are being checked" in disputed:
                 self.later(looks_every_s, look)
                 return
@@ -486,7 +488,7 @@ class World:
             server = coordinator.server if coordinator is not None else None
             if coordinator is None or server is None or coordinator.process.stopped:
                 continue
-            if waits_for := server._core.run.unreachable:
+            if waits_for := of_server(server).waits_for_lost_state():
                 self.story.tell("operator", f"atoll rollback: {waits_for}")
                 ask = server.ask_to_roll_back
                 self.run_in(coordinator.process, lambda ask=ask: ask("the disk is lost"))  # type: ignore[misc]
