@@ -18,10 +18,11 @@ from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.bases import check_base_dtypes
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import outer_optimizer
-from atoll.node.dataplane.outer_state import OuterState, TornState
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import Snapshots
+from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.threads import each, run_to_its_end
 from atoll.protocol import wire

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.dataplane.slots import SlotMap
+from atoll.node.dataplane.places import PlaceMap
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
+from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
 
-OUTER_SLOTS = {"sgd": 0, "nesterov": 1}
-"""Of each outer optimizer; the same as its `slots`, but known without numpy and compiled kernels."""
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
 PAYLOAD_ENTRY_BYTES = 64
@@ -40,15 +39,14 @@ class Footprint:
 
 
 def footprint(layout: Layout, settings: RunSettings) -> Footprint:
-    num_slots = OUTER_SLOTS[settings.outer.optimizer]
-    records = [c.num_bytes * (1 + num_slots if c.role is Role.TRAINABLE else 1) for c in layout.chunks]
     num_synced = layout.num_sync_chunks
-    dtypes = layout.manifest.tensors
+    tensors = layout.manifest.tensors
+    records = [record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks]
     sync_bytes = sum(
-        max_encoded_bytes(codec_of(c.role, settings.sync.codec), c.num_elements, dtypes[c.tensor].carried_itemsize)
+        max_encoded_bytes(codec_of(c.role, settings.sync.codec), c.num_elements, tensors[c.tensor].carried_itemsize)
         for c in layout.chunks[:num_synced]
     )
-    outer_bytes = SlotMap(records).file_bytes
+    outer_bytes = PlaceMap(records).file_bytes
     return Footprint(
         shared_bytes=2 * layout.buffer_bytes,
         outer_bytes=outer_bytes,

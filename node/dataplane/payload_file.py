@@ -50,7 +50,7 @@ class PayloadFile:
         self._layout = layout
         self._run_id = run_id
         self._tag = _tag(layout, run_id)
-        self._chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
+        self._chunks = layout.sync_chunks
         self._wanted = frozenset(self._chunks)
         self._descriptor = descriptor
         self._lock = threading.RLock()

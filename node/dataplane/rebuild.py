@@ -10,10 +10,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.dataplane.chunk_store import ChunkRecord
 from atoll.node.dataplane.optim import OuterOptimizer
-from atoll.node.dataplane.outer_state import Bytes, ChunkRecord, OuterState
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_update import updated
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
+from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import chunk_hash, state_hash
 
@@ -110,7 +113,7 @@ def record_at(
         try:
             data: bytes | Bytes = file.read(chunk).data
             for number in range(version + 1, commit + 1):
-                data = outer.replayed(chunk, data, payloads.read(number, chunk), optimizer)
+                data = updated(outer.layout, chunk, data, payloads.read(number, chunk), optimizer)
         except (StateError, InvalidMessage) as error:
             problem = error  # an older one may do
             continue
@@ -128,7 +131,6 @@ class _Rebuild:
         self._log = payloads
         self._snapshots = snapshots
         self._optimizer = optimizer
-        self._sync_chunks = [c.index for c in self._layout.chunks[: self._layout.num_sync_chunks] if c.num_elements]
         self._newest = max((c.commit for c in payloads.commits()), default=0)
         self._readable: dict[tuple[int, int], bool] = {}  # (commit, chunk)
         self._damaged: set[tuple[Path, int]] = set()  # records of snapshots
@@ -169,10 +171,11 @@ class _Rebuild:
     def _bring_all(self) -> bool:
         """False if it has to be tried again."""
         held = self._outer.versions  # of all chunks: once, not for each of a hundred thousand
-        sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=False) for chunk in self._sync_chunks}
+        chunks = self._layout.sync_chunks
+        sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=False) for chunk in chunks}
         target = _newest_common(list(sources.values()))
         if target is None or target < self._newest:
-            sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=True) for chunk in self._sync_chunks}
+            sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=True) for chunk in chunks}
             target = _newest_common(list(sources.values()))
         for chunk, found in sources.items():
             if target is not None:

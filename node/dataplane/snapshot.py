@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, record_bytes, state_key
+from atoll.node.dataplane.chunk_store import ChunkRecord
+from atoll.node.dataplane.outer_state import OuterState, state_key
+from atoll.node.dataplane.outer_update import record_bytes
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.disk import disk_error, make_folder, open_new, sync_folder
 from atoll.protocol.errors import StateError
@@ -89,7 +91,7 @@ class Snapshots:
         """The commit of a snapshot that `add` made and `write` leaves, however many younger ones there are."""
         self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         self._key = state_key(layout, slots, run_id)
-        self._sync_chunks = [c.index for c in layout.chunks[: layout.num_sync_chunks] if c.num_elements]
+        self._sync_chunks = layout.sync_chunks
         self._frozen_chunks = [c.index for c in layout.chunks[layout.num_sync_chunks :] if c.num_elements]
         self.files: tuple[SnapshotFile, ...] = ()
         """Of the sync's chunks, the newest first. Another tuple takes its place: who reads it sees one moment."""

@@ -16,7 +16,8 @@ from functools import partial
 from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
-from atoll.node.dataplane.outer_state import OuterState, record_bytes
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane.outer_state import record_bytes
+from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.exchange.counters import Counters
 from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.donor_client import DonorClient

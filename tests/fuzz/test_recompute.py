@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import EncodedHeader, block_of, body_bytes, kernels, unchanged
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
@@ -102,7 +103,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
 
     def at_a_site(payload: bytes) -> bytes:
         with np.errstate(all="ignore"):
-            return outer.replayed(chunk.index, record, payload, optimizer).tobytes()
+            return updated(outer.layout, chunk.index, record, payload, optimizer).tobytes()
 
     def at_the_coordinator(payload: bytes) -> bytes:
         return recomputed(

@@ -93,6 +93,7 @@ def of_the_node() -> list[tuple[Any, str]]:
     """Whoever copies, hashes, encodes or computes what is as large as a chunk or the model."""
     from atoll.node import threads
     from atoll.node.daemon.shared_memory import SharedBuffer
+    from atoll.node.dataplane.chunk_store import ChunkStore
     from atoll.node.dataplane.outer_state import OuterState
     from atoll.node.dataplane.payload_file import PayloadFile
     from atoll.node.dataplane.payload_log import PayloadLog
@@ -104,7 +105,8 @@ def of_the_node() -> list[tuple[Any, str]]:
     from atoll.protocol.codecs import kernels
 
     return [
-        *((OuterState, name) for name in ("_replace", "damaged", "_verify", "state_hash", "chunk_hashes", "freeze")),
+        *((ChunkStore, name) for name in ("replace", "damaged", "verify")),
+        *((OuterState, name) for name in ("state_hash", "chunk_hashes", "freeze")),
         *((SyncData, name) for name in ("contribution", "reduce", "check", "check_payload", "payload_hash")),
         *((PayloadLog, name) for name in ("__init__", "begin", "commit", "hashes", "read", "roll_back", "drop")),
         *((PayloadLog, name) for name in ("has", "commits", "open_commit")),

@@ -12,7 +12,7 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.room import Free, Room, free_for, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
-from atoll.node.dataplane.footprint import OUTER_SLOTS, footprint
+from atoll.node.dataplane.footprint import footprint
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -59,7 +59,6 @@ def large(num_parameters: int) -> Layout:
 def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, outer=OuterSettings(optimizer=optimizer))
     slots = outer_optimizer(settings.outer).slots
-    assert OUTER_SLOTS[optimizer] == len(slots)
     outer = OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
     outer.close()
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes

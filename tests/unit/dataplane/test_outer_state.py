@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.outer_index import ENTRY_BYTES, Entry, OuterIndex
-from atoll.node.dataplane.outer_state import OuterState, record_bytes
-from atoll.node.dataplane.slots import SPARES, SlotMap, place_bytes
+from atoll.node.dataplane.chunk_index import ENTRY_BYTES, ChunkIndex, Entry
+from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_update import record_bytes
+from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
 from atoll.protocol.errors import HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, filled, layout, payloads, seeded, tensor
@@ -308,7 +309,7 @@ def test_equal_records_never_share_a_place(tmp_path: Path) -> None:
     outer.close()
     index = bytearray((tmp_path / "outer.index").read_bytes())
     for chunk in range(3):  # the newest entries of some chunks are lost
-        entries = OuterIndex(memoryview(index), b"").entries(chunk)
+        entries = ChunkIndex(memoryview(index), b"").entries(chunk)
         assert not entries, "entries of another key are not valid"
         index[2 * chunk * ENTRY_BYTES : (2 * chunk + 1) * ENTRY_BYTES] = bytes(ENTRY_BYTES)
     (tmp_path / "outer.index").write_bytes(index)
@@ -391,20 +392,20 @@ def test_creating_replaces_what_was_there(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 5000), max_size=60))
 def test_places_do_not_overlap_and_waste_little(sizes: list[int]) -> None:
-    slots = SlotMap(sizes)
+    places = PlaceMap(sizes)
     end = 0
-    for group in slots.groups:
+    for group in places.groups:
         assert group.offset_bytes == end
-        end += group.num_slots * group.slot_bytes
-    assert end == slots.file_bytes
+        end += group.num_places * group.place_bytes
+    assert end == places.file_bytes
     for chunk, size in enumerate(sizes):
         if size:
-            group = slots.groups[slots.group_of[chunk]]
-            assert size <= group.slot_bytes <= max(64, size * 1.125 + 64)
-            assert slots.offset_bytes(chunk, group.first_slot) == group.offset_bytes
-            assert not slots.fits(chunk, group.first_slot + group.num_slots)
+            group = places.groups[places.group_of[chunk]]
+            assert size <= group.place_bytes <= max(64, size * 1.125 + 64)
+            assert places.offset_bytes(chunk, group.first_place) == group.offset_bytes
+            assert not places.fits(chunk, group.first_place + group.num_places)
         else:
-            assert slots.group_of[chunk] == -1
+            assert places.group_of[chunk] == -1
 
 
 def test_large_records_get_places_of_nearly_their_size() -> None:
@@ -414,8 +415,8 @@ def test_large_records_get_places_of_nearly_their_size() -> None:
 
 @given(st.integers(0, ENTRY_BYTES - 1), st.integers(1, 255))
 def test_a_damaged_index_entry_is_not_valid(place: int, flip: int) -> None:
-    buffer = bytearray(OuterIndex.size_bytes(2))
-    index = OuterIndex(memoryview(buffer), b"key")
+    buffer = bytearray(ChunkIndex.size_bytes(2))
+    index = ChunkIndex(memoryview(buffer), b"key")
     first, second = Entry(4, 1, 2, bytes(32)), Entry(5, 2, 3, bytes(range(32)))
     index.write(1, first)
     index.write(1, second)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from atoll.node.dataplane import snapshot
-from atoll.node.dataplane.outer_state import ChunkRecord, OuterState, PinnedChunk
+from atoll.node.dataplane.chunk_store import ChunkRecord
+from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots

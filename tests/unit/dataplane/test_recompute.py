@@ -7,6 +7,7 @@ import pytest
 
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
+from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import kernels, unchanged
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -76,7 +77,7 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
             values = np.arange(72, dtype=np.uint8) if is_raw else floats(3, 9)
             payload = kernels.encode("raw" if is_raw else "fp32", values, dtype=dtype)
         outer.put(chunk.index, 0, record)
-        expected = outer.replayed(chunk.index, record, payload, optimizer).tobytes()
+        expected = updated(outer.layout, chunk.index, record, payload, optimizer).tobytes()
         found = recomputed(
             role=chunk.role, dtype=spec.dtype, num_elements=9, settings=NESTEROV, record=record, payload=payload
         )

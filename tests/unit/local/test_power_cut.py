@@ -13,7 +13,7 @@ import pytest
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.outer_index import OuterIndex
+from atoll.node.dataplane.chunk_index import ChunkIndex
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
@@ -73,7 +73,7 @@ def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) 
     folder.mkdir(0o700)
     truth = Truth([], [], [], [], [])
     with Recorder(folder, monkeypatch) as recorder:
-        recorder.noting(OuterIndex, "write")
+        recorder.noting(ChunkIndex, "write")
         recorder.noting(PayloadFile, "put")
         recorder.noting(PayloadLog, "commit")
         for last in (3, NUM_COMMITS):
@@ -175,7 +175,7 @@ def test_a_power_cut_at_any_moment_of_going_back_ends_at_one_commit_or_the_other
     settings = replace(SETTINGS, sync=replace(SETTINGS.sync, log_commits=32))
     _, truth = a_run(folder, settings, monkeypatch)
     with Recorder(folder, monkeypatch) as recorder:
-        recorder.noting(OuterIndex, "write")
+        recorder.noting(ChunkIndex, "write")
         recorder.noting(Snapshots, "_put_in_place")
         home = Home(folder)
         plane = DataPlane(home, settings, manifest(), 1)

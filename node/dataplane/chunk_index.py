@@ -1,4 +1,4 @@
-"""The index of the outer state: which record of a chunk counts. Pure, over a writable buffer.
+"""The index of a chunk store: which record of a chunk counts. Pure, over a writable buffer.
 
 Each chunk has two entries of 64 bytes, written in turn; the valid one with the higher serial counts. So a write that
 is torn at any byte leaves the chunk's former entry in force.
@@ -20,11 +20,11 @@ _CHECK_BYTES = ENTRY_BYTES - _BODY.size
 class Entry:
     version: int
     serial: int
-    slot: int
+    place: int
     hash: bytes
 
 
-class OuterIndex:
+class ChunkIndex:
     """`key` ties entries to one run and layout: those of another are not valid."""
 
     def __init__(self, buffer: memoryview, key: bytes) -> None:
@@ -42,15 +42,15 @@ class OuterIndex:
             start = (2 * chunk + side) * ENTRY_BYTES
             data = bytes(self._buffer[start : start + ENTRY_BYTES])
             body = data[: _BODY.size]
-            version, slot, serial, value = _BODY.unpack(body)
+            version, place, serial, value = _BODY.unpack(body)
             if serial and serial % 2 == side and data[_BODY.size :] == self._check(chunk, body):
-                found.append(Entry(version, serial, slot, value))
+                found.append(Entry(version, serial, place, value))
         return sorted(found, key=lambda e: -e.serial)
 
     def write(self, chunk: int, entry: Entry) -> None:
         """Puts `entry` in force; its serial must be one more than the present one's."""
         start = (2 * chunk + entry.serial % 2) * ENTRY_BYTES
-        body = _BODY.pack(entry.version, entry.slot, entry.serial, entry.hash)
+        body = _BODY.pack(entry.version, entry.place, entry.serial, entry.hash)
         self._buffer[start : start + ENTRY_BYTES] = body + self._check(chunk, body)
 
     def _check(self, chunk: int, body: bytes) -> bytes:

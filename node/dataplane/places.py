@@ -21,14 +21,14 @@ def place_bytes(record_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    first_slot: int
-    num_slots: int
+    first_place: int
+    num_places: int
     offset_bytes: int
-    slot_bytes: int
+    place_bytes: int
 
 
-class SlotMap:
-    """Slots 0..num_slots-1 of a file for records of these sizes; size 0 has no slot (and group -1)."""
+class PlaceMap:
+    """Places 0..num_places-1 of a file for records of these sizes; size 0 has no place (and group -1)."""
 
     def __init__(self, record_bytes: Sequence[int]) -> None:
         counts: dict[int, int] = {}
@@ -37,21 +37,21 @@ class SlotMap:
                 counts[place_bytes(size)] = counts.get(place_bytes(size), 0) + 1
         self.groups: list[Group] = []
         index: dict[int, int] = {}
-        slot = offset = 0
+        place = offset = 0
         for size, count in sorted(counts.items(), reverse=True):
-            num_slots = count + min(count, SPARES)
+            num_places = count + min(count, SPARES)
             index[size] = len(self.groups)
-            self.groups.append(Group(slot, num_slots, offset, size))
-            slot += num_slots
-            offset += num_slots * size
-        self.num_slots = slot
+            self.groups.append(Group(place, num_places, offset, size))
+            place += num_places
+            offset += num_places * size
+        self.num_places = place
         self.file_bytes = offset
         self.group_of = [index[place_bytes(size)] if size else -1 for size in record_bytes]
 
-    def fits(self, chunk: int, slot: int) -> bool:
+    def fits(self, chunk: int, place: int) -> bool:
         group = self.groups[self.group_of[chunk]]
-        return group.first_slot <= slot < group.first_slot + group.num_slots
+        return group.first_place <= place < group.first_place + group.num_places
 
-    def offset_bytes(self, chunk: int, slot: int) -> int:
+    def offset_bytes(self, chunk: int, place: int) -> int:
         group = self.groups[self.group_of[chunk]]
-        return group.offset_bytes + (slot - group.first_slot) * group.slot_bytes
+        return group.offset_bytes + (place - group.first_place) * group.place_bytes

@@ -1,0 +1,53 @@
+"""The outer update of one chunk's record: values, then each slot of the outer optimizer. Pure, over arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.dataplane.store_files import Bytes
+from atoll.protocol.codecs import UNCHANGED, kernels, parse_header, peek_codec, scratch
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.layout import Layout, Role
+from atoll.protocol.settings import CODECS
+
+Encoded = bytes | bytearray | memoryview
+
+
+def record_bytes(layout: Layout, slots: tuple[str, ...], chunk: int) -> int:
+    """Bytes of a chunk's record: values and, for trainable chunks, each slot."""
+    spec = layout.chunks[chunk]
+    return spec.num_bytes * (1 + len(slots)) if spec.role is Role.TRAINABLE else spec.num_bytes
+
+
+def update(layout: Layout, chunk: int, old: Bytes, payload: Encoded, optimizer: OuterOptimizer, *, new: Bytes) -> None:
+    """`new` := the record after the commit whose `payload` it is, from the record before it.
+
+    Raises InvalidMessage for a payload that is not this chunk's.
+    """
+    spec = layout.chunks[chunk]
+    dtype = layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
+    codec = peek_codec(payload)
+    if spec.role is Role.TRAINABLE:
+        if codec not in CODECS:
+            raise InvalidMessage(f"payload of chunk {chunk}: codec {codec} carries no pseudo-gradient")
+        average = scratch.floats("average", spec.num_elements)
+        kernels.decode(payload, codec, spec.num_elements, average)
+        rows = old.view(np.float32).reshape(1 + len(optimizer.slots), -1)
+        out = new.view(np.float32).reshape(1 + len(optimizer.slots), -1)
+        optimizer.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
+    elif codec == UNCHANGED:
+        parse_header(payload, codec=UNCHANGED, num_elements=spec.num_elements, dtype=dtype)
+        new[:] = old
+    elif spec.role is Role.BUFFER_LOWEST:
+        kernels.decode(payload, "raw", spec.num_elements, new, dtype)
+    else:
+        kernels.decode(payload, "fp32", spec.num_elements, new.view(np.float32))
+
+
+def updated(layout: Layout, chunk: int, old: bytes | Bytes, payload: Encoded, optimizer: OuterOptimizer) -> Bytes:
+    """The same, in memory of its own."""
+    before = np.frombuffer(old, np.uint8)
+    new = np.empty_like(before)
+    update(layout, chunk, before, payload, optimizer, new=new)
+    return new

@@ -1,0 +1,139 @@
+"""The files of a chunk store: what they are of (JSON), the index, and the places of the records, mapped into memory."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.node.dataplane.chunk_index import ChunkIndex
+from atoll.node.dataplane.places import PlaceMap
+from atoll.protocol.disk import Disk, disk_error, sync_folder
+from atoll.protocol.errors import StateError
+
+_MAX_META_BYTES = 1 << 16
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class TornState(StateError):
+    """The files are not whole: what is left of them is no store, and may be made anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreKind:
+    """What a store holds."""
+
+    name: str
+    """Of its files."""
+    what: str
+    """In messages, such as "outer state"."""
+    identity: Mapping[str, Any]
+    """Words and numbers by name, all of which the files must have: format, run, model ..."""
+    key: bytes
+    """The same in few bytes: entries of another key do not count."""
+    record_bytes: Sequence[int]
+    """Of each chunk."""
+    name_of: Callable[[int], str]
+    """The tensor of a chunk, for messages."""
+
+
+class StoreFiles:
+    """Index and records, held for this process alone until `close`. Raises TornState, or StateError if in use."""
+
+    def __init__(self, folder: Path, kind: StoreKind, places: PlaceMap) -> None:
+        index, records = _path(folder, kind.name, "index"), _path(folder, kind.name, "chunks")
+        self._lock_file = _locked(index, ChunkIndex.size_bytes(len(kind.record_bytes)))
+        try:
+            self.index = ChunkIndex(memoryview(_mapped(index, 0)), kind.key)
+            self.records: Bytes = np.frombuffer(_mapped(records, places.file_bytes), np.uint8)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        os.close(self._lock_file)
+        self._lock_file = -1
+
+
+def exists(folder: Path, name: str) -> bool:
+    return _path(folder, name, "json").exists()
+
+
+def create(folder: Path, kind: StoreKind, places: PlaceMap, disk: Disk) -> None:
+    """Files without a record, instead of what was there. Raises HostError if the disk has no room for them."""
+    discard(folder, kind.name)
+    disk.allocate(_path(folder, kind.name, "chunks"), places.file_bytes)
+    disk.allocate(_path(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
+    disk.write_whole(_path(folder, kind.name, "json"), json.dumps(dict(kind.identity), indent=1).encode(), fsync=True)
+
+
+def check(folder: Path, kind: StoreKind) -> None:
+    """Raises TornState if there is no description, StateError if it is of another store than `kind`."""
+    path = _path(folder, kind.name, "json")
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_MAX_META_BYTES))
+    except (OSError, ValueError) as error:
+        raise TornState(f"{path}: not an {kind.what} ({error})") from None
+    if not isinstance(found, dict) or not found:
+        raise TornState(f"{path}: not an {kind.what}")
+    for key, value in kind.identity.items():
+        theirs = found.get(key)
+        if theirs != value:
+            raise StateError(
+                f"{path}: the {kind.what} there has {key} {theirs!r}, this run has {value!r}; "
+                "choose another folder with --home, or remove this one"
+            )
+
+
+def discard(folder: Path, name: str) -> None:
+    """Removes it for good: after a power cut it does not come back."""
+    for suffix in ("json", "index", "chunks"):
+        _path(folder, name, suffix).unlink(missing_ok=True)
+    if folder.exists():
+        sync_folder(folder)
+
+
+def _path(folder: Path, name: str, suffix: str) -> Path:
+    return folder / f"{name}.{suffix}"
+
+
+def _locked(path: Path, size_bytes: int) -> int:
+    """A descriptor that holds the folder for this process alone, until it is closed or the process ends."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise TornState(f"{path}: {error.strerror}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise StateError(f"{path}: in use by another node; give each node its own --home") from None
+    if os.fstat(descriptor).st_size < size_bytes:
+        os.close(descriptor)
+        raise TornState(f"{path}: truncated")
+    return descriptor
+
+
+def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size < size_bytes:
+                raise TornState(f"{path}: truncated")
+            return mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError as error:
+        raise TornState(f"{path}: {error.strerror}") from None
+    except OSError as error:
+        raise disk_error(error, path) from error
