@@ -8,7 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
-from atoll.protocol.disk import disk_error, make_folder, sync_folder
+from atoll.protocol.disk import make_folder, sync_folder
 from atoll.protocol.errors import HostError
 from atoll.protocol.machine import REAL, Machine
 
@@ -102,20 +102,11 @@ class Home:
         return self.folder / "optimizer"
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a small file aside, sync, rename, sync the folder: when this returns, a power cut does not undo it.
+        """A small file, whole: when this returns, a power cut does not undo it.
 
         The start count needs that: an incarnation that comes twice would speak for another's contributions.
         """
-        aside = self.folder / f".{name}.new"
-        try:
-            with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self.folder / name)
-            sync_folder(self.folder)
-        except OSError as error:
-            raise disk_error(error, self.folder / name, len(data)) from error
+        self.disk.write_whole(self.folder / name, data, fsync=True)
 
     def note_socket_folder(self, folder: Path) -> None:
         """`folder` lies outside of the home, where paths are short. A killed node's is removed by its next start."""

@@ -327,6 +327,8 @@ class SimNode:
             await server.stop(0.5)
             node.close()
             home.close()
+        except HostError as error:  # so early that `main` says it: the disk is full
+            self.result = error.exit_code, str(error)
         except Exception as error:
             self.failure = error
 
