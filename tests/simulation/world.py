@@ -165,7 +165,6 @@ class World:
         self.random = random.Random(f"world {seed}")
         self.network = Network(loop, seed)
         self.story = Story(loop)
-        self._generator = random.Random(f"modules {seed}")
         self._machines: dict[str, SimMachine] = {}
         self.store = SimStore()
         self.store.on_crash = lambda: self.kill_coordinator("crashed while keeping a decision")
@@ -192,7 +191,7 @@ class World:
     def machine(self, name: str) -> SimMachine:
         """The same for each process that is started under that name."""
         if name not in self._machines:
-            generator = self._generator
+            generator = random.Random(f"machine {self.seed} {name}")
             self._machines[name] = SimMachine(
                 wall_time=self.loop.time, token_bytes=generator.randbytes, random=generator, network=self.network
             )
