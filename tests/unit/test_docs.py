@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+MAX_COLUMNS = 120
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -16,6 +17,18 @@ def test_what_a_page_names_is_there(page: Path) -> None:
     named = re.findall(r"`((?:tests|protocol|coordinator|node|benchmarks|examples|deploy)/[\w/.-]+)`", page.read_text())
     missing = [name for name in named if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_markdown_is_wrapped() -> None:
+    """Tables, vectors, and what is too long without a space aside."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").rglob("*.md")]
+    long = [
+        f"{page.relative_to(ROOT)}:{number}"
+        for page in pages
+        for number, line in enumerate(page.read_text().splitlines(), 1)
+        if len(line) > MAX_COLUMNS and not line.startswith((" ", "|")) and " " in line[:MAX_COLUMNS]
+    ]
+    assert not long
 
 
 def test_every_invariant_has_its_tests() -> None:
