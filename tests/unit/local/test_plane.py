@@ -310,6 +310,8 @@ def test_what_may_fill_a_disk_is_written_to_the_disk_of_the_home(tmp_path: Path)
     home = Home(tmp_path / "home", Machine(disk=Noted()))
     plane = DataPlane(home, SETTINGS, manifest(), 1)
     plane.attach_workers(DTYPES)
+    assert names[:2] == ["key", "incarnation"]
+    names.clear()
     outer = plane.fresh_outer()
     assert names == ["outer.chunks", "outer.index", "outer.json"]
     publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
