@@ -27,9 +27,9 @@ import numpy as np
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import transport
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec

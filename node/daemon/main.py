@@ -19,9 +19,9 @@ from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
-from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import addresses, descriptors, transport
 from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE

@@ -34,11 +34,11 @@ from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.footprint import footprint
-from atoll.node.exchange.catchup import fetch_state
-from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.probing import Prober
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.peers.prober import Prober
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m

@@ -13,21 +13,21 @@ import grpc.aio
 
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.donations import Donations
-from atoll.node.exchange.donor import Donor
-from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.expected_donors import ExpectedDonors
-from atoll.node.exchange.held import HeldContributions
-from atoll.node.exchange.peer_service import add_peer_service
-from atoll.node.exchange.ports import PayloadLog as PayloadLogPort
-from atoll.node.exchange.ports import SyncData
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.requests import check_header
-from atoll.node.exchange.share import Share, share_of
-from atoll.node.exchange.spill import Spill
-from atoll.node.exchange.uplink import Uplink
+from atoll.node.exchange.catchup.donations import Donations
+from atoll.node.exchange.catchup.donor_server import DonorServer
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.peers.rpc import check_header
+from atoll.node.exchange.peers.service import add_peer_service
+from atoll.node.exchange.peers.uplink import Uplink
+from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.ports import PayloadLog as PayloadLogPort
+from atoll.node.exchange.sync.ports import SyncData
+from atoll.node.exchange.sync.reduction import Share, share_of
+from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
@@ -65,7 +65,7 @@ class Hub:
         self.spill = spill
         self.counters = Counters()
         self.uplink = Uplink()
-        self.donor: Donor | None = None
+        self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
         self.donations = Donations(identity=self.identity, dialer=dialer, donor=self.served_donor)
         self.site_id = 0
@@ -75,7 +75,7 @@ class Hub:
         self._log: PayloadLogPort | None = None
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
-        self._held: dict[int, HeldContributions] = {}  # by sync
+        self._held: dict[int, Retained] = {}  # by sync
         self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
         self._num_early = 0
         self._begun = asyncio.Event()
@@ -111,7 +111,7 @@ class Hub:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
         take what they ask for at `pace`."""
         self._log = log
-        self.donor = Donor(
+        self.donor = DonorServer(
             run_id=self.run_id,
             layout=layout,
             outer=outer,
@@ -195,7 +195,7 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
-        held = self._held.get(plan.sync) or HeldContributions(self.spill)
+        held = self._held.get(plan.sync) or Retained(self.spill)
         exchange = Exchange(
             plan,
             data,
@@ -261,7 +261,7 @@ class Hub:
 
     # --- peers
 
-    def served_donor(self) -> Donor:
+    def served_donor(self) -> DonorServer:
         """Raises NotYetError before `serve`."""
         if self.donor is None:
             raise NotYetError("this node has no state yet")

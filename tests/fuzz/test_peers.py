@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane.outer_update import record_bytes
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.donor_client import DonorClient
-from atoll.node.exchange.donor_link import DialledLink
-from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
-from atoll.node.exchange.held import HeldContributions
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donor_link import DialledLink
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors, ExpectedLink
 from atoll.node.exchange.hub import MAX_EARLY, Hub
-from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
-from atoll.node.exchange.peer_service import PeerService
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.peers.service import PeerService
+from atoll.node.exchange.sync.retained import Retained
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
@@ -98,7 +98,7 @@ def test_any_parts_hold_no_more_than_one_chunk(parts: list[peer_pb2.Part]) -> No
 @fuzz(100)
 @given(st.lists(st.tuples(SMALL, SMALL, st.integers(0, 3), st.binary(min_size=32, max_size=32)), max_size=8))
 def test_what_is_held_never_changes(additions: list[tuple[int, int, int, bytes]]) -> None:
-    held = HeldContributions()
+    held = Retained()
     first: dict[tuple[int, int, int], bytes] = {}
     for site_id, incarnation, chunk, value in additions:
         try:

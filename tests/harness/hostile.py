@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from atoll.node.core import events as e
-from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.progress import Worth
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Worth
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import messages as m
 from atoll.protocol.errors import PeerError
 from atoll.protocol.v1 import peer_pb2

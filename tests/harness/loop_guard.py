@@ -99,9 +99,9 @@ def of_the_node() -> list[tuple[Any, str]]:
     from atoll.node.dataplane.payload_log import PayloadLog
     from atoll.node.dataplane.snapshot import Snapshots
     from atoll.node.dataplane.sync_data import SyncData
-    from atoll.node.exchange import share
-    from atoll.node.exchange.held import HeldContributions
-    from atoll.node.exchange.sources import Known
+    from atoll.node.exchange.catchup.index import Index
+    from atoll.node.exchange.sync import reduction
+    from atoll.node.exchange.sync.retained import Retained
     from atoll.protocol.codecs import kernels
 
     return [
@@ -111,13 +111,13 @@ def of_the_node() -> list[tuple[Any, str]]:
         *((PayloadLog, name) for name in ("__init__", "begin", "commit", "hashes", "read", "roll_back", "drop")),
         *((PayloadLog, name) for name in ("has", "commits", "open_commit")),
         *((PayloadFile, name) for name in ("put", "read", "seal", "missing", "digest")),
-        (HeldContributions, "chunks_of"),
-        (Known, "add_list"),
+        (Retained, "chunks_of"),
+        (Index, "add_list"),
         *((kernels, name) for name in ("encode", "decode", "accumulate", "check")),
         (Snapshots, "write"),
         (SharedBuffer, "__init__"),
         (threads, "each"),
-        (share, "share_of"),
+        (reduction, "share_of"),
     ]
 
 

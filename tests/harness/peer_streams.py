@@ -14,11 +14,11 @@ import grpc
 
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.plans import plan_digest

@@ -16,10 +16,10 @@ from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.exchange import Exchange, ExchangeResult
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.protocol import transport
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from atoll.node.exchange import catchup, donor
-from atoll.node.exchange import donors as donor_pool
-from atoll.node.exchange.catchup import Fetched, fetch_state
-from atoll.node.exchange.donor_client import DonorClient
-from atoll.node.exchange.donor_link import DialledLink
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.catchup import donor_server
+from atoll.node.exchange.catchup import donors as donor_pool
+from atoll.node.exchange.catchup import fetch as catchup
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donor_link import DialledLink
+from atoll.node.exchange.catchup.fetch import Fetched, fetch_state
+from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Sources
@@ -389,7 +390,7 @@ def test_without_a_donor_the_wait_ends(tmp_path: Path) -> None:
 
 
 def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor, "MAX_CHUNKS", 20)
+    monkeypatch.setattr(donor_server, "MAX_CHUNKS", 20)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -431,7 +432,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             }
             assert site.hub.refused_messages == 3
             assert site.hub.donor is not None
-            monkeypatch.setattr(donor, "MAX_REQUESTS", 0)  # all places are taken
+            monkeypatch.setattr(donor_server, "MAX_REQUESTS", 0)  # all places are taken
             with pytest.raises(NotYetError, match="ask again"):
                 await chunks(ask, [0])
             await ask.close()

@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 import pytest
 
-from atoll.node.exchange import donors as donor_pool
-from atoll.node.exchange.catchup import Fetched, fetch_state
-from atoll.node.exchange.expected_donors import STREAMS_PER_DONOR
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.service_name import DONATE_METHOD
+from atoll.node.exchange.catchup import donors as donor_pool
+from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
+from atoll.node.exchange.catchup.fetch import Fetched, fetch_state
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.peers.rpc import DONATE_METHOD
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Header, Sources

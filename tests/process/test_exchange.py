@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.held import HeldContributions
-from atoll.node.exchange.link import ReducerLink, Stream
-from atoll.node.exchange.service_name import EXCHANGE_METHOD
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD
+from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.spill import Spill
+from atoll.node.exchange.sync.upstream import Stream, Upstream
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
@@ -286,7 +286,7 @@ def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
             held = type(first.begin(plan).held)
             fit_memory = held.fit_memory
 
-            async def full(held: HeldContributions, pool: Executor) -> None:
+            async def full(held: Retained, pool: Executor) -> None:
                 raise HostError("the disk is full")
 
             monkeypatch.setattr(held, "fit_memory", full)
@@ -297,7 +297,7 @@ def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
 
             exchange = first.begin(plan)
 
-            async def cancelled_meanwhile(held: HeldContributions, pool: Executor) -> None:
+            async def cancelled_meanwhile(held: Retained, pool: Executor) -> None:
                 exchange.cancel()
                 await fit_memory(held, pool)
 
@@ -788,17 +788,17 @@ def test_a_site_that_has_everything_serves_its_peers_before_its_senders_come_rou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The payloads of a small sync may be back before the sender notes that it is done; peers wait for that note."""
-    first: list[ReducerLink] = []
-    write_all = ReducerLink._write_all
+    first: list[Upstream] = []
+    write_all = Upstream._write_all
 
-    async def slow_to_note(self: ReducerLink, call: Stream, frames: list[bytes]) -> None:
+    async def slow_to_note(self: Upstream, call: Stream, frames: list[bytes]) -> None:
         await write_all(self, call, frames)
         if not first:
             first.append(self)
         if self is first[0]:
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(ReducerLink, "_write_all", slow_to_note)
+    monkeypatch.setattr(Upstream, "_write_all", slow_to_note)
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:

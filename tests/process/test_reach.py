@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.probing import Prober
+from atoll.node.exchange.peers.prober import Prober
 from atoll.protocol.messages import Header, Member
 from atoll.protocol.time_limits import PRESETS
 from tests.harness.failures import unexpected

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.exchange import Exchange, ExchangeResult
-from atoll.node.exchange.spill import Spill, Spilled
+from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.errors import HostError, RefusedError, StaleError
 from atoll.protocol.messages import Plan, Tree
 from tests.harness.sites import Run, Site, expected_payloads, next_attempt, run_all, small_layout, star_plan, until

@@ -13,13 +13,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from atoll.node.exchange import donor
-from atoll.node.exchange import donors as donor_pool
-from atoll.node.exchange.donor_client import DonorClient
-from atoll.node.exchange.donor_link import DialledLink
-from atoll.node.exchange.parts import Encoded, pack_frames
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.service_name import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
+from atoll.node.exchange.catchup import donor_server
+from atoll.node.exchange.catchup import donors as donor_pool
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donor_link import DialledLink
+from atoll.node.exchange.peers.frames import Encoded, pack_frames
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
 from atoll.protocol import transport, wire
 from atoll.protocol.errors import NotYetError, PeerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -549,12 +549,12 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
                 site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES
             )
             method: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(FETCH_STATE_METHOD)
-            calls = [method(request) for _ in range(donor.MAX_REQUESTS_OF_SITE)]
+            calls = [method(request) for _ in range(donor_server.MAX_REQUESTS_OF_SITE)]
             for call in calls:
                 await call.read()
             served = site.hub.donor
             assert served is not None
-            assert served.num_requests == donor.MAX_REQUESTS_OF_SITE
+            assert served.num_requests == donor_server.MAX_REQUESTS_OF_SITE
             client = DonorClient(
                 site.donor(),
                 link=DialledLink(site.donor(), site.hub.dialer),
@@ -606,7 +606,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
                     await asyncio.sleep(0.2)
 
             strangers.append(asyncio.create_task(let_them_read()))
-            await until(lambda: served.num_requests == donor.MAX_REQUESTS)
+            await until(lambda: served.num_requests == donor_server.MAX_REQUESTS)
             client = DonorClient(
                 site.donor(),
                 link=DialledLink(site.donor(), site.hub.dialer),
@@ -619,7 +619,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
                 with suppress(NotYetError):
                     hashes = await client.hash_lists([0], len(site.layout.chunks))
             assert len(hashes[0]) == len(site.layout.chunks)
-            assert served.num_requests <= donor.MAX_REQUESTS + 1, "who gives way is gone soon"
+            assert served.num_requests <= donor_server.MAX_REQUESTS + 1, "who gives way is gone soon"
             await ended(*strangers)
             await client.close()
             await channel.close()
@@ -629,7 +629,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
 
 def test_a_client_has_a_place_for_a_list_beside_its_batches() -> None:
     """Its batches hold theirs until the list is there."""
-    assert donor_pool.REQUESTS_PER_DONOR + 1 <= donor.MAX_REQUESTS_OF_SITE < donor.MAX_REQUESTS
+    assert donor_pool.REQUESTS_PER_DONOR + 1 <= donor_server.MAX_REQUESTS_OF_SITE < donor_server.MAX_REQUESTS
 
 
 def test_a_donor_that_trickles_is_named_and_another_gives_the_rest(tmp_path: Path) -> None:

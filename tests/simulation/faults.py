@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from atoll.node.core import events as e
-from atoll.node.exchange.exchange import Exchange
+from atoll.node.exchange.sync.exchange import Exchange
 from tests.harness import hostile
 from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked

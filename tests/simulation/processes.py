@@ -31,9 +31,9 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.frozen_state import FrozenState
-from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError

@@ -17,7 +17,7 @@ import pytest
 from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Content, Difference, Values
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.exchange.spill import Spilled
+from atoll.node.exchange.sync.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import DigestMismatch, RefusedError

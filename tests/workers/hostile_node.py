@@ -9,8 +9,8 @@ from typing import Any
 from atoll.__main__ import run
 from atoll.node.core import events as e
 from atoll.node.core.site import SiteCore
-from atoll.node.exchange.exchange import Exchange
 from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.sync.exchange import Exchange
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.harness import hostile

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="a failed dial is repeated at once",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.dialer:Dialer.failed",
+        where="node.exchange.peers.dialer:Dialer.failed",
         old="        peer.num_failures += 1",
         new="        wait_s = 0.0",
         tests=("tests/unit/exchange/test_dialer.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="an address is dialled as often as members name it",
         rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.dialer:Dialer._turn",
+        where="node.exchange.peers.dialer:Dialer._turn",
         old="        if not peer.has_answered:",
         new="        if not peer.has_answered and False:",
         tests=("tests/unit/exchange/test_dialer.py",),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="strangers at an address delay the peer that answers there",
         rule="a peer that answered as itself waits for nobody",
-        where="node.exchange.dialer:Dialer._turn",
+        where="node.exchange.peers.dialer:Dialer._turn",
         old="        if not peer.has_answered:",
         new="        if True:",
         tests=("tests/unit/exchange/test_dialer.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="a peer's header outdoes the plan",
         rule="the weights are those of the plan, whatever was heard in an attempt before",
-        where="node.exchange.exchange:Exchange.__init__",
+        where="node.exchange.sync.exchange:Exchange.__init__",
         old="held.weights[member.site_id, member.incarnation] = member.tokens",
         new="held.weights.setdefault((member.site_id, member.incarnation), member.tokens)",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="too much is retained",
         rule="what a reducer retains has a bound; a plan that cannot respect it is refused",
-        where="node.exchange.exchange:Exchange._fits_retained",
+        where="node.exchange.sync.exchange:Exchange._fits_retained",
         old="if need > max_retained_bytes:",
         new="if False:",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="a full disk is found out later",
         rule="a plan for whose contributions the disk has no room is refused",
-        where="node.exchange.exchange:Exchange._fits_retained",
+        where="node.exchange.sync.exchange:Exchange._fits_retained",
         old="if on_disk + share.log_bytes > free_bytes:",
         new="if False:",
         tests=("tests/process/test_spilled_exchanges.py::test_a_plan_that_the_disk_has_no_room_for_is_refused",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="the disk of an attempt that is over ends the site",
         rule="an attempt that was cancelled before it ran does nothing",
-        where="node.exchange.exchange:Exchange._run",
+        where="node.exchange.sync.exchange:Exchange._run",
         old="            self._raise_if_cancelled()\n            await self.make_room()",
         new="            await self.make_room()",
         tests=(
@@ -67,7 +67,7 @@ MUTATIONS = (
     Mutation(
         name="a cancelled attempt begins its log",
         rule="an attempt that is cancelled before it began leaves nothing in the log",
-        where="node.exchange.exchange:Exchange._begin",
+        where="node.exchange.sync.exchange:Exchange._begin",
         old="        if self._finished.cancelled():",
         new="        if False:",
         tests=(
@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         name="a contribution that is begun for ever",
         rule="of what comes again and again only so much is progress",
-        where="node.exchange.exchange:Exchange.note_contribution_bytes",
+        where="node.exchange.sync.exchange:Exchange.note_contribution_bytes",
         old="        fresh = self._worth_of_others[site_id].of(lacking)\n",
         new="        fresh = lacking\n",
         tests=("tests/process/test_trickles.py",),
@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         name="payloads that are given for ever",
         rule="of what a site is given again and again only so much is progress",
-        where="node.exchange.exchange:Exchange.note_given",
+        where="node.exchange.sync.exchange:Exchange.note_given",
         old="        self.note_moved(self._worth_to_others[site_id].of(num_bytes))\n",
         new="        self.note_moved(num_bytes)\n",
         tests=("tests/process/test_trickles.py",),
@@ -94,7 +94,7 @@ MUTATIONS = (
     Mutation(
         name="chunk without hash check",
         rule="every encoded chunk is checked against the hash that travels with it",
-        where="node.exchange.exchange:Exchange.verify",
+        where="node.exchange.sync.exchange:Exchange.verify",
         old="if self.data.payload_hash(item.data) != item.hash:",
         new="if False:",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -102,7 +102,7 @@ MUTATIONS = (
     Mutation(
         name="a stream brings contributions before there is room",
         rule="what a reducer retains has a bound",
-        where="node.exchange.exchange:Exchange.held_of",
+        where="node.exchange.sync.exchange:Exchange.held_of",
         old="        await self._has_room.wait()\n        site_id",
         new="        site_id",
         tests=(
@@ -113,7 +113,7 @@ MUTATIONS = (
     Mutation(
         name="what a peer holds is looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.exchange:Exchange.held_of",
+        where="node.exchange.sync.exchange:Exchange.held_of",
         old="        chunks, not_noted = await self.in_pool(work)\n",
         new="        chunks, not_noted = work()\n",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
@@ -121,7 +121,7 @@ MUTATIONS = (
     Mutation(
         name="a task for each chunk that is ready",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.exchange:Exchange._reduce_ready",
+        where="node.exchange.sync.exchange:Exchange._reduce_ready",
         old="range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing))",
         new="range(len(self._ready))",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
@@ -129,7 +129,7 @@ MUTATIONS = (
     Mutation(
         name="outlier without a name",
         rule="who sent an absurd contribution is named by its site",
-        where="node.exchange.exchange:Exchange._reduce.work",
+        where="node.exchange.sync.exchange:Exchange._reduce.work",
         old="            except AverageError as error:\n                raise self._with_sites(error) from None\n",
         new="            except AverageError:\n                raise\n",
         tests=("tests/process/test_exchange.py",),
@@ -137,7 +137,7 @@ MUTATIONS = (
     Mutation(
         name="re-encode at the reducer",
         rule="a payload is encoded once and forwarded byte for byte",
-        where="node.exchange.exchange:Exchange._reduce",
+        where="node.exchange.sync.exchange:Exchange._reduce",
         old="        self.payloads.append(encoded)\n",
         new="        again = self.data.reduce(chunk, [(1, encoded.data), (2, encoded.data)])\n"
         "        self.payloads.append(Encoded(chunk, again, self.data.payload_hash(again)))\n",
@@ -146,7 +146,7 @@ MUTATIONS = (
     Mutation(
         name="a dropped contribution is replaced by the own one",
         rule="a chunk is averaged over the plan's contributors or not at all",
-        where="node.exchange.exchange:Exchange._contribution",
+        where="node.exchange.sync.exchange:Exchange._contribution",
         old="        if member.site_id == self.me.site_id:\n            return lambda",
         new="        if self.held.get(member.site_id, member.incarnation, chunk) is None:\n            return lambda",
         tests=(
@@ -157,7 +157,7 @@ MUTATIONS = (
     Mutation(
         name="payload that outer updates overflow by",
         rule="nothing is logged, and so applied, that outer updates would overflow by",
-        where="node.exchange.exchange:Exchange.store.work",
+        where="node.exchange.sync.exchange:Exchange.store.work",
         old="self.verify(fresh, self.data.check_payload)",
         new="self.verify(fresh, self.data.check)",
         tests=("tests/process/test_exchange.py",),
@@ -165,7 +165,7 @@ MUTATIONS = (
     Mutation(
         name="peers that train are overdue",
         rule="before all are ready nobody is blamed for silence and no deadline runs",
-        where="node.exchange.exchange:Exchange._watch",
+        where="node.exchange.sync.exchange:Exchange._watch",
         old="                deadline = now + self.plan.deadline_s\n            elif",
         new="                pass\n            elif",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -173,7 +173,7 @@ MUTATIONS = (
     Mutation(
         name="a waiting reducer blames others",
         rule="a reducer's word that it waits for another site is no blame of that site",
-        where="node.exchange.exchange:Exchange._overdue",
+        where="node.exchange.sync.exchange:Exchange._overdue",
         old="            link = late[0]\n",
         new="            blamed = next(m for m in self.plan.contributors if m.site_id in link.waits_for)\n"
         "            return self.peer_error(blamed, text, sending=False, phase=link.phase)\n",
@@ -182,7 +182,7 @@ MUTATIONS = (
     Mutation(
         name="weights from headers that differ",
         rule="a site's weight is the plan's, the same in all its chunks",
-        where="node.exchange.held:HeldContributions.weigh",
+        where="node.exchange.sync.retained:Retained.weigh",
         old="if known != tokens:",
         new="if False:",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -190,15 +190,15 @@ MUTATIONS = (
     Mutation(
         name="changed contribution is taken",
         rule="a reducer holds one contribution of a key, for ever the same",
-        where="node.exchange.held:HeldContributions.add",
+        where="node.exchange.sync.retained:Retained.add",
         old="if found.hash != encoded.hash:",
         new="if False:",
-        tests=("tests/unit/exchange/test_held.py",),
+        tests=("tests/unit/exchange/test_retained.py",),
     ),
     Mutation(
         name="nothing is spilled",
         rule="what a reducer retains beyond its buffer is on the disk",
-        where="node.exchange.held:HeldContributions._next_to_spill",
+        where="node.exchange.sync.retained:Retained._next_to_spill",
         old="if spill is None or spill.memory_bytes <= spill.memory_limit_bytes:",
         new="if True:",
         tests=("tests/unit/exchange/test_spill.py",),
@@ -206,7 +206,7 @@ MUTATIONS = (
     Mutation(
         name="contributions that are in the way are forgotten in one go",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.held:HeldContributions.keep",
+        where="node.exchange.sync.retained:Retained.keep",
         old="arrived[first : first + AT_ONCE]",
         new="arrived[first:]",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
@@ -214,7 +214,7 @@ MUTATIONS = (
     Mutation(
         name="contributions are freed in the loop",
         rule="what grows with the model is freed in a thread",
-        where="node.exchange.held:HeldContributions._forget",
+        where="node.exchange.sync.retained:Retained._forget",
         old="        free(in_memory, pool)",
         new="        in_memory.clear()",
         tests=("tests/unit/exchange/test_freeing.py",),
@@ -273,7 +273,7 @@ MUTATIONS = (
     Mutation(
         name="an exchange does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.link:ReducerLink._judge",
+        where="node.exchange.sync.upstream:Upstream._judge",
         old="self._exchange.dialer.failed(self.member)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -281,7 +281,7 @@ MUTATIONS = (
     Mutation(
         name="payloads that are here are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.link:ReducerLink._in_pool",
+        where="node.exchange.sync.upstream:Upstream._in_pool",
         old="        return await self._exchange.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])\n",
         new="        return [chunk for chunk in self.chunks if chosen(chunk)]\n",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
@@ -289,7 +289,7 @@ MUTATIONS = (
     Mutation(
         name="contributions that are taken for ever",
         rule="of what a reducer takes again and again only so much is progress",
-        where="node.exchange.link:ReducerLink._write",
+        where="node.exchange.sync.upstream:Upstream._write",
         old="        self._moved(self._worth_up.of(len(frame)))\n",
         new="        self._moved(len(frame))\n",
         tests=("tests/process/test_trickles.py",),
@@ -297,7 +297,7 @@ MUTATIONS = (
     Mutation(
         name="of payloads that are stored together some are not counted",
         rule="a stream ends when every payload of its reducer is stored",
-        where="node.exchange.link:ReducerLink._store",
+        where="node.exchange.sync.upstream:Upstream._store",
         old="        num_stored = await self._exchange.store(items)  # several are under way at once\n"
         "        self._num_wanted -= num_stored\n",
         new="        self._num_wanted -= await self._exchange.store(items)\n",
@@ -306,7 +306,7 @@ MUTATIONS = (
     Mutation(
         name="a crowd to wait for",
         rule="a reducer waits for no more sites than there are",
-        where="node.exchange.link:ReducerLink._peer_waits",
+        where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="        if len(waiting.site_ids) >= num_contributors:",
         new="        if False:",
         tests=("tests/process/test_trickles.py",),
@@ -314,7 +314,7 @@ MUTATIONS = (
     Mutation(
         name="more arrives than was sent",
         rule="of a site's contributions no more can arrive than it has sent, whatever the reducer says",
-        where="node.exchange.link:ReducerLink._peer_waits",
+        where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="min(waiting.received_bytes, self._num_written_bytes)",
         new="waiting.received_bytes",
         tests=("tests/process/test_trickles.py",),
@@ -322,7 +322,7 @@ MUTATIONS = (
     Mutation(
         name="what is on its way counts for nothing",
         rule="a site whose contributions are on their way waits as long as more of them arrive",
-        where="node.exchange.link:ReducerLink._peer_waits",
+        where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="            self.progress.moved(more, now)\n",
         new="",
         tests=("tests/process/test_trickles.py",),
@@ -330,7 +330,7 @@ MUTATIONS = (
     Mutation(
         name="whoever a reducer names excuses it",
         rule="a reducer is excused by other contributors alone, and not if it has everything of the site that it names",
-        where="node.exchange.link:ReducerLink._is_excused",
+        where="node.exchange.sync.upstream:Upstream._is_excused",
         old="        if exchange.me.site_id in self.waits_for:",
         new="        if True:\n            return True\n        if exchange.me.site_id in self.waits_for:",
         tests=("tests/process/test_trickles.py::test_whom_a_reducer_cannot_wait_for_is_no_excuse",),
@@ -338,7 +338,7 @@ MUTATIONS = (
     Mutation(
         name="new peers wait behind silent hosts",
         rule="a new peer is probed at once, whatever other probes wait for",
-        where="node.exchange.probing:Prober._try",
+        where="node.exchange.peers.prober:Prober._try",
         old="async with nullcontext() if is_new else self._turn:",
         new="async with self._turn:",
         tests=("tests/process/test_reach.py",),
@@ -346,7 +346,7 @@ MUTATIONS = (
     Mutation(
         name="a probe does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.probing:Prober._try",
+        where="node.exchange.peers.prober:Prober._try",
         old="self._dialer.failed(member)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -354,7 +354,7 @@ MUTATIONS = (
     Mutation(
         name="a probe dials out of turn",
         rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.probing:Prober._probe",
+        where="node.exchange.peers.prober:Prober._probe",
         old="channel = await self._dialer.dial(member)",
         new="channel = grpc.aio.insecure_channel(member.address)",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -362,7 +362,7 @@ MUTATIONS = (
     Mutation(
         name="any answer is the peer",
         rule="a wrong host, or another start of the peer, behind an address is noticed",
-        where="node.exchange.probing:Prober._check",
+        where="node.exchange.peers.prober:Prober._check",
         old="if theirs != ours:",
         new="if theirs[0] != ours[0]:",
         tests=("tests/process/test_reach.py",),
@@ -370,7 +370,7 @@ MUTATIONS = (
     Mutation(
         name="a sign of life is progress",
         rule="only chunk bytes count as progress of a peer",
-        where="node.exchange.progress:Progress.moved",
+        where="node.exchange.peers.progress:Progress.moved",
         old="        if num_bytes > 0:\n",
         new="        if True:\n",
         tests=("tests/unit/exchange/test_progress.py",),
@@ -378,7 +378,7 @@ MUTATIONS = (
     Mutation(
         name="what was dropped is missed on the disk",
         rule="the end of a sync whose contributions are being read is no error of the host",
-        where="node.exchange.spill:Spilled.read",
+        where="node.exchange.sync.spill:Spilled.read",
         old="            if self.is_dropped:",
         new="            if False:",
         tests=("tests/unit/exchange/test_spill.py",),
@@ -386,7 +386,7 @@ MUTATIONS = (
     Mutation(
         name="each stream that has sent wakes all that are served",
         rule="waking costs a few turns a stream and sync, not one for each pair of streams",
-        where="node.exchange.turns:Turns.sent",
+        where="node.exchange.sync.turns:Turns.sent",
         old="            self._wake(self._served.get(site_id, ()))",
         new="            self.wake_all()",
         tests=("tests/unit/exchange/test_turns.py",),
@@ -394,7 +394,7 @@ MUTATIONS = (
     Mutation(
         name="whose turn has come is not woken",
         rule="a peer that has this site's contributions gets its payloads, however slow another is",
-        where="node.exchange.turns:Turns.sent",
+        where="node.exchange.sync.turns:Turns.sent",
         old="            self._wake(self._served.get(site_id, ()))",
         new="            pass",
         tests=("tests/unit/exchange/test_turns.py",),
@@ -402,7 +402,7 @@ MUTATIONS = (
     Mutation(
         name="donors take the link from a sync",
         rule="while an exchange sends, those that catch up get a frame at a time and a ninth of the bytes",
-        where="node.exchange.uplink:Uplink._may_give",
+        where="node.exchange.peers.uplink:Uplink._may_give",
         old="return self.num_given == 0 and (not self._num_sending or self._credit_bytes >= 0)",
         new="return self.num_given == 0",
         tests=("tests/unit/exchange/test_uplink.py",),

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="the state where catching up begins is hashed in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup:_Fetch.run",
+        where="node.exchange.catchup.fetch:_Fetch.run",
         old="await self._in_pool(self._trust_own_state)",
         new="self._trust_own_state()",
         tests=(
@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         name="what has to be fetched is looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup:_Fetch._fetch_chunks",
+        where="node.exchange.catchup.fetch:_Fetch._fetch_chunks",
         old="            await self._in_pool(self._needed),",
         new="            self._needed(),",
         tests=(
@@ -30,7 +30,7 @@ MUTATIONS = (
     Mutation(
         name="a hash list of a donor is checked in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup:_Fetch._ask_lists",
+        where="node.exchange.catchup.fetch:_Fetch._ask_lists",
         old="await self._in_pool(partial(self.known.add_list, commit, hashes)):",
         new="self.known.add_list(commit, hashes):",
         tests=("tests/process/test_catchup.py",),
@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation(
         name="the commits of chunks are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup:_Fetch._replay",
+        where="node.exchange.catchup.fetch:_Fetch._replay",
         old="versions = await self._in_pool(self._sync_versions)",
         new="versions = self._sync_versions()",
         tests=(
@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         name="chunks that are behind are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup:_Fetch._apply",
+        where="node.exchange.catchup.fetch:_Fetch._apply",
         old="iter(await self._in_pool(at_the_commit_before))",
         new="iter(at_the_commit_before())",
         tests=(
@@ -60,7 +60,7 @@ MUTATIONS = (
     Mutation(
         name="a donor dials out of turn",
         rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.donations:Donations._serve",
+        where="node.exchange.catchup.donations:Donations._serve",
         old="channel = await self._dialer.dial(member)",
         new="channel = grpc.aio.insecure_channel(member.address)",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -68,7 +68,7 @@ MUTATIONS = (
     Mutation(
         name="a donor does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.donations:Donations._one",
+        where="node.exchange.catchup.donations:Donations._one",
         old="self._dialer.failed(member)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -76,7 +76,7 @@ MUTATIONS = (
     Mutation(
         name="a donor waits for the lock of its log in the loop",
         rule="what waits for a disk has no place in an event loop",
-        where="node.exchange.donor:Donor.payloads",
+        where="node.exchange.catchup.donor_server:DonorServer.payloads",
         old="if not await asyncio.get_running_loop().run_in_executor(self._pool, self._log.has, request.commit):",
         new="if not self._log.has(request.commit):",
         tests=("tests/process/test_catchup.py",),
@@ -84,7 +84,7 @@ MUTATIONS = (
     Mutation(
         name="a slow reader keeps its place",
         rule="a place at a donor is lent for a turn",
-        where="node.exchange.donor:Donor._has_room",
+        where="node.exchange.catchup.donor_server:DonorServer._has_room",
         old="        first.task.cancel()\n        return True",
         new="        return False",
         tests=("tests/process/test_trickles.py::test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor",),
@@ -92,7 +92,7 @@ MUTATIONS = (
     Mutation(
         name="a reader that hardly reads keeps its place",
         rule="who takes what it asked for has to be as fast as the slowest that a site may be",
-        where="node.exchange.donor:Donor.give",
+        where="node.exchange.catchup.donor_server:DonorServer.give",
         old="                if problem:",
         new="                if problem and False:",
         tests=("tests/unit/exchange/test_slow_readers.py",),
@@ -100,7 +100,7 @@ MUTATIONS = (
     Mutation(
         name="a site that catches up dials out of turn",
         rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.donor_link:DialledLink.ready",
+        where="node.exchange.catchup.donor_link:DialledLink.ready",
         old="await self._dialer.dial(self._donor)",
         new="grpc.aio.insecure_channel(self._donor.address)",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -108,7 +108,7 @@ MUTATIONS = (
     Mutation(
         name="everybody joins from the same donors",
         rule="sites that join one after the other ask different donors",
-        where="node.exchange.donors:Donors._in_order",
+        where="node.exchange.catchup.donors:Donors._in_order",
         old="first = ids[ring.place(self._header.site_id, len(ids))] if ids else 0",
         new="first = ids[0] if ids else 0",
         tests=("tests/unit/exchange/test_donors.py",),
@@ -116,7 +116,7 @@ MUTATIONS = (
     Mutation(
         name="a site that catches up does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.donors:Donors.failed",
+        where="node.exchange.catchup.donors:Donors.failed",
         old="self._dialer.failed(client.donor)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
@@ -124,7 +124,7 @@ MUTATIONS = (
     Mutation(
         name="a donor that has dialled is forgotten when others are asked for",
         rule="donors that have dialled a site stay its donors",
-        where="node.exchange.donors:Donors.ask_again",
+        where="node.exchange.catchup.donors:Donors.ask_again",
         old="here = [donor for donor in self.known.donors if self._expected.is_here(donor)]",
         new="here: list[Donor] = []",
         tests=("tests/unit/exchange/test_donors.py",),
@@ -132,7 +132,7 @@ MUTATIONS = (
     Mutation(
         name="a stream that ends is an answer",
         rule="an answer over a donor's own connection is whole only if the donor says so",
-        where="node.exchange.expected_donors:DonorStream.read",
+        where="node.exchange.catchup.expected_donors:DonorStream.read",
         old='            raise PeerError(f"{where}: its stream broke", self.site[0])',
         new="            return None",
         tests=("tests/unit/exchange/test_expected_donors.py",),
@@ -140,7 +140,7 @@ MUTATIONS = (
     Mutation(
         name="whoever dials is a donor",
         rule="nobody gives state over a connection of its own unless it was asked to",
-        where="node.exchange.expected_donors:ExpectedDonors.accept",
+        where="node.exchange.catchup.expected_donors:ExpectedDonors.accept",
         old="streams = self._streams.get(site)\n        if streams is None:\n            raise",
         new="streams = self._streams.setdefault(site, _Streams())\n        if streams is None:\n            raise",
         tests=("tests/unit/exchange/test_expected_donors.py",),
@@ -148,25 +148,25 @@ MUTATIONS = (
     Mutation(
         name="a donor that has dialled is lost with the next answer",
         rule="donors that have dialled a site stay its donors",
-        where="node.exchange.sources:Known.learn",
+        where="node.exchange.catchup.index:Index.learn",
         old="if len(sources.donors) >= MAX_LISTED_DONORS:",
         new="if False:",
-        tests=("tests/unit/exchange/test_sources.py",),
+        tests=("tests/unit/exchange/test_index.py",),
     ),
     Mutation(
         name="unattested hash list is believed",
         rule="a joiner checks each hash list against the attested state hash",
-        where="node.exchange.sources:Known.add_list",
+        where="node.exchange.catchup.index:Index.add_list",
         old="if self.attested.get(commit) != state_hash(self._manifest, self._slots, hashes):",
         new="if False:",
-        tests=("tests/unit/exchange/test_sources.py",),
+        tests=("tests/unit/exchange/test_index.py",),
     ),
     Mutation(
         name="lists are looked at while a thread adds one",
         rule="a list may be added while chunks are checked",
-        where="node.exchange.sources:Known.is_valid",
+        where="node.exchange.catchup.index:Index.is_valid",
         old="for hashes in tuple(self.lists.values())",
         new="for hashes in self.lists.values()",
-        tests=("tests/unit/exchange/test_sources.py",),
+        tests=("tests/unit/exchange/test_index.py",),
     ),
 )

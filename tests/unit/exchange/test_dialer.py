@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.node.exchange.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer
+from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
 from tests.simulation.loop import SimLoop

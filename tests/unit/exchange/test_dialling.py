@@ -17,11 +17,11 @@ import grpc.aio
 import pytest
 
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.catchup import fetch_state
-from atoll.node.exchange.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer
+from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.probing import Prober
-from atoll.node.exchange.progress import Pace
+from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer
+from atoll.node.exchange.peers.prober import Prober
+from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Attestation, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.time_limits import PRESETS

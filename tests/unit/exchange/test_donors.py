@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from atoll.node.exchange import donors as donor_pool
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.donor_client import DonorClient
-from atoll.node.exchange.donors import Donors
-from atoll.node.exchange.expected_donors import ExpectedDonors
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.sources import Known
+from atoll.node.exchange.catchup import donors as donor_pool
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donors import Donors
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
+from atoll.node.exchange.catchup.index import Index
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, PeerError, StateError
 from atoll.protocol.layout import Manifest
@@ -44,7 +44,7 @@ def donors_of(
     asked: Asked | None = None,
 ) -> Donors:
 
-    known = Known(Manifest(tensors=()), ())
+    known = Index(Manifest(tensors=()), ())
     known.donors = tuple(offered)
     header = Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=own, incarnation=1)
     return Donors(

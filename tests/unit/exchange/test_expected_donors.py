@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from atoll.node.exchange import expected_donors
-from atoll.node.exchange.expected_donors import STREAMS_PER_DONOR, DonorStream, ExpectedDonors, ExpectedLink
-from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.node.exchange.catchup import expected_donors
+from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR, DonorStream, ExpectedDonors, ExpectedLink
+from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StaleError, StateError
 from atoll.protocol.messages import Donor
 from atoll.protocol.v1 import common_pb2, peer_pb2

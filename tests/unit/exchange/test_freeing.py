@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.held import HeldContributions
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.spill import Spill
 
 freed_in: list[str] = []
 
@@ -25,7 +25,7 @@ class Noted(bytes):
 @pytest.mark.parametrize("kept", [None, 1])
 def test_contributions_that_are_dropped_are_freed_in_a_thread(kept: int | None, tmp_path: Path) -> None:
     spill = Spill(tmp_path / "spill", 1 << 20)
-    held = HeldContributions(spill)
+    held = Retained(spill)
     freed_in.clear()
     for chunk in range(3):
         held.add(1, 1, Encoded(chunk, Noted(b"abcd"), b"h"))

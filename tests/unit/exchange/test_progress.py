@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atoll.node.exchange.progress import Pace, Progress
+from atoll.node.exchange.peers.progress import Pace, Progress
 
 PACE = Pace(stall_s=10, slowest_bytes_per_s=100)  # 1000 bytes in each window of 20 s
 MEBIBYTE = 1 << 20

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange import donor as donor_module
-from atoll.node.exchange.donor import MAX_REQUESTS, Donor
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.writing import NotRead
+from atoll.node.exchange.catchup import donor_server as donor_module
+from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.peers.rpc import NotRead
 from atoll.protocol import wire
 from atoll.protocol.errors import NotYetError
 from atoll.protocol.v1 import peer_pb2
@@ -23,7 +23,7 @@ PACE = Pace(stall_s=5.0, slowest_bytes_per_s=6 << 10)
 """Of each of six readers: 512 bytes a second, over a window of 10 s."""
 
 
-async def read(donor: Donor, site_id: int, frame_s: float) -> int:
+async def read(donor: DonorServer, site_id: int, frame_s: float) -> int:
     """Takes each frame after `frame_s`, to the end; how many there were."""
     header = wire.to_proto(replace(HEADER, site_id=site_id))
     frames = donor.state(peer_pb2.FetchStateRequest(header=header, chunks=range(len(LAYOUT.chunks))))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.held import HeldContributions
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.spill import Spill, Spilled
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.errors import HostError, InvalidMessage, StaleError
 from atoll.protocol.plans import payload_hash
 from tests.harness.small_disk import small_disk
@@ -35,7 +35,7 @@ def files(folder: Path) -> list[str]:
 def test_the_newest_go_to_the_disk(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     async def main() -> None:
         spill = Spill(tmp_path / "spill", 25)
-        held, other = HeldContributions(spill), HeldContributions(spill)
+        held, other = Retained(spill), Retained(spill)
         for site in range(1, 5):
             assert held.add(site, 1, encoded(0))
         await held.fit_memory(pool)
@@ -67,7 +67,7 @@ def test_the_newest_go_to_the_disk(tmp_path: Path, pool: ThreadPoolExecutor) -> 
 def test_what_is_forgotten_while_it_is_written_leaves_no_file(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     async def main() -> None:
         spill = Spill(tmp_path / "spill", 0)
-        held = HeldContributions(spill)
+        held = Retained(spill)
         held.add(1, 1, encoded(0))
         writing = asyncio.create_task(held.fit_memory(pool))
         await asyncio.sleep(0)  # it has begun
@@ -85,7 +85,7 @@ def test_what_is_forgotten_while_it_is_written_leaves_no_file(tmp_path: Path, po
 def test_a_stream_that_ends_while_it_writes_loses_nothing(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     async def main() -> None:
         spill = Spill(tmp_path / "spill", 0)
-        held = HeldContributions(spill)
+        held = Retained(spill)
         held.add(1, 1, encoded(0))
         writing = asyncio.create_task(held.fit_memory(pool))
         await asyncio.sleep(0)
@@ -114,7 +114,7 @@ def test_a_full_disk_is_an_error_and_the_contribution_stays(tmp_path: Path, pool
 
     with small_disk(tmp_path / "disk", 64 << 10):
         spill = Spill(tmp_path / "disk" / "spill", 0)
-        held = HeldContributions(spill)
+        held = Retained(spill)
         asyncio.run(main())
 
 
@@ -129,7 +129,7 @@ def test_bytes_that_change_on_the_disk_are_noticed(tmp_path: Path, now: bytes) -
 
 def test_only_what_was_dropped_may_be_gone(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
     async def main() -> None:
-        held = HeldContributions(Spill(tmp_path / "spill", 0))
+        held = Retained(Spill(tmp_path / "spill", 0))
         for chunk in (1, 2):
             held.add(1, 1, encoded(chunk))
         await held.fit_memory(pool)

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from atoll.node.exchange.hub import MAX_EARLY
-from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, Encoded, pack_frames
-from atoll.node.exchange.peer_service import PeerService
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, Encoded, pack_frames
+from atoll.node.exchange.peers.service import PeerService
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import wire
 from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedError, StaleError

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from atoll.node.exchange.turns import PATIENCE, ServedPeer, Turns
+from atoll.node.exchange.sync.turns import PATIENCE, ServedPeer, Turns
 
 NUM_SITES = 1000
 

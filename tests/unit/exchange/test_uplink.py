@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from atoll.node.exchange.donor import MAX_REQUESTS, TURNS_PER_STALL
-from atoll.node.exchange.parts import FRAME_BYTES
-from atoll.node.exchange.progress import Pace, Progress
-from atoll.node.exchange.uplink import EXCHANGE_BYTES_PER_DONOR_BYTE, MAX_CREDIT_BYTES, Uplink
+from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, TURNS_PER_STALL
+from atoll.node.exchange.peers.frames import FRAME_BYTES
+from atoll.node.exchange.peers.progress import Pace, Progress
+from atoll.node.exchange.peers.uplink import EXCHANGE_BYTES_PER_DONOR_BYTE, MAX_CREDIT_BYTES, Uplink
 from atoll.protocol.time_limits import PRESETS
 
 LONG_S = 1000.0

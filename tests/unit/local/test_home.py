@@ -13,8 +13,8 @@ from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.site_log import site_log_handler
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol.errors import HostError
 from atoll.protocol.plans import payload_hash
 from tests.harness.data_plane import RUN, layout, seeded

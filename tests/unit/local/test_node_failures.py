@@ -31,9 +31,9 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
 from atoll.node.daemon.worker_group import RanksJoined
 from atoll.node.dataplane import saved_model
-from atoll.node.exchange.dialer import Dialer
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.sync.spill import Spill
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import messages as m
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StaleError, StateError

@@ -22,14 +22,15 @@ from atoll.coordinator.core.machine import Core
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange import donor, donors, exchange, held, link
-from atoll.node.exchange.catchup import fetch_state
-from atoll.node.exchange.dialer import Dialer
+from atoll.node.exchange.catchup import donor_server, donors
+from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.peer_service import PeerService
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.node.exchange.peers.service import PeerService
+from atoll.node.exchange.sync import exchange, retained, upstream
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
@@ -275,9 +276,9 @@ def plan(attempt: int, *of_reducers: int, num_sites: int = 2) -> Plan:
 
 
 def test_no_callback_of_an_exchange_goes_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "AT_ONCE", 32)  # as few for so few chunks as there are for a million
+    monkeypatch.setattr(retained, "AT_ONCE", 32)  # as few for so few chunks as there are for a million
     monkeypatch.setattr(exchange, "AT_ONCE", 32)
-    monkeypatch.setattr(link, "MAX_BATCH_CHUNKS", 16)
+    monkeypatch.setattr(upstream, "MAX_BATCH_CHUNKS", 16)
     spec = TensorSpec(name="w", shape=(NUM_CHUNKS,), dtype="F32", role=Role.TRAINABLE)
     layout = Layout(Manifest.canonical([spec]), 1)
     half = NUM_CHUNKS // 2
@@ -318,8 +319,8 @@ def test_no_callback_of_an_exchange_goes_through_all_chunks(monkeypatch: pytest.
 def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
     starts_from: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(donor, "FRAME_BYTES", 1 << 12)  # as few chunks in a frame as there are of a large model
-    monkeypatch.setattr(donor, "HASHES_PER_FRAME", 64)
+    monkeypatch.setattr(donor_server, "FRAME_BYTES", 1 << 12)  # as few chunks in a frame as there are of a large model
+    monkeypatch.setattr(donor_server, "HASHES_PER_FRAME", 64)
     monkeypatch.setattr(donors, "MAX_BATCH_CHUNKS", 16)
     spec = TensorSpec(name="weight.scale", shape=(NUM_CHUNKS,), dtype="F32", role=Role.TRAINABLE)
     layout = Layout(Manifest.canonical([spec]), 1)

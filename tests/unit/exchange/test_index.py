@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from atoll.node.exchange.sources import Known
+from atoll.node.exchange.catchup.index import Index
 from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Attestation, Commit, Donor, Sources
 
@@ -18,8 +18,8 @@ def commit(number: int) -> Commit:
     )
 
 
-def known() -> Known:
-    found = Known(MANIFEST, ("m",))
+def known() -> Index:
+    found = Index(MANIFEST, ("m",))
     attested = [(3, OLD), (5, NEW)]
     found.learn(
         Sources(
@@ -71,7 +71,7 @@ def test_the_way_from_a_version_to_the_newest_commit() -> None:
     assert [v for v in range(9) if found.can_replay(v)] == [5, 6]
     found.learn(Sources(commits=(commit(7),)))
     assert [v for v in range(9) if found.can_replay(v)] == [5, 6, 7]
-    assert Known(MANIFEST, ()).newest == -1
+    assert Index(MANIFEST, ()).newest == -1
 
 
 def test_a_donor_that_dialled_this_site_stays_though_the_coordinator_tells_of_others() -> None:

@@ -10,9 +10,9 @@ from contextlib import nullcontext
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.parts import parse
-from atoll.node.exchange.service_name import PROBE_METHOD
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import parse
+from atoll.node.exchange.peers.rpc import PROBE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
 from atoll.protocol.messages import Header, Member

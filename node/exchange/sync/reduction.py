@@ -6,9 +6,9 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll.node.exchange.held import Site
-from atoll.node.exchange.ports import SyncData
-from atoll.node.exchange.spill import Spill
+from atoll.node.exchange.sync.ports import SyncData
+from atoll.node.exchange.sync.retained import Site
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
 

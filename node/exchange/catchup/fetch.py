@@ -20,12 +20,12 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.donor_client import DonorClient, ReceivedChunk
-from atoll.node.exchange.donors import DonorKey, Donors, donor_key, together
+from atoll.node.exchange.catchup.donor_client import DonorClient, ReceivedChunk
+from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key, together
+from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.sources import Known
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
@@ -96,7 +96,7 @@ class _Fetch:
         self._layout = outer.layout
         self._log = payload_log
         self._optimizer = optimizer
-        self.known = Known(outer.layout.manifest, outer.slots)
+        self.known = Index(outer.layout.manifest, outer.slots)
         self._donors = Donors(
             self.known,
             header=hub.header(site_id, 0),

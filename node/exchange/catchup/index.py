@@ -8,7 +8,7 @@ from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Commit, Donor, Sources
 
 
-class Known:
+class Index:
     """Attested state hashes, commit records and donors; and the hash lists whose root is an attested hash."""
 
     def __init__(self, manifest: Manifest, slots: tuple[str, ...]) -> None:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.held import HeldContributions
-from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.retained import Retained
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, RefusedError, StaleError
 
 
@@ -18,7 +18,7 @@ def encoded(chunk: int, data: bytes) -> Encoded:
 
 
 def test_the_first_contribution_of_a_key_stays() -> None:
-    held = HeldContributions()
+    held = Retained()
     assert held.add(1, 1, encoded(5, b"abc"))
     assert not held.add(1, 1, encoded(5, b"abc"))
     with pytest.raises(InvalidMessage, match="site 1 sent chunk 5 again with other bytes"):
@@ -30,7 +30,7 @@ def test_the_first_contribution_of_a_key_stays() -> None:
 
 
 def test_what_is_held_of_whom() -> None:
-    held = HeldContributions()
+    held = Retained()
     for site, chunk in ((1, 0), (1, 3), (2, 3)):
         held.add(site, 1, encoded(chunk, b"1234"))
     assert held.chunks_of(1, 1) == {0, 3}

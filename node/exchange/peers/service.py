@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import MAX_HAS_PAYLOADS, parse
-from atoll.node.exchange.requests import check_header
-from atoll.node.exchange.service_name import SERVICE
-from atoll.node.exchange.serving import Context, ServedStream
-from atoll.node.exchange.writing import NotRead
+from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
+from atoll.node.exchange.peers.rpc import SERVICE, NotRead, check_header
+from atoll.node.exchange.sync.downstream import Context, Downstream
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
 from atoll.protocol.messages import Member
@@ -44,7 +42,7 @@ class PeerService:
         key = (exchange.plan.sync, member.site_id)
         if (old := self._streams.get(key)) is not None:
             old.cancel()  # a peer has one stream; this one replaces a broken one
-        stream = asyncio.create_task(ServedStream(exchange, context, member, has_payloads).run())
+        stream = asyncio.create_task(Downstream(exchange, context, member, has_payloads).run())
         self._streams[key] = stream
         try:
             await asyncio.wait({stream})

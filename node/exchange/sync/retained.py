@@ -9,8 +9,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from atoll.node.exchange.parts import Encoded
-from atoll.node.exchange.spill import Spill, Spilled
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol.errors import InvalidMessage, RefusedError
 
 Site = tuple[int, int]  # site id, incarnation
@@ -19,7 +19,7 @@ AT_ONCE = 512
 """Contributions that are looked at before the event loop has its turn."""
 
 
-class HeldContributions:
+class Retained:
     """A contribution never changes: the first one of a key stays."""
 
     def __init__(self, spill: Spill | None = None) -> None:

@@ -6,11 +6,11 @@ import asyncio
 
 import grpc.aio
 
-from atoll.node.exchange.ahead import Ahead
-from atoll.node.exchange.exchange import Exchange
-from atoll.node.exchange.parts import Encoded, PartAssembler, pack_frames, parse
-from atoll.node.exchange.turns import ServedPeer
-from atoll.node.exchange.writing import write_within
+from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
+from atoll.node.exchange.peers.jobs import Jobs
+from atoll.node.exchange.peers.rpc import write_within
+from atoll.node.exchange.sync.exchange import Exchange
+from atoll.node.exchange.sync.turns import ServedPeer
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2
@@ -24,7 +24,7 @@ EARLY_PAYLOADS = 2
 TCP starts slowly on it, better while contributions still fill the uplink than when nothing else does."""
 
 
-class ServedStream:
+class Downstream:
     """`run` ends when every payload made here has been sent to `member`."""
 
     def __init__(self, exchange: Exchange, context: Context, member: Member, has_payloads: set[int]) -> None:
@@ -71,7 +71,7 @@ class ServedStream:
     async def _read(self) -> None:
         exchange = self._exchange
         assembler = PartAssembler(self._expect)
-        jobs = Ahead(VERIFIES_AHEAD)
+        jobs = Jobs(VERIFIES_AHEAD)
         try:
             while True:
                 data = await jobs.read(self._context.read())

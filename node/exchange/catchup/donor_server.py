@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.parts import FRAME_BYTES, Encoded, pack_frames
-from atoll.node.exchange.progress import Pace, Progress
-from atoll.node.exchange.requests import check_header
-from atoll.node.exchange.uplink import Uplink
-from atoll.node.exchange.writing import NotRead, write_within
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, pack_frames
+from atoll.node.exchange.peers.progress import Pace, Progress
+from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
+from atoll.node.exchange.peers.uplink import Uplink
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
@@ -48,7 +47,7 @@ in time, and at such a pace enough of them (see progress.py)."""
 HASHES_PER_FRAME = FRAME_BYTES // DIGEST_BYTES - 16
 
 
-class Donor:
+class DonorServer:
     """`outer()` is None while this node has no outer state."""
 
     def __init__(

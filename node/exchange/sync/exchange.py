@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from atoll.node.exchange.counters import Counters, Traffic
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.held import AT_ONCE, HeldContributions, Key, free
-from atoll.node.exchange.link import ReducerLink
-from atoll.node.exchange.parts import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
-from atoll.node.exchange.ports import PayloadLog, PayloadWriter, SyncData
-from atoll.node.exchange.progress import Pace, Progress, Worth
-from atoll.node.exchange.share import Share
-from atoll.node.exchange.spill import Spill, Spilled
-from atoll.node.exchange.turns import Turns
-from atoll.node.exchange.uplink import Uplink
+from atoll.node.exchange.peers.counters import Counters, Traffic
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
+from atoll.node.exchange.peers.progress import Pace, Progress, Worth
+from atoll.node.exchange.peers.uplink import Uplink
+from atoll.node.exchange.sync.ports import PayloadLog, PayloadWriter, SyncData
+from atoll.node.exchange.sync.reduction import Share
+from atoll.node.exchange.sync.retained import AT_ONCE, Key, Retained, free
+from atoll.node.exchange.sync.spill import Spill, Spilled
+from atoll.node.exchange.sync.turns import Turns
+from atoll.node.exchange.sync.upstream import Upstream
 from atoll.protocol.errors import (
     AverageError,
     DigestMismatch,
@@ -72,7 +72,7 @@ class Exchange:
         header: Header,
         log: PayloadLog,
         fsync: bool,
-        held: HeldContributions,
+        held: Retained,
         max_retained_bytes: int,
         spill: Spill | None,
         counters: Counters,
@@ -113,7 +113,7 @@ class Exchange:
 
         self.own_chunks = share.own_chunks
         self.others = share.others
-        self.links = [ReducerLink(self, of_reducer) for of_reducer in share.of_reducers]
+        self.links = [Upstream(self, of_reducer) for of_reducer in share.of_reducers]
         self.turns = Turns(link.member.site_id for link in self.links if self.contributes)
         self._has_room = asyncio.Event()
         if self._fits_retained(share, max_retained_bytes, spill):

@@ -12,9 +12,9 @@ from collections.abc import Collection
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.donor_link import Answer
-from atoll.node.exchange.parts import parse
-from atoll.node.exchange.service_name import FETCH_STATE_METHOD
+from atoll.node.exchange.catchup.donor_link import Answer
+from atoll.node.exchange.peers.frames import parse
+from atoll.node.exchange.peers.rpc import FETCH_STATE_METHOD
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.messages import Donor, Header
 from atoll.protocol.status import error_of

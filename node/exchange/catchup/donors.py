@@ -10,13 +10,13 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.donor_client import DonorClient
-from atoll.node.exchange.donor_link import DialledLink
-from atoll.node.exchange.expected_donors import ExpectedDonors, ExpectedLink
-from atoll.node.exchange.progress import Pace
-from atoll.node.exchange.sources import Known
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donor_link import DialledLink
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors, ExpectedLink
+from atoll.node.exchange.catchup.index import Index
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
 from atoll.protocol.errors import (
@@ -53,7 +53,7 @@ class Donors:
 
     def __init__(
         self,
-        known: Known,
+        known: Index,
         *,
         header: Header,
         dialer: Dialer,

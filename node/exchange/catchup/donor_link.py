@@ -8,7 +8,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer
 from atoll.protocol.messages import Donor
 
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.ahead import Ahead
-from atoll.node.exchange.parts import (
+from atoll.node.exchange.peers.frames import (
     FRAME_BYTES,
     MAX_HAS_PAYLOADS,
     Encoded,
@@ -20,16 +19,17 @@ from atoll.node.exchange.parts import (
     pack_frames,
     parse,
 )
-from atoll.node.exchange.progress import Worth
-from atoll.node.exchange.service_name import EXCHANGE_METHOD
+from atoll.node.exchange.peers.jobs import Jobs
+from atoll.node.exchange.peers.progress import Worth
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
 from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import peer_pb2
 
 if TYPE_CHECKING:
-    from atoll.node.exchange.exchange import Exchange
-    from atoll.node.exchange.share import ReducersShare
+    from atoll.node.exchange.sync.exchange import Exchange
+    from atoll.node.exchange.sync.reduction import ReducersShare
 
 MAX_BATCH_CHUNKS = 256
 BATCHES_AHEAD = 2
@@ -48,7 +48,7 @@ RETRY_MOST_S = 1.0
 Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
-class ReducerLink:
+class Upstream:
     """`run` ends when every payload of this reducer is stored; it raises PeerError when the peer cannot give them."""
 
     def __init__(self, exchange: Exchange, share: ReducersShare) -> None:
@@ -313,7 +313,7 @@ class ReducerLink:
     async def _receive(self, call: Stream) -> None:
         """Payloads, stored beside the reading; ends when all are there."""
         assembler = PartAssembler(self._expect_payload)
-        stores = Ahead(STORES_AHEAD)
+        stores = Jobs(STORES_AHEAD)
         try:
             while True:
                 response = await stores.read(self._read(call))

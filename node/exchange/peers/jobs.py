@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Ahead:
+class Jobs:
     """At most `limit` jobs at once; a job that fails ends the reading at once."""
 
     def __init__(self, limit: int) -> None:

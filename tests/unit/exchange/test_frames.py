@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.node.exchange.parts import (
+from atoll.node.exchange.peers.frames import (
     FRAME_BYTES,
     MIN_PART_BYTES,
     Encoded,

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from atoll.node.exchange.parts import Encoded
+from atoll.node.exchange.peers.frames import Encoded
 from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder
 from atoll.protocol.errors import HostError, StaleError
 from atoll.protocol.plans import payload_hash

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import grpc
 from google.protobuf.message import Message
 
-from atoll.node.exchange.counters import Counters
-from atoll.node.exchange.donor_link import Link
-from atoll.node.exchange.parts import MIN_PART_BYTES, Encoded, PartAssembler, parse
-from atoll.node.exchange.progress import Pace, Progress
-from atoll.node.exchange.service_name import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.node.exchange.catchup.donor_link import Link
+from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.frames import MIN_PART_BYTES, Encoded, PartAssembler, parse
+from atoll.node.exchange.peers.progress import Pace, Progress
+from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError

@@ -1,6 +1,6 @@
 """The donor's side of a transfer that the donor dials: it calls a site that cannot dial it, and answers its requests.
 
-See docs/decisions/0012-donors-that-dial.md. What is asked is answered by the same `Donor` as a dialled request.
+See docs/decisions/0012-donors-that-dial.md. What is asked is answered by the same `DonorServer` as a dialled request.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections.abc import Awaitable, Callable
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.dialer import Dialer
-from atoll.node.exchange.donor import MAX_REQUESTS, Donor
-from atoll.node.exchange.expected_donors import STREAMS_PER_DONOR
-from atoll.node.exchange.parts import parse
-from atoll.node.exchange.service_name import DONATE_METHOD
-from atoll.node.exchange.writing import NotRead, write_within
+from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
+from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
+from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import parse
+from atoll.node.exchange.peers.rpc import DONATE_METHOD, NotRead, write_within
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, StaleError
 from atoll.protocol.messages import Header, Member
@@ -42,7 +41,7 @@ class Donations:
         *,
         identity: Callable[[], Header],
         dialer: Dialer,
-        donor: Callable[[], Donor],
+        donor: Callable[[], DonorServer],
     ) -> None:
         self._identity = identity
         self._dialer = dialer

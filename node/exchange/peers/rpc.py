@@ -1,0 +1,41 @@
+"""PeerService as it travels: the names of its methods, the header that every request passes first, and writing to a
+peer that may have stopped reading."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.v1 import common_pb2, peer_pb2
+
+SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
+EXCHANGE_METHOD = f"/{SERVICE}/Exchange"
+FETCH_STATE_METHOD = f"/{SERVICE}/FetchState"
+FETCH_PAYLOADS_METHOD = f"/{SERVICE}/FetchPayloads"
+DONATE_METHOD = f"/{SERVICE}/Donate"
+PROBE_METHOD = f"/{SERVICE}/Probe"
+
+
+class NotRead(PeerError):
+    """The peer does not take what it asked for. A status would wait behind the blocked write: cancel the call."""
+
+
+def check_header(header: common_pb2.Header, run_id: str) -> None:
+    """Raises RefusedError with both values for another run or protocol version."""
+    if header.protocol_version != PROTOCOL_VERSION:
+        raise RefusedError(
+            f"protocol version {header.protocol_version}, this node speaks {PROTOCOL_VERSION}; update the older one"
+        )
+    if header.run_id != run_id:
+        raise RefusedError(f"run {header.run_id[:64]!r}, this node is in run {run_id!r}")
+
+
+async def write_within(limit_s: float, write: Callable[[bytes], Awaitable[None]], frame: bytes, who: str) -> None:
+    """Raises NotRead."""
+    try:
+        async with asyncio.timeout(limit_s):
+            await write(frame)
+    except TimeoutError:
+        raise NotRead(f"{who} has taken no byte for {limit_s:.1f} s of what it asked for") from None
