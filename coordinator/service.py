@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import grpc
@@ -20,14 +20,11 @@ from atoll.coordinator.core.events import (
     CommitsRead,
     Event,
     EvictAsked,
-    Garbled,
     LetInAsked,
-    Malformed,
     Output,
     Persist,
     ReadCommits,
     ReadManifest,
-    Received,
     Recompute,
     Report,
     ResetAsked,
@@ -44,18 +41,15 @@ from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.run_view import RunView
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
+from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
 from atoll.protocol import (
     PROTOCOL_VERSION,
     addresses,
     descriptors,
-    differences,
     messages,
-    sources_parts,
     transport,
-    wire,
 )
-from atoll.protocol.differences import Told
-from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
+from atoll.protocol.errors import StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.v1 import session_pb2
@@ -63,19 +57,8 @@ from atoll.protocol.v1 import session_pb2
 log = logging.getLogger("atoll.coordinator")
 
 SERVICE = "atoll.protocol.v1.CoordinatorService"
-MAX_MESSAGE_BYTES = 1 << 20
-"""Of a site that is in the run, or was; PayloadList is the largest."""
-MAX_FIRST_MESSAGE_BYTES = 1 << 14
-"""Of Hello, and of whatever a stranger sends in its place."""
-MAX_OFFER_BYTES = 1 << 16
-"""Of a site that was welcomed for the first time."""
-LARGE_MESSAGE_BYTES = 1 << 17  # parsed off the event loop; parts of a manifest hold one field only
-MAX_QUEUED_SENDS = 8192  # a site that was away gets all commits of the longest log at once
 MAX_BATCH = 256
 """Events that are handled together."""
-MAX_QUEUED_EVENTS = 16  # of one stream: after that it is not read until they are handled
-BODIES_KEPT = 16
-"""Of messages sent last."""
 MAX_CALLS_EACH = 4
 """At once on one connection: a node has one, for its session or the status. Each may hold a message that
 gRPC reads, up to MAX_MESSAGE_BYTES, before anybody knows who sends it."""
@@ -85,71 +68,6 @@ MORE_CONNECTIONS = 256
 STORE_PATIENCE_S = 2.0
 """Who asks for the run waits so long for what is being kept, then is told what was known before."""
 KEEP_VIEW_EVERY_S = 5.0
-
-
-class _Stream:
-    """One session: its outgoing queue, and what ends it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.outgoing: asyncio.Queue[wire.Body | None] = asyncio.Queue(MAX_QUEUED_SENDS)
-        self.cut_off: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.slots = asyncio.Semaphore(MAX_QUEUED_EVENTS)
-        self.received_seq = 0
-        self.sent_seq = 0
-        self.told = differences.NOTHING
-        self.most_bytes = MAX_FIRST_MESSAGE_BYTES  # of a message: what was said to the site makes larger ones due
-
-    def expects(self, said: messages.CoordinatorMessage) -> None:
-        match said:
-            case messages.Welcome(site_id=0):
-                self.most_bytes = max(self.most_bytes, MAX_OFFER_BYTES)
-            case messages.Welcome() | messages.SendManifest() | messages.Admitted():
-                self.most_bytes = MAX_MESSAGE_BYTES
-
-    def put(self, body: wire.Body | None) -> None:
-        try:
-            self.outgoing.put_nowait(body)
-        except asyncio.QueueFull:
-            self.cut(f"{MAX_QUEUED_SENDS} messages wait for a site that does not read")
-
-    def cut(self, reason: str) -> None:
-        if not self.cut_off.done():
-            self.cut_off.set_result(reason)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
-    """A message as bytes, on streams on which `before` was told. Holds what it is known by."""
-
-    message: messages.CoordinatorMessage
-    before: Told
-    after: Told
-    encoded: wire.Body
-
-
-class _Bodies:
-    """Messages as bytes. What goes to many sites is encoded once, though each is told other things in between: after a
-    restart of the coordinator a thousand sites get their own Welcome, then the same commit and the same plan."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, int], _Body] = {}  # by identity, the last used at the end
-
-    def of(self, message: messages.CoordinatorMessage, told: Told) -> _Body:
-        """On a stream on which this was told."""
-        key = id(message), id(told)
-        known = self._known.pop(key, None) or self._made(message, told)
-        self._known[key] = known
-        if len(self._known) > BODIES_KEPT:
-            del self._known[next(iter(self._known))]
-        return known
-
-    def _made(self, message: messages.CoordinatorMessage, told: Told) -> _Body:
-        short, same = differences.shorten(message, told)
-        after = differences.after(message, told)
-        if after is not told:  # streams that were told the same in other ways have it in common from now on
-            after = next((known.after for known in self._known.values() if known.after == after), after)
-        return _Body(message=message, before=told, after=after, encoded=wire.response_body(short, same))
 
 
 class CoordinatorServer:
@@ -180,15 +98,15 @@ class CoordinatorServer:
         self._viewed_at = self._loop.time()
         self._kept_view = self._core.view(self._viewed_at)
         self._keeping_since: float | None = None
-        self._streams: dict[int, _Stream] = {}
-        self._bodies = _Bodies()
+        self._streams: dict[int, Stream] = {}
+        self._bodies = Bodies()
         self._asked: dict[int, asyncio.Future[str]] = {}  # requests of people, not answered yet
         self._num_asked = 0
         self._num_streams = 0
         self._stopping = False
         self.loop_lag: LoopLag | None = None
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
-        self._events: asyncio.Queue[tuple[Event, _Stream | None] | None] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Event, Stream | None] | None] = asyncio.Queue()
         self._reading: asyncio.Task[None] | None = None
         self._computing: asyncio.Task[None] | None = None
         self._health = health.aio.HealthServicer()
@@ -243,7 +161,7 @@ class CoordinatorServer:
                     item = await self._events.get()
             except TimeoutError:
                 item = (Tick(), None)
-            batch: list[tuple[Event, _Stream | None]] = []
+            batch: list[tuple[Event, Stream | None]] = []
             while item is not None:
                 batch.append(item)
                 if self._events.empty() or len(batch) == MAX_BATCH:
@@ -357,14 +275,10 @@ class CoordinatorServer:
                             self._commit_times.pop(commit.commit - messages.MAX_LOG_COMMITS, None)
                 case Send(number, messages.Sources() as sources):
                     if number in self._streams:
-                        await self._send_sources(self._streams[number], sources)
+                        await self._streams[number].say_sources(sources)
                 case Send(number, message):
                     if number in self._streams:
-                        stream = self._streams[number]
-                        body = self._bodies.of(message, stream.told)
-                        stream.told = body.after
-                        stream.expects(message)
-                        stream.put(body.encoded)
+                        self._streams[number].say(message, self._bodies)
                 case CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
@@ -388,20 +302,16 @@ class CoordinatorServer:
     async def _recompute(self, asked: Recompute) -> None:
         self._events.put_nowait((await asyncio.to_thread(evidence.recompute, asked), None))
 
-    async def _send_sources(self, stream: _Stream, sources: messages.Sources) -> None:
-        """In parts, encoded in a thread: a long log of many sites is tens of megabytes."""
-        for part in sources_parts.split(sources):
-            stream.put(await asyncio.to_thread(wire.response_body, part) if part.commits else wire.response_body(part))
-
     # --- streams
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
         self._num_streams += 1
-        stream = _Stream(self._num_streams)
+        stream = Stream(self._num_streams)
         self._streams[stream.number] = stream
         self._events.put_nowait((StreamOpened(stream.number), None))
-        reader = asyncio.create_task(self._read(stream, requests))
-        writer = asyncio.create_task(self._write(stream, context))
+        header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
+        reader = asyncio.create_task(stream.read(requests, lambda event: self._events.put_nowait((event, stream))))
+        writer = asyncio.create_task(stream.write(context, header))
         reason = "cancelled"
         try:
             done, _ = await asyncio.wait((reader, writer, stream.cut_off), return_when=asyncio.FIRST_COMPLETED)
@@ -422,43 +332,5 @@ class CoordinatorServer:
                 # A write may be blocked for good; only a cancelled call gets rid of it.
                 raise asyncio.CancelledError(reason)
 
-    async def _read(self, stream: _Stream, requests: AsyncIterator[bytes]) -> str:
-        try:
-            async for data in requests:
-                await stream.slots.acquire()
-                self._events.put_nowait((await self._event_of(stream, data), stream))
-        except grpc.RpcError as error:
-            return str(error) or type(error).__name__
-        return "the site ended it"
-
-    async def _event_of(self, stream: _Stream, data: bytes) -> Event:
-        try:
-            if len(data) > stream.most_bytes:
-                raise InvalidMessage(f"a message of {len(data)} bytes, at most {stream.most_bytes} are due")
-            if len(data) > LARGE_MESSAGE_BYTES:
-                envelope, header, message = await asyncio.to_thread(_parse, data)
-            else:
-                envelope, header, message = _parse(data)
-        except DigestMismatch as error:
-            return Garbled(stream.number, str(error))
-        except InvalidMessage as error:
-            return Malformed(stream.number, str(error))
-        stream.received_seq = envelope.seq
-        return Received(stream.number, header, message, envelope.ack)
-
-    async def _write(self, stream: _Stream, context: Any) -> str:
-        header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
-        while (body := await stream.outgoing.get()) is not None:
-            stream.sent_seq += 1
-            await context.write(wire.response_around(body, header, stream.sent_seq, stream.received_seq))
-        return "the coordinator ended it"
-
     async def _status(self, request: session_pb2.StatusRequest, context: Any) -> session_pb2.StatusResponse:
         return session_pb2.StatusResponse(json=json.dumps(await self.document(data_ranges=request.data_ranges)))
-
-
-def _parse(data: bytes) -> tuple[session_pb2.SessionRequest, messages.Header, messages.SiteMessage]:
-    """Raises InvalidMessage, DigestMismatch if the link changed it."""
-    envelope = wire.parse(session_pb2.SessionRequest, data)
-    header, message = wire.unpack(envelope)
-    return envelope, header, message

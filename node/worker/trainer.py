@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from atoll.node.worker import data
 from atoll.node.worker.connection import Connection, connect, disconnect
+from atoll.node.worker.join import join
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
-from atoll.node.worker.site import join
 from atoll.protocol.errors import AtollError, ConfigError
 
 

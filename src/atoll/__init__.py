@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from atoll.node.worker.site import Site, Step, join
+    from atoll.node.worker.join import join
+    from atoll.node.worker.site import Site, Step
 
 __all__ = ["Site", "Step", "__version__", "join"]
 
@@ -15,6 +16,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("join", "Site", "Step"):
-        return getattr(importlib.import_module("atoll.node.worker.site"), name)
+    if name in __all__:
+        module = "join" if name == "join" else "site"
+        return getattr(importlib.import_module(f"atoll.node.worker.{module}"), name)
     raise AttributeError(f"module 'atoll' has no attribute {name!r}")

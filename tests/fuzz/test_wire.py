@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator import service
+from atoll.coordinator import streams
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -73,7 +73,7 @@ def test_any_bytes_are_a_message_or_refused(cls: Any, data: st.DataObject) -> No
 def test_the_coordinators_door_lets_in_or_refuses(body: Any, data: st.DataObject) -> None:
     received = data.draw(damaged(wire.to_bytes(wire.request(body, HEADER, 1, 0))))
     try:
-        service._parse(received)
+        streams.parse(received)
     except InvalidMessage:  # both are answered
         pass
 

@@ -17,7 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from atoll.coordinator import admin, service
+from atoll.coordinator import admin, service, streams
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.events import Record
@@ -420,7 +420,7 @@ def test_the_event_loop_answers_while_a_large_manifest_is_read(tmp_path: Path, m
 
 
 def test_a_site_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_QUEUED_SENDS", 8)
+    monkeypatch.setattr(streams, "MAX_QUEUED_SENDS", 8)
 
     async def test(server: CoordinatorServer) -> None:
         a = Client(server.address, "a")

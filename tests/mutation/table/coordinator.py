@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="gRPC reads 32 MiB of anybody",
         rule="gRPC reads 1 MiB at most of a message to the coordinator",
-        where="coordinator.service",
+        where="coordinator.streams",
         old="\nMAX_MESSAGE_BYTES = 1 << 20",
         new="\nMAX_MESSAGE_BYTES = 32 << 20",
         tests=("tests/process/test_coordinator_session.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="a first message of 1 MiB",
         rule="Hello has 16 KiB",
-        where="coordinator.service",
+        where="coordinator.streams",
         old="MAX_FIRST_MESSAGE_BYTES = 1 << 14",
         new="MAX_FIRST_MESSAGE_BYTES = 1 << 20",
         tests=("tests/process/test_coordinator_session.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="an offer of 1 MiB",
         rule="an offer has 64 KiB",
-        where="coordinator.service",
+        where="coordinator.streams",
         old="MAX_OFFER_BYTES = 1 << 16",
         new="MAX_OFFER_BYTES = 1 << 20",
         tests=("tests/process/test_coordinator_session.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="strangers may send as much as members",
         rule="session messages are small until a larger one is due",
-        where="coordinator.service:_Stream.__init__",
+        where="coordinator.streams:Stream.__init__",
         old="self.most_bytes = MAX_FIRST_MESSAGE_BYTES",
         new="self.most_bytes = MAX_MESSAGE_BYTES",
         tests=("tests/process/test_coordinator_session.py",),

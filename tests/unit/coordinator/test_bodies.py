@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.coordinator.service import BODIES_KEPT, _Bodies
+from atoll.coordinator.streams import BODIES_KEPT, Bodies
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.differences import NOTHING, WHOLE, Same
@@ -27,7 +27,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[m.CoordinatorMessage]:
 
 
 def test_a_message_for_all_is_encoded_once_between_those_for_one(encoded: list[m.CoordinatorMessage]) -> None:
-    bodies = _Bodies()
+    bodies = Bodies()
     for_all = m.Finished(commit=3, reason="the end", run_step=30, run_tokens=300)
     for site in range(3 * BODIES_KEPT):
         for message in (m.Evicted(reason=f"site {site}"), for_all):
@@ -41,7 +41,7 @@ def test_a_message_for_all_is_encoded_once_between_those_for_one(encoded: list[m
 def test_streams_that_were_told_the_same_in_other_ways_share_what_follows(
     encoded: list[m.CoordinatorMessage],
 ) -> None:
-    bodies = _Bodies()
+    bodies = Bodies()
     members = tuple(m.Member(site_id=i, incarnation=1, address="h:1", tokens=i) for i in (1, 2))
     with_weights = m.Plan(
         sync=1,

@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import atoll
 from atoll.node.core.events import MergeMode
-from atoll.node.worker import site as site_module
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site
 from atoll.node.worker.site import Site
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.sample_order import SampleOrder
@@ -39,8 +40,8 @@ def samples(first: int, count: int, order: SampleOrder = ORDER) -> list[int]:
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     fake = FakeNode()
-    monkeypatch.setattr(site_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(site_module, "disconnect", fake.close)
+    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
     return fake
 
 
@@ -141,7 +142,7 @@ def test_what_was_fetched_before_an_eviction_is_left_out(node: FakeNode) -> None
 def test_local_data_has_an_order_for_each_site(monkeypatch: pytest.MonkeyPatch) -> None:
     node = FakeNode()
     local = RunSettings(run_id="r", steps=100, data="local")
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(local))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(local))
     node.script = [(0, apply(MergeMode.REPLACE, 9, fresh=True))]
     batch = next(iter(joined().loader(Numbers(), 4)))
     assert batch.tolist() == samples(0, 4, SampleOrder(1, 7, 50))

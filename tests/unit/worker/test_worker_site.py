@@ -15,8 +15,8 @@ from torch import nn
 import atoll
 from atoll.node.core.events import Answer, MergeMode
 from atoll.node.local_protocol import CheckpointCounts
-from atoll.node.worker import frozen
-from atoll.node.worker import site as site_module
+from atoll.node.worker import frozen, joined_site
+from atoll.node.worker import join as join_module
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.site import Site, Step
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
@@ -31,8 +31,8 @@ REPLACE, MERGE, SHIFT = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> FakeNode:
     fake = FakeNode()
-    monkeypatch.setattr(site_module, "connect", lambda: fake.connection(SETTINGS))
-    monkeypatch.setattr(site_module, "disconnect", fake.close)
+    monkeypatch.setattr(join_module, "connect", lambda: fake.connection(SETTINGS))
+    monkeypatch.setattr(joined_site, "disconnect", fake.close)
     return fake
 
 
@@ -152,8 +152,8 @@ def test_progress_tells_what_became_of_checkpoints(
             super().write(step, run_step)
             self.finish()
 
-    monkeypatch.setattr(site_module, "LocalCheckpoints", Prompt)
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    monkeypatch.setattr(joined_site, "LocalCheckpoints", Prompt)
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
     node.checkpoint_folder = str(tmp_path / "optimizer")
     net, _ = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
@@ -173,7 +173,7 @@ def test_an_optimizer_that_cannot_be_kept_is_said(
 ) -> None:
     """It has no optimizer over its own part before DDP has built its buckets."""
 
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
     node.checkpoint_folder = str(tmp_path / "optimizer")
     net, _ = model()
     node.script = [first(1), (1, STOP)]
@@ -188,7 +188,7 @@ def test_an_optimizer_that_cannot_be_kept_is_said(
 def test_the_first_step_with_a_restored_optimizer_is_told_at_once(
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
     node.checkpoint_folder = str(tmp_path / "optimizer")
     for _ in range(2):
         net, _ = model()
@@ -312,7 +312,7 @@ def test_busy_within_busy_goes_back_to_the_outer_one(node: FakeNode) -> None:
 
 def test_steps_within_busy_leave_no_time_that_is_negative(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
-    monkeypatch.setattr(site_module, "time", SimpleNamespace(monotonic=lambda: now_s))
+    monkeypatch.setattr(joined_site, "time", SimpleNamespace(monotonic=lambda: now_s))
     net, optimizer = model()
     node.script = [first(1), (1, SNAPSHOT), (1, go_on(2)), (2, SNAPSHOT), (2, STOP)]
     with atoll.join(net, optimizer) as site:
@@ -327,7 +327,7 @@ def test_steps_within_busy_leave_no_time_that_is_negative(node: FakeNode, monkey
 
 def test_run_length_in_tokens_is_estimated(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = replace(SETTINGS, steps=0, tokens=3000, min_sites=3)
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(settings))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(settings))
     net, optimizer = model()
     node.script = [first(1), (1, replace(apply(REPLACE, 9, run_step=1), run_tokens=60))]
     with atoll.join(net, optimizer) as site:
@@ -383,7 +383,7 @@ def test_an_optimizer_from_a_checkpoint_needs_no_ramp_until_the_loss_is_not_fini
     node: FakeNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.checkpoint_folder = str(tmp_path)
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=2)))
 
     def begin() -> tuple[nn.Linear, torch.optim.Optimizer]:
         net, _ = model()
@@ -449,7 +449,7 @@ def test_the_reason_of_a_crash_is_said_before_a_checkpoint_is_waited_for(
 ) -> None:
     """The disk may be so slow that the node ends the rank first, for a hang."""
     node.checkpoint_folder = str(tmp_path)
-    monkeypatch.setattr(site_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
+    monkeypatch.setattr(join_module, "connect", lambda: node.connection(replace(SETTINGS, checkpoint_every=1)))
     node.script = [first(9)]
     net, _ = model()
     optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)

@@ -11,8 +11,8 @@ import torch
 
 from atoll.node.core.events import MergeMode
 from atoll.node.worker import connection as connection_module
-from atoll.node.worker import site as site_module
-from atoll.node.worker import trainer
+from atoll.node.worker import join as join_module
+from atoll.node.worker import joined_site, trainer
 from atoll.node.worker.connection import Connection, show_errors_in_one_line
 from atoll.protocol.errors import ConfigError, HostError, NonFiniteError, RefusedError, StaleError, WorkerError
 from atoll.protocol.settings import ModelSettings, RunSettings, TrainerSettings
@@ -31,8 +31,9 @@ def start(node: FakeNode, monkeypatch: pytest.MonkeyPatch, paths: tuple[str, ...
     connection = node.connection(SETTINGS)
     connection.worker_settings = dataclasses.replace(connection.worker_settings, data_paths=paths)
     connection.world = world
-    for module in (site_module, trainer):
+    for module in (join_module, trainer):
         monkeypatch.setattr(module, "connect", lambda: connection)
+    for module in (joined_site, trainer):
         monkeypatch.setattr(module, "disconnect", node.close)
     return connection
 

@@ -1,0 +1,57 @@
+"""`atoll.join`: a training loop becomes one site of a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from atoll.node.worker.connection import connect
+from atoll.node.worker.joined_site import JoinedSite
+from atoll.node.worker.site import Site
+from atoll.node.worker.tensors import BufferPolicy
+
+
+def join(
+    model: nn.Module | Sequence[nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    buffers: Mapping[str, BufferPolicy] | None = None,
+    ramp_steps: int | None = None,
+    data_fingerprint: bytes = b"",
+    data_rank: int | None = None,
+) -> Site:
+    """Make this process a rank of its site. Returns when the model holds the run's parameters; use it in `with`.
+
+    `buffers`: patterns of buffers' names to "mean", "lowest" or "local" (by default floating-point buffers are
+    averaged, others taken from the lowest contributor). `ramp_steps`: the learning rate of a fresh optimizer rises over
+    so many steps after joining a run that is under way; 0 turns that off, None takes the run's setting.
+    `data_fingerprint`: 32 bytes, needed unless the run says data = "local"; sites with other ones are refused.
+    `data_rank`: the same on ranks that see the same batch.
+
+    Without a node the same script trains alone, and says so. Raises ConfigError, naming the tensor or optimizer, for
+    what cannot be kept in step with other sites; RefusedError if the run does not want this model or data.
+    """
+    modules = [model] if isinstance(model, nn.Module) else list(model)
+    optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    connection = connect()
+    if connection is None:
+        site = Site()
+        if site.rank == 0:
+            sys.stderr.write("atoll: no node started this process (see `atoll node --help`); it trains alone\n")
+        return site
+    try:
+        return JoinedSite(
+            connection,
+            modules=modules,
+            optimizers=optimizers,
+            buffers=buffers,
+            ramp_steps=ramp_steps,
+            data_fingerprint=data_fingerprint,
+            data_rank=data_rank,
+        )
+    except BaseException as error:
+        connection.tell(error)
+        raise

@@ -1,0 +1,324 @@
+"""A training process under its node: between two boundaries it counts, at a boundary it does what the node says."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from atoll.node.core.events import Answer, AnswerKind, MergeMode
+from atoll.node.local_protocol import NO_CHECKPOINTS
+from atoll.node.worker.checkpoint import LocalCheckpoints
+from atoll.node.worker.connection import Connection, disconnect
+from atoll.node.worker.draws import LeasedBatches
+from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
+from atoll.node.worker.pieces import SharedTensors
+from atoll.node.worker.ramp import LearningRateRamp
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site, Step
+from atoll.node.worker.tensors import BufferPolicy, find_tensors
+from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
+from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
+
+PROGRESS_EVERY_S = 1.0
+
+
+class JoinedSite(Site):
+    """Under a node."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        buffers: Mapping[str, BufferPolicy] | None,
+        ramp_steps: int | None,
+        data_fingerprint: bytes,
+        data_rank: int | None,
+    ) -> None:
+        super().__init__()
+        self._connection, self._client = connection, connection.client
+        self.settings = connection.settings
+        self._optimizers = optimizers
+        self._ramp_steps = connection.settings.trainer.ramp_steps if ramp_steps is None else ramp_steps
+        if self._ramp_steps < 0:
+            raise ConfigError(f"ramp_steps is {ramp_steps}; choose 0 (off) or more")
+        self._ramp: LearningRateRamp | None = None
+        self._data_rank = self.rank if data_rank is None else data_rank
+        self._tensors = tensors = find_tensors(modules, optimizers, buffers)
+        for name in tensors.mean_buffers_not_finite():
+            sys.stderr.write(
+                f"atoll: the buffer {name!r} holds values that are not finite. It must not change in training, because "
+                f'they have no mean; if it does: atoll.join(..., buffers={{"{name}": "local"}})\n'
+            )
+        self._checkpoints: LocalCheckpoints | None = None
+        self._checkpoint_every = connection.settings.checkpoint_every
+        folder = connection.worker_settings.checkpoint_folder
+        unkept = keeps_no_state(optimizers) if folder and self._checkpoint_every else ""
+        if unkept and self.rank == 0:
+            sys.stderr.write(
+                f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins fresh\n"
+            )
+        if folder and self._checkpoint_every and not unkept:
+            state = OptimizerState(tensors, optimizers)
+            self._checkpoints = LocalCheckpoints(
+                Path(folder),
+                state,
+                connection.settings.run_id,
+                self.rank,
+                self.world,
+                crashed_from=connection.worker_settings.crashed_from,
+                busy=self._client.busy,
+            )
+        usable = self._checkpoints.usable if self._checkpoints is not None else ()
+        joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank, usable)
+        self._shared = SharedTensors(tensors, joined)
+        # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
+        # is written or removed.
+        self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
+            joined.checkpoint, joined.incarnation, self._client.generation
+        )
+        self.site_id, self.seed = joined.site_id, joined.data_seed
+        self._joined = joined
+        self._data_epoch = 0
+        self._tokens_at_snapshot = 0
+        self._snapshot_step = 0
+        self._has_values = False  # an APPLY came in this generation
+        self._publish_mode: MergeMode | None = None
+        self._loss: Tensor | float | None = None
+        self._loss_steps = 0  # of the window, with a loss
+        self._window_step = 0  # from which what the next snapshot reports was trained
+        self._mean_loss = math.nan
+        self._next_step = 0  # ask there
+        self._train_s = 0.0
+        self._wait_s = 0.0
+        self._resumed_at_s = self._reported_at_s = time.monotonic()
+        self._reported_step = self._resumed_step = 0
+        self._fresh_step = 0
+        self._busy: list[tuple[str, float]] = []  # announced, and until when; inner ones last
+        self._boundary()
+
+    @property
+    def has_outer_parameters(self) -> bool:
+        return self._publish_mode in (MergeMode.REPLACE, MergeMode.MERGE)
+
+    def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
+        if not self.running:
+            return Step(False, False, self.inner_step)
+        self._count_batches()
+        self._steps += 1
+        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
+        if loss is not None:
+            self._add_loss(loss)
+        if self._steps == 1 and self._is_restored:
+            # At once: where workers crash without a step, the node lets go of the checkpoint.
+            self._client.progress(1, math.nan, math.nan, NO_CHECKPOINTS)
+        if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
+            self._ramp = None
+        if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:
+            self._checkpoints.write(self._steps, self.inner_step)
+        synced = False
+        if self._steps >= self._next_step:
+            synced = self._boundary()
+        else:
+            now_s = time.monotonic()
+            if now_s - self._reported_at_s >= PROGRESS_EVERY_S:
+                self._report_progress(now_s)
+        return Step(self.running, synced, self.inner_step)
+
+    @contextmanager
+    def outer_parameters(self) -> Iterator[None]:
+        if not self.has_outer_parameters:
+            raise NotYetError(
+                "this site took the last sync without having been part of it, so it does not hold the outer "
+                "parameters; wait for the next sync (site.has_outer_parameters says when)"
+            )
+        saved = self._shared.swap_in()
+        try:
+            yield
+        finally:
+            self._shared.swap_back(saved)
+
+    @contextmanager
+    def busy(self, what: str, limit_s: float = DEFAULT_BUSY_LIMIT_S) -> Iterator[None]:
+        if not 0 <= limit_s < math.inf:
+            raise ConfigError(f"site.busy got limit_s = {limit_s}; give the seconds after which it must be over")
+        began_s = time.monotonic()
+        self._busy.append((what, began_s + limit_s))
+        self._client.busy(what, limit_s)
+        try:
+            yield
+        finally:
+            self._busy.pop()
+            what, until_s = self._busy[-1] if self._busy else ("", 0.0)
+            self._client.busy(what, max(0.0, until_s - time.monotonic()))
+            if not self._busy:
+                # Is neither training nor part of the step rate; a boundary or report within it has begun anew.
+                now_s = time.monotonic()
+                self._resumed_at_s += now_s - max(began_s, self._resumed_at_s)
+                self._reported_at_s += now_s - max(began_s, self._reported_at_s)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._ramp is not None:
+            self._ramp.remove()
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            if self.running:
+                self._client.goodbye("the training loop ended", run_over=False)
+            else:
+                self._client.goodbye("told to stop", run_over=True)
+            self.running = False
+        else:
+            self._connection.tell(error)
+            if error is not None and self._checkpoints is not None and self._checkpoints.is_writing:
+                traceback.print_exception(error)  # the node may take the wait for a hang, and end this rank in it
+        if self._checkpoints is not None:
+            self._checkpoints.finish()
+        disconnect()
+
+    def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
+        assert self.settings is not None
+        joined = self._joined
+        line = self.site_id if self.settings.data == "local" else GLOBAL_LINE
+        order = SampleOrder(joined.run_seed, line, num_samples)
+        if self.running:  # else it was told to stop when it joined: it draws nothing
+            self._client.announce_data(num_samples, batch_size, ahead)
+        return LeasedBatches(
+            self._client.draw,
+            order,
+            batch_size,
+            reader=joined.reader,
+            num_readers=joined.num_readers,
+            epoch=self._data_epoch,
+        )
+
+    # --- between boundaries
+
+    def _add_loss(self, loss: Tensor | float) -> None:
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1 or isinstance(loss, DTensor):
+                raise ConfigError(
+                    f"site.step got a loss of {type(loss).__name__} and shape {list(loss.shape)}; "
+                    "give a plain scalar: the mean over this rank's batch"
+                )
+            # A copy that stays on the device: no synchronization, and no graph is kept.
+            loss = loss.detach().reshape(()).to(torch.float32)
+            self._loss = loss.clone() if self._loss is None else self._loss + loss
+        else:
+            self._loss = loss + (0.0 if self._loss is None else self._loss)
+        self._loss_steps += 1
+
+    def _report_progress(self, now_s: float) -> None:
+        rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
+        checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
+        self._client.progress(self._steps, rate, self._mean_loss, checkpoints)
+        self._reported_at_s, self._reported_step = now_s, self._steps
+
+    # --- at a boundary
+
+    def _boundary(self) -> bool:
+        """Do what the node says until it says to go on or to stop. Returns whether an outer update was taken."""
+        asked_at_s = time.monotonic()
+        self._train_s += asked_at_s - self._resumed_at_s
+        if self._steps > self._reported_step == self._resumed_step:
+            self._report_progress(asked_at_s)  # a window too short for a report in the middle of it
+        synced = False
+        seq = 0
+        while True:
+            asked_s = time.monotonic()
+            answer = self._client.boundary(self._steps, seq)
+            self._wait_s += time.monotonic() - asked_s
+            if answer.kind is AnswerKind.STOP:
+                self.running = False
+                break
+            if answer.kind is AnswerKind.SNAPSHOT:
+                self._write_snapshot(answer, seq)
+            else:
+                if answer.kind is AnswerKind.APPLY:
+                    self._apply(answer)
+                    synced = True
+                self._next_step = answer.next_step
+                if self._next_step > self._steps:
+                    break
+            seq += 1
+        self._resumed_at_s = self._reported_at_s = time.monotonic()
+        self._reported_step = self._resumed_step = self._steps
+        return synced
+
+    def _write_snapshot(self, answer: Answer, seq: int) -> None:
+        loss_sum = self._take_loss()
+        # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
+        num_steps = self._steps - self._window_step if self._loss_steps else 0
+        is_seed = not self._has_values
+        self._tensors.reshard()
+        self._tensors.check_trained(self._optimizers)
+        if not is_seed:
+            self._shared.check_frozen()
+        self._shared.write_snapshot(with_frozen=is_seed)
+        hashes = self._shared.hashes() if answer.hash_shared else None
+        self._client.sealed(
+            step=self._steps,
+            seq=seq,
+            fragment=answer.fragment,
+            data_rank=self._data_rank,
+            tokens=self._tokens,
+            loss_sum=loss_sum * (num_steps / self._loss_steps) if num_steps else 0.0,
+            num_steps=num_steps,
+            train_s=self._train_s,
+            piece_hashes=hashes,
+            num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
+        )
+        self._tokens_at_snapshot, self._snapshot_step, self._window_step = self._tokens, self._steps, self._steps
+        self._loss_steps = 0
+        self._train_s = 0.0
+
+    def _take_loss(self) -> float:
+        """The sum since the last report. Raises NonFiniteError."""
+        loss_sum = 0.0 if self._loss is None else float(self._loss)
+        self._loss = None
+        if not math.isfinite(loss_sum):
+            if self._checkpoints is not None:
+                self._checkpoints.discard()
+            raise NonFiniteError(
+                f"the loss on rank {self.rank} became {loss_sum} between steps "
+                f"{self.inner_step - self._loss_steps + 1} and {self.inner_step}; "
+                "lower the learning rate, clip gradients, or look at the data of these steps"
+            )
+        if self._loss_steps:
+            self._mean_loss = loss_sum / self._loss_steps
+        return loss_sum
+
+    def _apply(self, answer: Answer) -> None:
+        self._shared.apply(answer.mode, fresh=answer.fresh)
+        self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
+        if answer.mode is MergeMode.REPLACE:
+            self._tokens = 0
+            self._base_step = self._steps
+            # Of steps that are now undone, if any.
+            self._loss, self._loss_steps = None, 0
+            self._window_step, self._train_s = self._steps, 0.0
+        elif answer.mode is MergeMode.MERGE:
+            self._tokens -= self._tokens_at_snapshot
+            self._base_step = self._snapshot_step
+        # A shift moves the base and keeps what was trained since: its tokens and steps are still to be contributed.
+        self._tokens_at_snapshot = 0
+        self._has_values = True
+        self._publish_mode = answer.mode
+        self._data_epoch = answer.data_epoch
+        if self._batches is not None:
+            self._batches.begin_epoch(answer.data_epoch)
+        if answer.fresh and self._ramp_steps and answer.run_step and not self._is_restored:
+            self._fresh_step = self._steps
+            self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
+        self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
+        self._wait_s = 0.0
