@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 
 from atoll.node.dataplane import kernels as outer_kernels
-from atoll.protocol.codecs import encoded_bytes, kernels
+from atoll.protocol.codecs import kernels, max_encoded_bytes
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.layout import DEFAULT_CHUNK_ELEMENTS, chunk_hash
-from atoll.protocol.settings import CODECS
 
 ELEMENTS = DEFAULT_CHUNK_ELEMENTS
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     for codec in CODECS:
         for level in (0, 1):
             data = [kernels.encode(codec, v, minus=m, zstd_level=level) for v, m in zip(values, local, strict=True)]
-            full = encoded_bytes(codec, ELEMENTS)
+            full = max_encoded_bytes(codec, ELEMENTS)
             ratio = f"{4 * ELEMENTS * args.chunks / sum(map(len, data)):.2f} times smaller than fp32"
             name = f"{codec}{' + zstd 1' if level else ''}"
             report(

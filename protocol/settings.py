@@ -7,13 +7,13 @@ import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
 from atoll.protocol.layout import MAX_CHUNKS
 from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
 
-CODECS = ("fp32", "bf16", "int8")
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
 
 

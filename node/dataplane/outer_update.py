@@ -6,10 +6,9 @@ import numpy as np
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.store_files import Bytes
-from atoll.protocol.codecs import UNCHANGED, kernels, parse_header, peek_codec, scratch
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.codecs import kernels, parse_header, payload_codec, scratch
+from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.layout import Layout, Role
-from atoll.protocol.settings import CODECS
 
 Encoded = bytes | bytearray | memoryview
 
@@ -27,22 +26,19 @@ def update(layout: Layout, chunk: int, old: Bytes, payload: Encoded, optimizer: 
     """
     spec = layout.chunks[chunk]
     dtype = layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
-    codec = peek_codec(payload)
+    codec = payload_codec(spec.role, payload)
     if spec.role is Role.TRAINABLE:
-        if codec not in CODECS:
-            raise InvalidMessage(f"payload of chunk {chunk}: codec {codec} carries no pseudo-gradient")
         average = scratch.floats("average", spec.num_elements)
         kernels.decode(payload, codec, spec.num_elements, average)
         rows = old.view(np.float32).reshape(1 + len(optimizer.slots), -1)
         out = new.view(np.float32).reshape(1 + len(optimizer.slots), -1)
         optimizer.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
     elif codec == UNCHANGED:
-        parse_header(payload, codec=UNCHANGED, num_elements=spec.num_elements, dtype=dtype)
+        parse_header(payload, codec=codec, num_elements=spec.num_elements, dtype=dtype)
         new[:] = old
-    elif spec.role is Role.BUFFER_LOWEST:
-        kernels.decode(payload, "raw", spec.num_elements, new, dtype)
     else:
-        kernels.decode(payload, "fp32", spec.num_elements, new.view(np.float32))
+        values = new if spec.role is Role.BUFFER_LOWEST else new.view(np.float32)
+        kernels.decode(payload, codec, spec.num_elements, values, dtype)
 
 
 def updated(layout: Layout, chunk: int, old: bytes | Bytes, payload: Encoded, optimizer: OuterOptimizer) -> Bytes:

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.codecs import carried_codec, parse_header, peek_codec
+from atoll.protocol.codecs import parse_header, payload_codec
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit, Plan
 from atoll.protocol.plans import payload_digest, payload_hash
-from atoll.protocol.settings import CODECS
 
 _MAGIC = b"ATOLLPL1"
 _HEADER = struct.Struct("<8s32sQQII")  # magic, key of run and layout, sync, term, attempt, number of entries
@@ -270,11 +269,8 @@ class PayloadFile:
 def check_payload(layout: Layout, chunk: int, data: bytes | bytearray | memoryview) -> None:
     """Raises InvalidMessage unless `data` has the header and size of an encoded chunk of this place."""
     spec = layout.chunks[chunk]
-    codec = peek_codec(data) if spec.role is Role.TRAINABLE else carried_codec(spec.role, "fp32", data)
-    if spec.role is Role.TRAINABLE and codec not in CODECS:
-        raise InvalidMessage(f"payload of chunk {chunk}: codec {codec} carries no pseudo-gradient")
     dtype = layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
-    parse_header(data, codec=codec, num_elements=spec.num_elements, dtype=dtype)
+    parse_header(data, codec=payload_codec(spec.role, data), num_elements=spec.num_elements, dtype=dtype)
 
 
 def _tag(layout: Layout, run_id: str) -> bytes:

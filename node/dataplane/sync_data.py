@@ -13,7 +13,16 @@ import numpy.typing as npt
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
-from atoll.protocol.codecs import UNCHANGED, carried_codec, codec_of, kernels, max_encoded_bytes, scratch, unchanged
+from atoll.protocol.codecs import (
+    arithmetic,
+    carried_codec,
+    codec_of,
+    kernels,
+    max_encoded_bytes,
+    scratch,
+    unchanged,
+)
+from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.plans import payload_hash
@@ -155,20 +164,20 @@ class SyncData:
             base = self._buffer_base(spec, record)
             if codec == UNCHANGED:
                 self._check(spec, data)
-                kernels.add(base, weight, average)
+                arithmetic.add(base, weight, average)
                 return None
             value = scratch.floats("value", spec.num_elements)
             kernels.decode(data, codec, spec.num_elements, value)
-            kernels.add(value, weight, average)
-            return kernels.norm(value, minus=base)
+            arithmetic.add(value, weight, average)
+            return arithmetic.norm(value, minus=base)
 
     def _is_base_finite(self, spec: Chunk) -> bool:
         with self._outer.pinned(spec.index) as record:
-            return kernels.is_finite(record.values)
+            return arithmetic.is_finite(record.values)
 
     def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
         with self._outer.pinned(spec.index) as record:
-            base_norm = kernels.norm(record.values)
+            base_norm = arithmetic.norm(record.values)
         if spec.role is Role.BUFFER_MEAN:
             return outliers(norms, base_norm, lambda: 0.0, num_others=1, largest=math.inf)
         largest = LARGEST_CONTRIBUTION
@@ -189,7 +198,7 @@ class SyncData:
             return 0.0
         last = scratch.floats("last", spec.num_elements)
         kernels.decode(payload, codec_of(spec.role, self._codec), spec.num_elements, last)
-        return kernels.norm(last)
+        return arithmetic.norm(last)
 
     def check_payload(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """The same of an average: no value of a trainable chunk may be so large that outer updates of it overflow."""

@@ -9,19 +9,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.protocol.codecs import HEADER_BYTES, encoded_bytes, kernels, parse_header, peek_codec
+from atoll.protocol.codecs import HEADER_BYTES, kernels, max_encoded_bytes, parse_header, peek_codec
+from atoll.protocol.codecs.table import TABLE
 from atoll.protocol.errors import InvalidMessage
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes
 
-CODECS = ["fp32", "bf16", "int8", "raw"]
+CODECS = list(kernels.ARITHMETIC)
+HAS_VALUES = {codec: TABLE[codec].plain is not None for codec in CODECS}
+DTYPES = {codec: "F32" if has_values else "U8" for codec, has_values in HAS_VALUES.items()}
 NUM_ELEMENTS = 700
 FIXED_BYTES = 1 << 18  # of what is loaded or cached at a first call
 VALUES = np.linspace(-3, 3, NUM_ELEMENTS, dtype=np.float32)
 
 
 def encoded(codec: str, zstd_level: int) -> bytes:
-    values = VALUES.view(np.uint8)[:NUM_ELEMENTS] if codec == "raw" else VALUES
-    return kernels.encode(codec, values, zstd_level=zstd_level, dtype="U8" if codec == "raw" else "F32")
+    values = VALUES if HAS_VALUES[codec] else VALUES.view(np.uint8)[:NUM_ELEMENTS]
+    return kernels.encode(codec, values, zstd_level=zstd_level, dtype=DTYPES[codec])
+
+
+def room(codec: str, num_elements: int) -> Any:
+    return np.full(num_elements, 77, np.float32 if HAS_VALUES[codec] else np.uint8)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -29,21 +36,22 @@ def encoded(codec: str, zstd_level: int) -> bytes:
 @given(data=st.data(), zstd_level=st.sampled_from([0, 3]), num_elements=st.sampled_from([NUM_ELEMENTS, 0, 1, 701]))
 def test_any_bytes_decode_or_are_refused(codec: str, zstd_level: int, num_elements: int, data: st.DataObject) -> None:
     received = data.draw(damaged(encoded(codec, zstd_level)))
-    dtype = "U8" if codec == "raw" else "F32"
-    marks: Any = np.full(num_elements + 8, 77, np.uint8 if codec == "raw" else np.float32)
+    dtype, marks = DTYPES[codec], room(codec, num_elements + 8)
 
     def judge() -> None:
         try:
             parse_header(received, codec=codec, num_elements=num_elements, dtype=dtype)
             kernels.decode(received, codec, num_elements, marks[:num_elements], dtype)
-            if codec != "raw":
-                kernels.accumulate(received, codec, np.float32(0.5), marks[:num_elements])
             assert peek_codec(received) == codec
+            kernels.check(received, codec, num_elements, dtype)
+            assert np.isfinite(marks[:num_elements]).all()
+            if HAS_VALUES[codec]:
+                kernels.accumulate(received, codec, np.float32(0.5), marks[:num_elements])
         except InvalidMessage:
             pass
 
     with np.errstate(all="ignore"):
-        assert peak_bytes(judge) <= 4 * encoded_bytes("fp32", NUM_ELEMENTS) + FIXED_BYTES
+        assert peak_bytes(judge) <= 4 * max_encoded_bytes("fp32", NUM_ELEMENTS) + FIXED_BYTES
     assert (marks[num_elements:] == 77).all()  # nothing beyond the end
 
 
@@ -56,9 +64,9 @@ def test_a_frame_that_promises_more_than_the_chunk_has_takes_no_memory(codec: st
     received = encoded(codec, 3)[:HEADER_BYTES] + bomb
 
     def judge() -> None:
-        out = np.empty(NUM_ELEMENTS, np.uint8 if codec == "raw" else np.float32)
+        out = room(codec, NUM_ELEMENTS)
         with pytest.raises(InvalidMessage):
-            kernels.decode(received, codec, NUM_ELEMENTS, out, "U8" if codec == "raw" else "F32")
+            kernels.decode(received, codec, NUM_ELEMENTS, out, DTYPES[codec])
 
     assert len(bomb) < 64 << 10
     assert peak_bytes(judge) < 1 << 20
@@ -68,6 +76,6 @@ def test_a_frame_that_promises_more_than_the_chunk_has_takes_no_memory(codec: st
 @given(st.binary(max_size=40))
 def test_the_codec_that_a_chunk_names_is_a_known_one(data: bytes) -> None:
     try:
-        assert peek_codec(data) in [*CODECS, "unchanged"]
+        assert peek_codec(data) in TABLE
     except InvalidMessage:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from atoll.node.dataplane.optim import outer_optimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
-from atoll.protocol.codecs import EncodedHeader, block_of, body_bytes, kernels, unchanged
+from atoll.protocol.codecs import EncodedHeader, kernels, unchanged
+from atoll.protocol.codecs.compression import compressed
+from atoll.protocol.codecs.table import CODECS, TABLE
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
@@ -72,17 +75,18 @@ def outer_settings(draw: st.DrawFn) -> dict[str, float]:
 def payload_of(outer: OuterState, chunk: Chunk, generator: np.random.Generator, data: st.DataObject) -> bytes:
     num, dtype = chunk.num_elements, "F32"
     if chunk.role is Role.TRAINABLE:
-        codec = data.draw(st.sampled_from(["fp32", "bf16", "int8"]))
+        codec = data.draw(st.sampled_from(CODECS))
         body = body_of(generator, codec, num)
     else:
         codec = "raw" if chunk.role is Role.BUFFER_LOWEST else "fp32"
         dtype = outer.layout.manifest.tensors[chunk.tensor].dtype if codec == "raw" else dtype
-        body = generator.bytes(body_bytes(codec, num, DTYPE_BYTES[dtype]))
+        body = generator.bytes(TABLE[codec].body_bytes(num, DTYPE_BYTES[dtype]))
         if data.draw(st.booleans()):
             return unchanged(num, dtype)
-    if data.draw(st.booleans()):
-        return kernels._packed(codec, num, dtype, np.frombuffer(body, np.uint8), 3)
-    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, block=block_of(codec), num_elements=num)
+    header = EncodedHeader(codec=codec, zstd=False, dtype=dtype, num_elements=num)
+    small = compressed(kernels._split(np.frombuffer(body, np.uint8), TABLE[codec].planes).data, 3)
+    if len(small) < len(body) and data.draw(st.booleans()):
+        return replace(header, zstd=True).pack() + small
     return header.pack() + body
 
 

@@ -80,6 +80,6 @@ class TinyModel:
             if not (count := chunk.num_elements):
                 found.append(b"")
                 continue
-            header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", block=0, num_elements=count).pack()
+            header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=count).pack()
             found.append(header + struct.pack(f"<{count}f", *[commit / 8 + chunk.index] * count))
         return found

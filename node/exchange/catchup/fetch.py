@@ -28,11 +28,11 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor, Sources
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import CODECS
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

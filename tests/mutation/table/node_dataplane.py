@@ -250,7 +250,7 @@ MUTATIONS = (
         name="unchanged counts as zero",
         rule="a contributor that did not change a buffer counts with the base",
         where="node.dataplane.sync_data:SyncData._add_buffer",
-        old="                kernels.add(base, weight, average)\n",
+        old="                arithmetic.add(base, weight, average)\n",
         new="",
         tests=("tests/unit/dataplane/test_unchanged_buffers.py",),
     ),

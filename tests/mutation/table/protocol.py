@@ -9,8 +9,8 @@ MUTATIONS = (
         name="non-finite passes",
         rule="non-finite values are refused at the encoder and at the reducer",
         where="protocol.codecs.kernels:encode",
-        old="    if not finite:\n",
-        new="    if False:\n",
+        old="    if not ARITHMETIC[codec].encode(values, minus, body):\n",
+        new="    ARITHMETIC[codec].encode(values, minus, body)\n    if False:\n",
         tests=("tests/unit/dataplane/test_sync_data.py",),
     ),
     Mutation(

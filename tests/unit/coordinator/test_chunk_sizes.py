@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.protocol.codecs import codec_of, encoded_bytes, max_encoded_bytes
+from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
@@ -33,9 +33,9 @@ def test_sizes_are_those_of_the_codec_of_each_role() -> None:
     sizes = ChunkSizes.of(manifest, SyncSettings(codec="int8"))
     assert len(sizes) == 3
     assert [sizes.bytes_of(i, 1) for i in range(3)] == [
-        encoded_bytes("int8", 1000),
-        encoded_bytes("fp32", 10),
-        encoded_bytes("raw", 1, 8),
+        max_encoded_bytes("int8", 1000),
+        max_encoded_bytes("fp32", 10),
+        max_encoded_bytes("raw", 1, 8),
     ]
 
 

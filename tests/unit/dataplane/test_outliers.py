@@ -17,9 +17,10 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outliers import FACTOR, LARGEST_AVERAGE, LARGEST_CONTRIBUTION, outliers
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import CODECS, SyncSettings
+from atoll.protocol.settings import SyncSettings
 from tests.harness.data_plane import apply_all, filled, layout, seeded, sync_data, tensor
 from tests.harness.fuzzing import fuzz
 

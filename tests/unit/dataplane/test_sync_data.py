@@ -10,10 +10,11 @@ import pytest
 from atoll.node.dataplane.bases import cast_base, check_base_dtypes
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels, max_encoded_bytes
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.settings import CODECS, SyncSettings
+from atoll.protocol.settings import SyncSettings
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor
 
 

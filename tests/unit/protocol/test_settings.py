@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.settings import (
     CAPABILITIES,
-    CODECS,
     MAX_SETTINGS_CHARACTERS,
     MODELS,
     OuterSettings,

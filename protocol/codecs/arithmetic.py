@@ -1,0 +1,126 @@
+"""What the module of a codec has to offer, and the arithmetic that several of them share.
+
+fp32, each operation rounded by itself, without the interpreter lock. Formulas and test vectors are in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from atoll.protocol.codecs import scratch
+from atoll.protocol.codecs.jit import Kernel, f32, f32_in, f32_out, kernel
+from atoll.protocol.errors import InvalidMessage
+
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+
+MAGNITUDE = np.uint32(0x7FFFFFFF)
+INFINITE = np.uint32(0x7F800000)
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """What a codec makes of one of `vectors.CODEC_VECTORS`: bytes in hexadecimal, as in docs/protocol.md."""
+
+    encoded: str
+    accumulated: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arithmetic:
+    """Of one codec, over bodies that have the right size and are aligned to 4 bytes."""
+
+    encode: Callable[[npt.NDArray[Any], Floats | None, Bytes], bool]
+    """Of (values, what is subtracted from them, the body to write); False if a value is not finite, or would not be."""
+    decode: Callable[[Bytes, npt.NDArray[Any]], None]
+    accumulate: Callable[[Bytes, np.float32, Floats], float]
+    """`acc = acc + weight * value`; the norm of the values."""
+    check: Callable[[Bytes, float], None]
+    """Raises InvalidMessage if a value that the body stands for is not finite, or not below that number (a power of
+    two) in magnitude."""
+    kernels: tuple[Kernel, ...] = ()
+    golden: tuple[Golden, ...] = ()
+    """In the order of the vectors; none if it carries no values."""
+    golden_head_bytes: int = 0
+    """Of a golden body: what a block repeats, however many values it has."""
+
+
+@kernel(f32_in, f32, f32_out)
+def _add(values: Any, weight: Any, acc: Any) -> None:
+    for i in range(acc.size):
+        acc[i] = acc[i] + weight * values[i]
+
+
+@kernel(f32_in, f32_in, f32_out)
+def subtract(values: Any, minus: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = values[i] - minus[i]
+
+
+@kernel(f32_in)
+def largest(values: Any) -> Any:
+    """The bits of the largest magnitude. It is found on the bits: integers order like magnitudes, NaN above infinity,
+    and LLVM vectorizes an integer maximum."""
+    bits = values.view(np.uint32)
+    top = np.uint32(0)
+    for i in range(bits.size):
+        top = max(top, np.uint32(bits[i] & MAGNITUDE))
+    return top
+
+
+@kernel(f32_in)
+def _square_sum(values: Any) -> Any:
+    a = b = c = d = np.float64(0.0)  # in binary64, where no fp32 overflows; four chains of additions beside each other
+    whole = values.size - values.size % 4
+    for i in range(0, whole, 4):
+        a += np.float64(values[i]) * np.float64(values[i])
+        b += np.float64(values[i + 1]) * np.float64(values[i + 1])
+        c += np.float64(values[i + 2]) * np.float64(values[i + 2])
+        d += np.float64(values[i + 3]) * np.float64(values[i + 3])
+    for i in range(whole, values.size):
+        a += np.float64(values[i]) * np.float64(values[i])
+    return a + b + c + d
+
+
+KERNELS = (_add, subtract, largest, _square_sum)
+
+
+def add(values: Floats, weight: np.float32, acc: Floats) -> None:
+    """`acc = acc + weight * value`, as `Arithmetic.accumulate` does it of values that have travelled."""
+    _add(values, np.float32(weight), acc)
+
+
+def add_with_norm(values: Floats, weight: np.float32, acc: Floats) -> float:
+    add(values, weight, acc)
+    return norm(values)
+
+
+def norm(values: Floats, minus: Floats | None = None) -> float:
+    """Of `values`, or of `values - minus`: the root of the sum of squares. A measure, not the same bits everywhere."""
+    return math.sqrt(_square_sum(values if minus is None else difference(values, minus)))
+
+
+def difference(values: Floats, minus: Floats) -> Floats:
+    """In this thread's memory, until it asks for another one."""
+    out = scratch.floats("difference", values.size)
+    subtract(values, minus, out)
+    return out
+
+
+def is_finite(values: Floats) -> bool:
+    return bool(largest(values) < INFINITE)
+
+
+def bits_of(value: float) -> np.uint32:
+    return np.uint32(np.float32(value).view(np.uint32))
+
+
+def refuse_if(is_large: object, below: float) -> None:
+    if is_large:
+        raise InvalidMessage(f"encoded chunk: a value that is {'too large' if below < math.inf else 'not finite'}")

@@ -1,0 +1,189 @@
+"""What holds of every codec in the table, whichever it is."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from atoll.protocol import codecs
+from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, kernels, max_encoded_bytes, parse_header, peek_codec
+from atoll.protocol.codecs.table import CODECS, TABLE, UNCHANGED
+from atoll.protocol.codecs.vectors import CODEC_VECTORS
+from atoll.protocol.errors import InvalidMessage, NonFiniteError, SelfTestFailed
+
+Floats = npt.NDArray[np.float32]
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+
+sizes = st.sampled_from([0, 1, 2, 31, 511, 512, 513, 1024, 1700])
+seeds = st.integers(0, 1 << 30)
+exponents = st.sampled_from([-149, -140, -130, -126, -122, -30, 0, 100])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    kernels.warm_up()
+
+
+def sample(seed: int, num_elements: int, exponent: int = 0) -> Floats:
+    values = np.random.default_rng(seed).standard_normal(num_elements, dtype=np.float32)
+    return np.ldexp(values, exponent).astype(np.float32)
+
+
+def chunk_of(codec: str, *, zstd: bool) -> bytes:
+    return EncodedHeader(codec=codec, zstd=zstd, dtype="F32", num_elements=600).pack()
+
+
+def test_a_codec_is_a_row_a_module_and_a_line_of_the_page() -> None:
+    folder, page = Path(codecs.__file__).parent, PAGE.read_text()
+    assert [name for name in TABLE if not (folder / f"{name}.py").exists()] == [UNCHANGED], "it has no body"
+    for name, codec in TABLE.items():
+        assert re.search(rf"\| codec: (.*, )?{codec.number} {name}\b", page)
+        assert f"\n| {name} | " in page
+        if name != UNCHANGED:
+            has_values = codec.plain is not None
+            assert len(kernels.ARITHMETIC[name].golden) == has_values * len(CODEC_VECTORS)
+
+
+@given(st.sampled_from(CODECS), sizes, seeds, exponents)
+def test_a_chunk_is_what_its_row_says_wherever_it_is_decoded(codec: str, size: int, seed: int, exponent: int) -> None:
+    values, minus = sample(seed, size, exponent), sample(seed + 1, size, exponent)
+    data = kernels.encode(codec, values, minus=minus)
+    assert data == kernels.encode(codec, values - minus)
+    assert len(data) == max_encoded_bytes(codec, size)
+    assert peek_codec(data) == codec
+    assert parse_header(data, codec=codec, num_elements=size).pack() == data[:HEADER_BYTES]
+    out = np.empty(size, np.float32)
+    kernels.decode(data, codec, size, out)
+    plain = TABLE[codec].plain
+    assert plain is not None
+    assert plain(data[HEADER_BYTES:], size).tobytes() == out.tobytes(), "without numpy"
+    weight, acc = np.float32(1 / 3), sample(seed + 2, size, exponent)
+    wanted = acc + weight * out
+    norm = kernels.accumulate(data, codec, weight, acc)
+    assert acc.tobytes() == wanted.astype(np.float32).tobytes()
+    assert math.isclose(norm, float(np.sqrt(np.sum(out.astype(np.float64) ** 2))), rel_tol=1e-6)
+
+
+@given(st.sampled_from(CODECS), sizes, seeds, st.sampled_from([1, 3, 19]))
+def test_zstd_changes_the_size_and_nothing_else(codec: str, size: int, seed: int, level: int) -> None:
+    values = np.round(sample(seed, size) * 4) / np.float32(4)
+    plain, packed = kernels.encode(codec, values), kernels.encode(codec, values, zstd_level=level)
+    assert len(packed) <= len(plain) == max_encoded_bytes(codec, size)
+    first, second = np.empty(size, np.float32), np.empty(size, np.float32)
+    kernels.decode(plain, codec, size, first)
+    kernels.decode(packed, codec, size, second)
+    assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 600, 1024])
+def test_values_that_are_not_finite_are_refused(codec: str, bad: float, place: int) -> None:
+    values, zeros = np.zeros(1025, np.float32), np.zeros(1025, np.float32)
+    values[place] = bad
+    for arguments in ({}, {"minus": zeros}):
+        with pytest.raises(NonFiniteError):
+            kernels.encode(codec, values, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(NonFiniteError):
+        kernels.encode(codec, zeros, minus=values)
+
+
+def test_a_difference_that_overflows_is_refused() -> None:
+    huge = np.full(8, 3e38, np.float32)
+    for codec in CODECS:
+        with pytest.raises(NonFiniteError):
+            kernels.encode(codec, huge, minus=-huge)
+
+
+@given(st.sampled_from(CODECS), st.booleans(), st.binary(max_size=200))
+def test_decoders_survive_random_bodies(codec: str, zstd: bool, body: bytes) -> None:
+    out = np.full(600, 7, np.float32)
+    with pytest.raises(InvalidMessage):
+        kernels.decode(chunk_of(codec, zstd=zstd) + body, codec, 600, out)
+    with pytest.raises(InvalidMessage):
+        kernels.accumulate(chunk_of(codec, zstd=zstd) + body, codec, np.float32(1), out)
+    assert (out == 7).all()
+
+
+@given(st.sampled_from(CODECS), st.integers(0, 2**32 - 1), st.integers(0, 140), st.booleans())
+def test_what_is_encoded_passes_the_check(codec: str, seed: int, exponent: int, zstd: bool) -> None:
+    generator = np.random.default_rng(seed)
+    values = (generator.standard_normal(600) * 2.0 ** (exponent - 140)).astype(np.float32)
+    kernels.check(kernels.encode(codec, values, zstd_level=3 if zstd else 0), codec, 600)
+
+
+@given(st.sampled_from(CODECS), st.integers(0, 2**32 - 1), st.integers(0, 255))
+def test_what_passes_the_check_is_finite_whatever_its_bytes(codec: str, seed: int, top: int) -> None:
+    """Random bodies whose exponents are all near the same one, infinity included."""
+    generator = np.random.default_rng(seed)
+    size = max_encoded_bytes(codec, 600) - HEADER_BYTES
+    body = generator.integers(0, 256, size, np.uint8)
+    words = body[: size // 4 * 4].view(np.uint32)
+    words[:] = (words & np.uint32(0x807FFFFF)) | np.uint32(top << 23)
+    data = chunk_of(codec, zstd=False) + body.tobytes()
+    out = np.zeros(600, np.float32)
+    kernels.decode(data, codec, 600, out)
+    try:
+        kernels.check(data, codec, 600)
+    except InvalidMessage:
+        return
+    assert np.isfinite(out).all()
+
+
+def test_the_check_refuses_a_frame_that_does_not_unpack() -> None:
+    for codec in CODECS:
+        with pytest.raises(InvalidMessage, match="zstd"):
+            kernels.check(chunk_of(codec, zstd=True) + b"garbage!", codec, 600)
+
+
+def test_chunks_at_odd_addresses_decode() -> None:
+    values = sample(9, 700)
+    for codec in CODECS:
+        data, expected = kernels.encode(codec, values), np.empty(700, np.float32)
+        kernels.decode(data, codec, 700, expected)
+        for shift in (1, 2, 3):
+            moved = memoryview(bytes(shift) + data)[shift:]
+            out, acc = np.empty(700, np.float32), np.zeros(700, np.float32)
+            kernels.decode(moved, codec, 700, out)
+            kernels.accumulate(moved, codec, np.float32(1), acc)
+            assert out.tobytes() == expected.tobytes()
+            assert (acc == expected).all()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("field", ["encoded", "accumulated"])
+def test_the_self_test_passes_here_and_notices_other_bits(
+    monkeypatch: pytest.MonkeyPatch, codec: str, field: str
+) -> None:
+    kernels.self_test()
+    arithmetic = kernels.ARITHMETIC[codec]
+    for place, golden in enumerate(arithmetic.golden):
+        flipped = bytearray.fromhex(getattr(golden, field))
+        flipped[-1] ^= 1
+        wrong = [*arithmetic.golden]
+        wrong[place] = replace(golden, **{field: flipped.hex()})
+        monkeypatch.setitem(kernels.ARITHMETIC, codec, replace(arithmetic, golden=tuple(wrong)))
+        with pytest.raises(SelfTestFailed, match=codec):
+            kernels.self_test()
+
+
+def test_the_vectors_of_the_page_are_the_golden_ones() -> None:
+    blocks = re.findall(r"```json codec-vector\n(.*?)```", PAGE.read_text(), re.S)
+    golden = {codec: kernels.ARITHMETIC[codec].golden for codec in CODECS}
+    assert [json.loads(block) for block in blocks] == [
+        asdict(vector)
+        | {
+            field: {codec: getattr(golden[codec][place], field) for codec in CODECS}
+            for field in ("encoded", "accumulated")
+        }
+        for place, vector in enumerate(CODEC_VECTORS)
+    ]
