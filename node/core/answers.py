@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import Answer, AnswerKind, Content, Difference, MergeMode, Values
+from atoll.node.core.events import Answer, AnswerKind, Content, Difference, MergeMode, SeedState, Values
 from atoll.node.core.state import SiteState, SnapshotPhase
 
 EARLY = 0.1
@@ -31,7 +31,7 @@ Decision = Answer | Hold | Publish
 def merge_mode(site: SiteState, step: int) -> MergeMode:
     """How the local copy takes the newest commit."""
     workers, snapshot = site.workers, site.snapshot
-    if workers.version is None or workers.discard_local or site.final:
+    if workers.version is None or workers.discard_local or site.disk.final:
         return MergeMode.REPLACE
     if workers.contributed:
         return MergeMode.REPLACE if step == snapshot.step else MergeMode.MERGE
@@ -58,22 +58,22 @@ def steps_until_the_others(site: SiteState, now: float) -> int:
 
 def decide(site: SiteState, *, away: bool, now: float) -> Decision:
     """The answer to `site.workers.ask`, which must be there. `away`: the coordinator has been gone for a lease."""
-    workers, outer = site.workers, site.outer
+    workers, disk, outer = site.workers, site.disk, site.disk.outer
     ask = workers.ask
     assert ask is not None
-    if workers.offered_version is not None:
+    if workers.offered is not None:
         return Hold("other ranks have not taken the last version yet")
     if outer is None:
-        if site.seeding and not site.seed_asked and site.snapshot.phase is SnapshotPhase.FREE:
+        if site.seeding and disk.find(SeedState) is None and site.snapshot.phase is SnapshotPhase.FREE:
             return Answer(kind=AnswerKind.SNAPSHOT)
         return Hold("waiting for the starting state")
-    if workers.version == outer.commit and site.final:
+    if workers.version == outer.commit and disk.final:
         return Answer(kind=AnswerKind.STOP, reason="the run is complete")
     if workers.version == outer.commit and site.leaving and ask.step == workers.base_step:
         return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     if workers.version != outer.commit or workers.discard_local:
         return _apply(site, ask.step, now)
-    if site.snapshot.phase is SnapshotPhase.SEALED:
+    if site.snapshot.is_sealed:
         if away and workers.overrun_left > 0:
             return Answer(kind=AnswerKind.CONTINUE, next_step=ask.step + 1)
         return Hold("waiting for the commit")
@@ -86,19 +86,17 @@ def decide(site: SiteState, *, away: bool, now: float) -> Decision:
 
 
 def _apply(site: SiteState, step: int, now: float) -> Decision:
-    workers, outer = site.workers, site.outer
+    workers, disk, outer = site.workers, site.disk, site.disk.outer
     assert outer is not None
     mode = merge_mode(site, step)
     content = _content(site, mode)
-    is_open = site.final or (site.open is not None and site.open.base_commit == outer.commit)
+    is_open = disk.final or (site.open is not None and site.open.base_commit == outer.commit)
     # A difference that is written is handed out whatever was heard meanwhile: the next one starts from values only.
-    if not is_open and not (isinstance(content, Difference) and site.published == content):
+    if not is_open and not (isinstance(content, Difference) and disk.published == content):
         return Hold("waiting for the coordinator to open the next sync")
-    if site.applying is not None or site.fetching:
-        return Hold("commits are being applied")
-    if site.published != content:
-        if site.rolling_back_begun:  # it waits until nothing works on the disk, so it is next
-            return Hold("the disk may hold a void commit, and goes back first")
+    if disk.running is not None:
+        return Hold("the disk is at work")
+    if disk.published != content:
         return Publish(content)
     if mode is MergeMode.REPLACE:
         base_step = step
@@ -113,7 +111,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
         kind=AnswerKind.APPLY,
         version=outer.commit,
         mode=mode,
-        next_step=step if site.final or site.leaving else max(step, target),
+        next_step=step if disk.final or site.leaving else max(step, target),
         run_step=outer.run_step,
         run_tokens=outer.run_tokens,
         fresh=workers.version is None,
@@ -123,7 +121,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
 
 def _content(site: SiteState, mode: MergeMode) -> Content:
     """What PUBLISH holds for a merge with the outer state as it is. REPLACE and MERGE read the same bytes."""
-    outer, base = site.outer, site.workers.version
+    outer, base = site.disk.outer, site.workers.version
     assert outer is not None
     if mode is not MergeMode.SHIFT:
         return Values(outer.commit)
@@ -133,4 +131,4 @@ def _content(site: SiteState, mode: MergeMode) -> Content:
 
 def in_sync(site: SiteState) -> bool:
     """Leaving now would lose work that others may already count on."""
-    return site.snapshot.phase is SnapshotPhase.SEALED or site.applying is not None
+    return site.snapshot.is_sealed or site.disk.applying is not None

@@ -40,7 +40,13 @@ class Context:
     out: list[Output] = field(default_factory=list)
 
     def emit(self, output: Output) -> None:
+        """Wanted after all that was before."""
         self.out.append(output)
+
+    def take(self) -> list[Output]:
+        """What is wanted, once."""
+        out, self.out = self.out, []
+        return out
 
     def send(self, message: SiteMessage) -> None:
         """To the coordinator; dropped while there is none: everything is said again when the session is back."""
@@ -48,4 +54,5 @@ class Context:
             self.emit(Send(message))
 
     def report(self, level: int, text: str) -> None:
+        """A line for a person."""
         self.emit(Report(level, text))

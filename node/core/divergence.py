@@ -18,7 +18,7 @@ def sealed(ctx: Context, event: SnapshotSealed) -> None:
 def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
     """Whether the last window with a finite loss began from an older commit than the one that failed."""
     site = ctx.site
-    if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.outer is None:
+    if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.disk.outer is None:
         return False
     return None not in (site.finite_on, site.workers.version) and site.finite_on != site.workers.version
 
@@ -35,13 +35,12 @@ def note(ctx: Context, event: WorkersFailed) -> None:
 def say(ctx: Context) -> None:
     """Also on a new stream; while the site has applied no other commit."""
     site = ctx.site
-    if site.diverged is not None and site.outer is not None and site.outer.commit == site.diverged.commit:
+    if site.diverged is not None and site.disk.outer is not None and site.disk.outer.commit == site.diverged.commit:
         ctx.send(site.diverged)
 
 
 def went_back(ctx: Context) -> None:
     """The workers need not wait any longer: they begin from another state."""
-    workers = ctx.site.workers
-    if ctx.site.diverged is not None and workers.restart_at is not None:
-        workers.restart_at = min(workers.restart_at, ctx.now)
+    if ctx.site.diverged is not None:
+        ctx.site.workers.restart_by(ctx.now)
     ctx.site.diverged = None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from atoll.node.core import catching_up, syncs
 from atoll.node.core.context import Context
-from atoll.node.core.events import Exit, StopWorkers
+from atoll.node.core.events import Exit
 from atoll.protocol import messages as m
 
 MAX_REASON_CHARACTERS = 1024
@@ -12,23 +11,27 @@ MAX_REASON_CHARACTERS = 1024
 
 
 def give_up(ctx: Context, text: str, code: int) -> None:
+    """Nothing that the site could do later would help."""
     ctx.send(m.Leave(reason=_shortened(text), fatal=True))
     exit(ctx, code, text)
 
 
 def depart(ctx: Context, reason: str, code: int) -> None:
+    """At a time at which no other site counts on this one."""
     ctx.send(m.Leave(reason=_shortened(reason)))
     exit(ctx, code, reason)
 
 
 def exit(ctx: Context, code: int, text: str) -> None:
-    site = ctx.site
-    syncs.cancel_exchange(ctx)
-    catching_up.cancel_fetch(ctx)
-    if site.workers.running:
-        ctx.emit(StopWorkers(site.workers.generation))
-    site.exited = True
-    ctx.emit(Exit(code, text))
+    """The first reason counts. What is under way is ended after the event that is handled (`SiteCore.handle`)."""
+    if ctx.site.exit is None:
+        ctx.site.exit = Exit(code, text)
+
+
+def leave(ctx: Context, reason: str) -> None:
+    """After the sync under way, within a limit."""
+    ctx.site.leaving = reason
+    ctx.site.leave_deadline = ctx.now + ctx.limits.leave_s
 
 
 def _shortened(text: str) -> str:

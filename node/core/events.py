@@ -261,6 +261,11 @@ class Published:
     content: Content
 
 
+@dataclass(frozen=True, slots=True)
+class StateVerified:
+    """What is left on this disk after DistrustState is whole, chunk by chunk."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSaved:
     """Whole, on the disk, beside its place."""
@@ -340,8 +345,8 @@ class Tick:
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
     | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | ModelSaved | ModelKept | Published | EvidenceShown | DiskRolledBack | LeaveAsked | DataPlaneFailed
-    | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
+    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | EvidenceShown | DiskRolledBack | LeaveAsked
+    | DataPlaneFailed | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
 )  # fmt: skip
 
 

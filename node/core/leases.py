@@ -10,15 +10,16 @@ from __future__ import annotations
 from atoll.node.core import endings, events
 from atoll.node.core.context import Context
 from atoll.node.core.events import AnswerDraw
-from atoll.node.core.state import Snapshot, SnapshotPhase
+from atoll.node.core.state import DataQueue, Snapshot
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
-from atoll.protocol.ranges import Ranges, union
+from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import MAX_POSITION
 
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
+    """The ranks are about to draw."""
     if not ctx.site.workers.is_current(event.generation):
         return
     data = ctx.site.data
@@ -29,6 +30,7 @@ def announced(ctx: Context, event: events.DataAnnounced) -> None:
 
 
 def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
+    """Answered as soon as so much is leased. A rank that draws what a commit lists ends the site."""
     data = ctx.site.data
     if not ctx.site.workers.is_current(event.generation):
         return
@@ -45,16 +47,21 @@ def granted(ctx: Context, message: m.Leases) -> None:
     if data.asked is not None:
         data.short_of = data.asked if leased.num_samples < data.asked else None
     data.asked = None
-    data.append(leased.minus(data.leased))
+    _append(data, leased.minus(data.leased))
     data.leased.update(leased)
+
+
+def not_answered(ctx: Context) -> None:
+    """The session in which leases were asked for is over."""
+    ctx.site.data.asked = ctx.site.data.short_of = None
 
 
 # --- what becomes of drawn samples
 
 
 def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
-    """What the snapshot was trained on, since the last one that is in a commit. False: it cannot be, the site ends."""
-    data, snapshot = ctx.site.data, ctx.site.snapshot
+    """How far into the queue the snapshot was trained. False: that cannot be, the site ends."""
+    data = ctx.site.data
     if not data.used <= event.samples_used <= data.end:
         text = (
             f"the workers say they used {event.samples_used} samples, after {data.used} at the last boundary; "
@@ -65,23 +72,22 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
     if event.step > data.step:
         data.per_step = max(data.per_step, -(-(event.samples_used - data.used) // (event.step - data.step)))
     data.used, data.step = event.samples_used, event.step
-    snapshot.ranges = union(data.between(data.first, data.used))
-    snapshot.data_epoch = data.epoch
-    snapshot.samples_used = data.used
     return True
 
 
 def committed(ctx: Context, snapshot: Snapshot) -> None:
+    """What the snapshot was trained on is leased no longer, and no part of the next one."""
     data = ctx.site.data
     data.leased.difference_update(snapshot.ranges)
     if snapshot.data_epoch == data.epoch:
-        data.drop_before(snapshot.samples_used)
+        data.queue = list(data.between(snapshot.samples_used, data.end))
+        data.first = snapshot.samples_used
 
 
 def restarted(ctx: Context) -> None:
     """New workers: all that is leased is drawn from the start, but for a snapshot that still counts."""
     snapshot = ctx.site.snapshot
-    _next_epoch(ctx, snapshot.ranges if snapshot.phase is SnapshotPhase.SEALED else ())
+    _next_epoch(ctx, snapshot.ranges if snapshot.is_sealed else ())
     ctx.site.data.num_samples = 0
     ctx.site.data.draws.clear()
 
@@ -103,21 +109,27 @@ def _next_epoch(ctx: Context, reserved: tuple[DataRange, ...]) -> None:
     data.queue = []
     data.first = data.end = data.used = data.step = 0
     data.reserved = Ranges(reserved)
-    data.append(data.leased.minus(reserved))
+    _append(data, data.leased.minus(reserved))
+
+
+def _append(data: DataQueue, ranges: Ranges) -> None:
+    data.queue += ranges
+    data.end += ranges.num_samples
 
 
 # --- after every event
 
 
 def advance(ctx: Context) -> None:
+    """Ask for leases if the ranks may need more, and answer the draws that can be."""
     site, data = ctx.site, ctx.site.data
-    if data.reserved and not (site.snapshot.phase is SnapshotPhase.SEALED and site.snapshot.data_epoch != data.epoch):
+    if data.reserved and not (site.snapshot.is_sealed and site.snapshot.data_epoch != data.epoch):
         # The snapshot of former workers is over: what no commit lists of it is drawn again.
-        data.append(Ranges(r for r in data.reserved if data.leased.holds_all([r])))
+        _append(data, Ranges(r for r in data.reserved if data.leased.holds_all([r])))
         data.reserved = Ranges()
     _ask(ctx)
     for rank, draw in list(data.draws.items()):
-        if draw.epoch != data.epoch or site.final:
+        if draw.epoch != data.epoch or site.disk.final:
             # On the way to a boundary where it hears that this counts no longer: any samples will do.
             ranges: tuple[DataRange, ...] = (DataRange(first=0, num_samples=draw.num_samples),)
         elif draw.first + draw.num_samples <= data.end:
@@ -132,7 +144,7 @@ def _ask(ctx: Context) -> None:
     """Two windows and the overrun beyond what was used at the last boundary: enough to reach the next boundary and the
     overrun when the coordinator is away, even if it goes before it has answered."""
     site, data, settings = ctx.site, ctx.site.data, ctx.settings
-    if not data.num_samples or data.asked is not None or site.final or (site.leaving and not data.draws):
+    if not data.num_samples or data.asked is not None or site.disk.final or (site.leaving and not data.draws):
         return
     if not (site.connected and site.welcomed and site.admitted):
         return

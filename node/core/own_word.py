@@ -46,5 +46,6 @@ def wrong_in_commit(ctx: Context, exchange: Exchange, commit: m.Commit) -> str:
 
 
 def own_weight(ctx: Context, message: m.Plan | m.Commit) -> int | None:
+    """None if the site is not among its contributors."""
     me = (ctx.site.site_id, ctx.identity.incarnation)
     return next((c.tokens for c in message.contributors if (c.site_id, c.incarnation) == me), None)

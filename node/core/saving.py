@@ -14,14 +14,14 @@ from atoll.protocol.errors import StateError
 
 def save(ctx: Context) -> None:
     """Of the commit that the site holds. One at a time: an earlier one that is still being written comes first."""
-    site, outer = ctx.site, ctx.site.outer
+    site, outer = ctx.site, ctx.site.disk.outer
     assert outer is not None
     if site.kept == outer.commit or (site.saving is not None and site.saving.commit == outer.commit):
         return
     if site.saving is None:
         site.saving = Saving(commit=outer.commit, state_hash=outer.state_hash)
         ctx.emit(SaveModel(commit=outer.commit, run_step=outer.run_step, run_tokens=outer.run_tokens))
-    elif not site.final:  # the last one is saved when that is done
+    elif not site.disk.final:  # the last one is saved when that is done
         text = (
             f"the model of commit {outer.commit} is not saved: that of commit {site.saving.commit} is still being "
             "written; raise save_every, or save to a faster disk"
@@ -29,13 +29,16 @@ def save(ctx: Context) -> None:
         ctx.report(logging.WARNING, text)
 
 
-def written(ctx: Context, commit: int) -> None:
+def written(ctx: Context, commit: int, trouble: str) -> None:
+    """It is whole, beside its place. `trouble`: why that is not where it was asked for."""
+    ctx.site.saved_elsewhere = trouble
     saving = ctx.site.saving
     if saving is not None and saving.commit == commit:
         saving.is_written = True
 
 
 def kept(ctx: Context, commit: int) -> None:
+    """It is in its place; one that became void meanwhile does not count."""
     site = ctx.site
     if site.saving is not None and site.saving.commit == commit:
         site.kept = commit if not site.saving.is_void else None
@@ -52,20 +55,21 @@ def void_after(ctx: Context, commit: int) -> None:
 
 
 def advance(ctx: Context) -> None:
-    site, saving = ctx.site, ctx.site.saving
+    """Put the model that is written in its place, or remove it, once it is known whether it counts."""
+    disk, saving = ctx.site.disk, ctx.site.saving
     if saving is None or not saving.is_written or saving.is_being_kept:
         return
     if saving.is_void:
         ctx.emit(DropModel(saving.commit))
         _ended(ctx)
-    elif not site.final or site.outer is None or saving.commit != site.outer.commit or _counts(ctx, saving):
+    elif not disk.final or disk.outer is None or saving.commit != disk.outer.commit or _counts(ctx, saving):
         saving.is_being_kept = True
         ctx.emit(KeepModel(saving.commit))
 
 
 def contradicted(ctx: Context, message: m.Finished) -> None:
     """The last state of the run is another one than that of this site, which nobody can mend any more."""
-    outer = ctx.site.outer
+    outer = ctx.site.disk.outer
     assert outer is not None
     _give_up(
         ctx,
@@ -74,15 +78,16 @@ def contradicted(ctx: Context, message: m.Finished) -> None:
     )
 
 
-def is_attested(ctx: Context, saving: Saving) -> bool:
-    finished = ctx.site.finished
-    return finished is not None and (finished.commit, finished.state_hash) == (saving.commit, saving.state_hash)
+def deadline(ctx: Context) -> float | None:
+    """When the last model counts, if nobody contradicts."""
+    saving = ctx.site.saving
+    return None if saving is None or saving.is_being_kept else saving.keep_at
 
 
 def _counts(ctx: Context, saving: Saving) -> bool:
     """Whether the last model may be put in place: the run's state is this one, or nobody has said otherwise in time."""
-    site = ctx.site
-    if is_attested(ctx, saving):
+    site, finished = ctx.site, ctx.site.finished
+    if finished is not None and (finished.commit, finished.state_hash) == (saving.commit, saving.state_hash):
         return True
     if site.is_checked:
         saving.keep_at = None  # counts anew from what is found: the answer to that needs its time
@@ -112,5 +117,5 @@ def _give_up(ctx: Context, text: str) -> None:
 def _ended(ctx: Context) -> None:
     site = ctx.site
     site.saving = None
-    if site.final and site.outer is not None:
+    if site.disk.final and site.disk.outer is not None:
         save(ctx)

@@ -1,11 +1,13 @@
-"""What a site's core knows. Plain data; `site.py` changes it, `answers.py` reads it."""
+"""What a site's core knows. Plain data: each field is changed by one module, and read by all."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.node.core.events import Content, DrawAsked, MergeMode, RollBack
+from atoll.node.core.disk import Disk
+from atoll.node.core.events import Difference, DrawAsked, Exit
+from atoll.node.core.workers import Workers
 from atoll.protocol.messages import Commit, DataRange, Diverged, ExchangeFailed, Finished, Open, Outlier, Plan
 from atoll.protocol.ranges import Ranges
 
@@ -22,8 +24,10 @@ class SnapshotPhase(Enum):
     CONSUMED = "consumed"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
+    """Its steps are in `snapshots.py`."""
+
     phase: SnapshotPhase = SnapshotPhase.FREE
     base_commit: int = 0
     step: int = 0  # of the generation that wrote it
@@ -36,6 +40,11 @@ class Snapshot:
     ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
     data_epoch: int = 0  # in which they were drawn
     samples_used: int = 0  # place in that epoch's queue
+
+    @property
+    def is_sealed(self) -> bool:
+        """It is whole, and no commit that is applied holds it."""
+        return self.phase is SnapshotPhase.SEALED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,11 +67,6 @@ class DataQueue:
     reserved: Ranges = field(default_factory=Ranges)  # in a snapshot of an older epoch that may still be committed
     draws: dict[int, DrawAsked] = field(default_factory=dict)  # by rank, not answered yet
 
-    def append(self, ranges: Ranges) -> None:
-        for item in ranges:
-            self.queue.append(item)
-            self.end += item.num_samples
-
     def between(self, first: int, end: int) -> tuple[DataRange, ...]:
         """The positions at places [first, end)."""
         found = []
@@ -73,60 +77,6 @@ class DataQueue:
                 found.append(DataRange(first=item.first + low - place, num_samples=high - low))
             place += item.num_samples
         return tuple(found)
-
-    def drop_before(self, place: int) -> None:
-        rest = list(self.between(place, self.end))
-        self.queue, self.first = rest, place
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A Boundary that is not answered yet."""
-
-    generation: int
-    step: int
-    seq: int
-
-
-@dataclass(slots=True, kw_only=True)
-class Workers:
-    generation: int = 0  # the last one that was launched
-    running: bool = False
-    joined: bool = False
-    laid_out: bool = False
-    version: int | None = None  # commit that their local copy is based on; None before the first APPLY
-    base_step: int = 0  # generation step at which that base was taken
-    offered_version: int | None = None  # APPLY sent, not merged by all ranks yet
-    offered_mode: MergeMode = MergeMode.REPLACE
-    offered_is_discarded: bool = False  # evicted since it was offered: the ranks take it, and then another
-    target_step: int = 0  # told to ask again at this step
-    ask: Ask | None = None
-    discard_local: bool = False  # after eviction: the next APPLY replaces, whatever was trained
-    contributed: bool = False  # a commit holds the sealed snapshot and the ranks have not merged it yet
-    wait_s: float = 0.0
-    crashes_without_step: int = 0  # since one of them did a step
-    crashes_in_a_row: int = 0  # since they came to a boundary
-    restart_at: float | None = None  # they crashed; new ones are launched then
-    resumed_at: float = 0.0  # when they were last told to go on, and at which step
-    resumed_step: int = 0
-    step_s: float | None = None  # of one step in their last window
-    sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
-    released_step: int = 0  # of the last snapshot that was given up without tokens: the next window counts from there
-    overrun_left: int = 0  # steps that may still be trained beyond the boundary with the coordinator away
-
-    def is_current(self, generation: int) -> bool:
-        """Whether what that generation says still counts."""
-        return self.running and generation == self.generation
-
-
-@dataclass(slots=True, kw_only=True)
-class Outer:
-    """The outer state on this host."""
-
-    commit: int
-    state_hash: bytes
-    run_step: int
-    run_tokens: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,50 +111,47 @@ class SiteState:
     away_since: float | None = 0.0  # when the last session ended that was welcomed; None while one is
     lost_because: list[str] = field(default_factory=list)  # said since then
     admitted: bool = False
-    seeder: bool = False
-    seeding: bool = False
-    seed_asked: bool = False  # SeedState is under way
+    seeding: bool = False  # this site makes the starting state
     site_id: int = 0
     run_seed: int = 0
     term: int = 0
     last_commit_of_run: int = 0
-    outer: Outer | None = None
-    distrusting: str = ""  # why the state on disk may be wrong; checked once nothing works on it any more
-    num_wrong_states: int = 0  # how often it was
-    branch: int = 0  # in which the commits on this disk are numbered
-    rolling_back: RollBack | None = None  # asked for, or under way
-    rolling_back_begun: bool = False
-    lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     unreachable_site_ids: tuple[int, ...] = ()  # peers that do not answer at their addresses
+    disk: Disk = field(default_factory=Disk)
+    num_wrong_states: int = 0  # how often the state on the disk was not the run's
+    is_disputed: bool = False  # sites hold, or held, different states of the commit that it holds
+    is_checked: bool = False  # ... and it is being found out whose is right
+    sources_asked: bool = False  # the coordinator is to say who has the state
+    retry_fetch_at: float | None = None
+    fetch_failures: int = 0
     open: Open | None = None
     newest_sync: int = 0  # the highest that was opened, as far as this site heard
     opened_at: float = 0.0  # when it heard that
     window_s: float | None = None  # from the opening before to that one
     snapshot: Snapshot = field(default_factory=Snapshot)
+    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
+    exchange: Exchange | None = None
+    ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary
+    commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
     finite_on: int | None = None  # the commit from which the workers' last window with a finite loss began
     diverged: Diverged | None = None  # said of the commit after that
-    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     data: DataQueue = field(default_factory=DataQueue)
-    exchange: Exchange | None = None
-    ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary
-    commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
-    applying: int | None = None
-    publishing: Content | None = None
-    published: Content | None = None  # what PUBLISH holds
-    fetching: bool = False
-    looking_for_sources: bool = False
-    retry_fetch_at: float | None = None
-    fetch_failures: int = 0
-    leaving: str = ""
-    leave_deadline: float | None = None
-    final: bool = False  # the commit in `outer` is the last one
-    finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
-    over: str = ""  # the run is, and how; the last commit is being applied
     saving: Saving | None = None
     kept: int | None = None  # the commit whose model was put in place last
-    is_disputed: bool = False  # sites hold, or held, different states of the commit that it holds
-    is_checked: bool = False  # ... and it is being found out whose is right
     saved_elsewhere: str = ""  # where the last model is, and why it is there
-    exited: bool = False
+    leaving: str = ""
+    leave_deadline: float | None = None
+    finished: Finished | None = None  # heard; looked at again when a commit is applied or the disk is rolled back
+    over: str = ""  # the run is, and how; the last commit is being applied
+    exit: Exit | None = None  # the node ends
+
+    @property
+    def publish_is_in_use(self) -> bool:
+        """PUBLISH holds a difference that the workers have not taken yet, and of which no other one can be made. The
+        outer state does not change until PUBLISH holds their values again."""
+        content, workers = self.disk.published, self.workers
+        if not isinstance(content, Difference) or not workers.running or workers.discard_local:
+            return False
+        return content.base == workers.version

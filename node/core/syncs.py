@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
-from atoll.node.core import catching_up, endings, events, leases, own_word, saving
+from atoll.node.core import endings, events, holding, leases, own_word, saving, snapshots, sources
 from atoll.node.core.context import Context
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import (
     ApplyCommit,
     BeginExchange,
     CancelExchange,
     Content,
-    Difference,
     DropSync,
     PublishState,
+    RollBack,
     WeighExchange,
 )
-from atoll.node.core.state import Exchange, Outer, SiteState, Snapshot, SnapshotPhase
+from atoll.node.core.state import Exchange, SiteState
 from atoll.protocol import messages as m
-from atoll.protocol.errors import ConfigError, StateError
+from atoll.protocol.errors import StateError
 from atoll.protocol.plans import is_weighed, with_weights
-
-MAX_EMPTY_IN_A_ROW = 3
-"""Windows without a token, of a site that the run cannot do without."""
 
 
 def opened(ctx: Context, message: m.Open) -> None:
-    site = ctx.site
+    """The site goes on for this sync. Says Ready if a snapshot for it is sealed; asks for a base that it lacks."""
+    site, disk = ctx.site, ctx.site.disk
     note_opening(ctx, message)
     site.open = message
-    outer = site.outer
-    if outer is not None and message.base_commit == outer.commit:
-        outer.run_step, outer.run_tokens = message.run_step, message.run_tokens
-    elif outer is not None and site.applying is None and message.base_commit not in site.commits:
-        catching_up.find_sources(ctx)
+    if disk.outer is not None and message.base_commit == disk.outer.commit:
+        disk.count(message.run_step, message.run_tokens)
+    elif disk.outer is not None and disk.applying is None and message.base_commit not in site.commits:
+        sources.find(ctx)
     ready(ctx)
 
 
@@ -47,10 +46,12 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 
 def ready(ctx: Context) -> None:
+    """Said of a sealed snapshot, again on a new stream, and again with other peers that cannot be dialled. The plan
+    that came with the commit begins then."""
     site, snapshot, open_ = ctx.site, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
     if open_ is None:
         return
-    if site.rolling_back is not None:
+    if site.disk.find(RollBack) is not None:
         return  # said when that is done: it removes attempts from the log, also one that was begun meanwhile
     ctx.send(
         m.Ready(
@@ -69,13 +70,15 @@ def ready(ctx: Context) -> None:
 
 def _sync_of_snapshot(site: SiteState) -> m.Open | None:
     """The open sync, if there is a sealed snapshot for it. Every sealed one is on the commit that the site holds."""
-    outer, open_ = site.outer, site.open
-    if site.snapshot.phase is not SnapshotPhase.SEALED or outer is None or open_ is None:
+    outer, open_ = site.disk.outer, site.open
+    if not site.snapshot.is_sealed or outer is None or open_ is None:
         return None
     return open_ if open_.base_commit == outer.commit else None
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
+    """A newer plan ends the exchange before it. One without weights begins at the boundary; one of which only the
+    weights are new is told to the exchange that runs. What this site cannot follow it says, as a contributor."""
     site, exchange = ctx.site, ctx.site.exchange
     if exchange is not None and _order(exchange.plan) >= _order(plan):
         if _order(exchange.plan) == _order(plan) and is_weighed(plan) and not is_weighed(exchange.plan):
@@ -95,14 +98,14 @@ def planned(ctx: Context, plan: m.Plan) -> None:
     receives = me in [(r.site_id, r.incarnation) for r in plan.receivers]
     if not contributes and not receives:
         return
-    if site.rolling_back is not None:
+    if site.disk.find(RollBack) is not None:
         return  # it fetches the commit later
-    if site.outer is None or site.outer.commit != plan.base_commit:
+    if site.disk.outer is None or site.disk.outer.commit != plan.base_commit:
         if not contributes:
             return  # a joiner that is not there yet fetches the commit later
         send_failure(ctx, plan, "plan", f"planned on commit {plan.base_commit}, which this site has not applied")
         return
-    if contributes and site.snapshot.phase is not SnapshotPhase.SEALED:
+    if contributes and not site.snapshot.is_sealed:
         send_failure(ctx, plan, "plan", "planned as a contributor without a sealed snapshot")
         return
     if contributes and (wrong := own_word.wrong_in_plan(ctx, plan)):
@@ -145,6 +148,7 @@ def _order(plan: m.Plan | m.Weights) -> tuple[int, int, int]:
 
 
 def send_failure(ctx: Context, plan: m.Plan | m.Weights, phase: str, text: str) -> None:
+    """Of this site, before the exchange."""
     ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
     ctx.send(
         m.ExchangeFailed(
@@ -160,6 +164,7 @@ def send_failure(ctx: Context, plan: m.Plan | m.Weights, phase: str, text: str) 
 
 
 def current(ctx: Context, sync: int, term: int, attempt: int) -> Exchange | None:
+    """The exchange, if it is that one. What comes late of an older attempt is nothing."""
     exchange = ctx.site.exchange
     if exchange is None:
         return None
@@ -168,6 +173,7 @@ def current(ctx: Context, sync: int, term: int, attempt: int) -> Exchange | None
 
 
 def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
+    """All payloads are in the log; a contributor says Done."""
     exchange = current(ctx, event.sync, event.term, event.attempt)
     if exchange is None:
         return
@@ -180,7 +186,8 @@ def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
 
 
 def done(ctx: Context, exchange: Exchange) -> None:
-    outer = ctx.site.outer
+    """Requires that the exchange is finished. Also on a new stream."""
+    outer = ctx.site.disk.outer
     assert outer is not None
     assert exchange.payload_digest is not None
     if not exchange.contributes:
@@ -203,6 +210,7 @@ def done(ctx: Context, exchange: Exchange) -> None:
 
 
 def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
+    """A contributor says why; the coordinator plans anew."""
     exchange = current(ctx, event.sync, event.term, event.attempt)
     if exchange is None:
         return
@@ -226,22 +234,26 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
 
 
 def cancel_exchange(ctx: Context) -> None:
+    """Contributions that are held may serve another attempt."""
     exchange = ctx.site.exchange
     if exchange is not None and exchange.payload_digest is None and not exchange.broken:
         ctx.emit(CancelExchange(exchange.plan.sync, exchange.plan.attempt))
     ctx.site.exchange = None
 
 
-def give_up_exchange_before(ctx: Context, commit: int) -> None:
+def give_up_exchange(ctx: Context) -> None:
+    """Its sync is over, or void."""
     exchange = ctx.site.exchange
-    if exchange is not None and exchange.plan.base_commit < commit:
+    if exchange is not None:
         cancel_exchange(ctx)
         ctx.emit(DropSync(exchange.plan.sync))
 
 
 def committed(ctx: Context, commit: m.Commit) -> None:
-    site = ctx.site
-    if site.outer is not None and commit.commit <= site.outer.commit:
+    """Kept until it is applied; those before it are asked for if they are not here. One that contradicts what this
+    site said of itself ends the site."""
+    site, outer = ctx.site, ctx.site.disk.outer
+    if outer is not None and commit.commit <= outer.commit:
         return
     exchange = current(ctx, commit.sync, commit.term, commit.attempt)
     if exchange is not None and (wrong := own_word.wrong_in_commit(ctx, exchange, commit)):
@@ -251,157 +263,103 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
         # The weights may have been missed: from now on peers have to get on. They may be gone for good.
         planned(ctx, with_weights(exchange.plan, tuple(c.tokens for c in commit.contributors)))
-    note_contribution(ctx, commit)
+    snapshots.note_contribution(ctx, commit)
     if commit.next is not None:
         note_opening(ctx, commit.next)
-    if site.outer is not None and commit.commit > site.outer.commit + 1 and commit.commit - 1 not in site.commits:
-        catching_up.find_sources(ctx)
+    if outer is not None and commit.commit > outer.commit + 1 and commit.commit - 1 not in site.commits:
+        sources.find(ctx)
 
 
-def note_contribution(ctx: Context, commit: m.Commit) -> None:
-    """Whether the sealed snapshot is in that commit, however the site comes to its state."""
-    snapshot = ctx.site.snapshot
-    me = (ctx.site.site_id, ctx.identity.incarnation)
-    if (
-        snapshot.phase is SnapshotPhase.SEALED
-        and snapshot.base_commit == commit.commit - 1
-        and me in [(c.site_id, c.incarnation) for c in commit.contributors]
-    ):
-        snapshot.committed_in = commit.commit
+def keep(ctx: Context, commits: Iterable[m.Commit]) -> None:
+    """They are tried from this site's own log."""
+    ctx.site.commits.update((commit.commit, commit) for commit in commits)
 
 
-def consume(ctx: Context) -> None:
-    """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
-    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
-    leases.committed(ctx, snapshot)
-    same_generation = snapshot.generation == workers.generation and workers.version is not None
-    snapshot.phase = SnapshotPhase.CONSUMED
-    workers.contributed = same_generation
-    if not same_generation:
-        site.snapshot = Snapshot()
+def forget_commits(ctx: Context, last: int | None = None) -> None:
+    """Those up to `last`, or all."""
+    for commit in [c for c in ctx.site.commits if last is None or c <= last]:
+        del ctx.site.commits[commit]
+
+
+def forget_open(ctx: Context) -> None:
+    """The coordinator opens the next sync for this site anew."""
+    ctx.site.open = None
 
 
 def apply_next(ctx: Context) -> None:
     """The next commit, if it is here and its payloads are, or nobody is bringing them any more."""
-    site = ctx.site
-    if site.outer is None or site.applying is not None or site.fetching or site.looking_for_sources:
+    site, disk = ctx.site, ctx.site.disk
+    if disk.outer is None or disk.running is not None or disk.queue or site.sources_asked or site.publish_is_in_use:
         return
-    if site.rolling_back is not None:
-        return
-    commit = site.commits.get(site.outer.commit + 1)
+    commit = site.commits.get(disk.outer.commit + 1)
     if commit is None:
         return
     exchange = current(ctx, commit.sync, commit.term, commit.attempt)
     if exchange is not None and exchange.payload_digest is None and not exchange.broken:
         return
-    if publish_is_in_use(site):
-        return
-    site.applying = commit.commit
-    ctx.emit(ApplyCommit(commit))
-
-
-def publish_is_in_use(site: SiteState) -> bool:
-    """Whether PUBLISH has to hold the workers' values again before the outer state changes: it is being written, or
-    holds a difference that the workers have not taken yet. Of that no other difference can be made."""
-    content, workers = site.published, site.workers
-    if site.publishing is not None:
-        return True
-    if not isinstance(content, Difference) or not workers.running or workers.discard_local:
-        return False
-    return content.base == workers.version
+    ctx.emit(disk.begin(ApplyCommit(commit)))
 
 
 def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
-    ctx.site.applying = None
-    if ctx.site.rolling_back is not None:
-        return  # it is void, and the one of its number that is here, or is not lacking yet, is another commit
-    ctx.site.commits.pop(event.commit, None)  # comes again with its payloads, from the donors
-    ctx.site.lacks = event.commit
-    if ctx.site.over and not ctx.site.admitted:
-        endings.exit(ctx, 0, ctx.site.over)
+    """The commit comes again with its payloads, from the donors. One that is void is lacking to nobody."""
+    site, disk = ctx.site, ctx.site.disk
+    if disk.end(ApplyCommit) is None or disk.is_void:
+        return
+    site.commits.pop(event.commit, None)
+    disk.lack(event.commit)
+    if site.over and not site.admitted:
+        endings.exit(ctx, 0, site.over)
         return
     ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
-    catching_up.find_sources(ctx)
+    sources.find(ctx)
 
 
 def commit_applied(ctx: Context, event: events.CommitApplied) -> None:
-    site = ctx.site
-    if site.applying != event.commit:
-        return
-    site.applying = None
-    if site.distrusting or site.rolling_back is not None:
+    """The site holds the commit, unless it became void meanwhile. A snapshot that is not in it has another base than
+    the next sync, and is given up."""
+    site, disk = ctx.site, ctx.site.disk
+    if disk.end(ApplyCommit) is None or disk.is_void:
         return
     commit = site.commits.pop(event.commit)
-    if site.snapshot.phase is SnapshotPhase.SEALED:
+    if site.snapshot.is_sealed:
         if site.snapshot.committed_in == event.commit:
-            consume(ctx)
+            snapshots.consume(ctx)
         else:
-            site.snapshot = Snapshot()
-            site.workers.sealed_in_vain = True
+            snapshots.free(ctx)
+            site.workers.missed()
     cancel_exchange(ctx)
     ctx.emit(DropSync(commit.sync))
-    site.final = commit.final
     if commit.next is not None and (site.open is None or commit.next.sync > site.open.sync):
         site.open = commit.next  # else that sync was abandoned while this commit was applied
-    catching_up.hold(
-        ctx,
-        Outer(
-            commit=event.commit,
-            state_hash=event.state_hash,
-            run_step=commit.run_step,
-            run_tokens=commit.run_tokens,
-        ),
+    outer = Outer(
+        commit=event.commit, state_hash=event.state_hash, run_step=commit.run_step, run_tokens=commit.run_tokens
     )
+    holding.hold(ctx, outer, final=commit.final)
     if commit.final or (ctx.settings.save_every and commit.commit % ctx.settings.save_every == 0):
         saving.save(ctx)
 
 
 def abandoned(ctx: Context, message: m.Abandoned) -> None:
+    """Gives the exchange up, and goes on for the sync that follows."""
     ctx.report(logging.WARNING, f"sync {message.sync} was abandoned: {message.reason}")
     exchange = ctx.site.exchange
     if exchange is not None and exchange.plan.sync == message.sync:
-        cancel_exchange(ctx)
-        ctx.emit(DropSync(message.sync))
-    if message.without_tokens and not _train_on(ctx):
+        give_up_exchange(ctx)
+    if message.without_tokens and not snapshots.release_empty(ctx):
         return
     if message.next is not None:
         opened(ctx, message.next)
 
 
-def _train_on(ctx: Context) -> bool:
-    """Too few sites had tokens: ranks whose snapshot has none train another window, for it would fail the next sync as
-    well. False: that was so too often, the site ends."""
-    site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
-    if snapshot.phase is not SnapshotPhase.SEALED or snapshot.tokens:
-        return True
-    site.snapshot = Snapshot()
-    if snapshot.generation == workers.generation:
-        workers.released_step = snapshot.step
-    site.num_empty_in_a_row += 1
-    if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
-        return True
-    text = (
-        f"{site.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "
-        "give site.step(..., tokens=...) the number of tokens that the rank's own batch held"
-    )
-    endings.give_up(ctx, text, ConfigError.exit_code)
-    return False
-
-
 def publish(ctx: Context, content: Content) -> None:
-    if ctx.site.publishing is None:
-        ctx.site.publishing = content
-        ctx.site.published = None
-        ctx.emit(PublishState(content))
+    """Requires that nothing works on the disk."""
+    ctx.emit(ctx.site.disk.begin(PublishState(content)))
 
 
 def discard_local(ctx: Context) -> None:
-    site = ctx.site
+    """What the ranks have trained counts no longer: their next values replace it."""
     cancel_exchange(ctx)
-    site.ahead = None
-    site.snapshot = Snapshot()
+    ctx.site.ahead = None
+    snapshots.free(ctx)
     leases.discarded(ctx)
-    site.workers.contributed = False
-    if site.workers.version is not None or site.workers.offered_version is not None:
-        site.workers.discard_local = True
-        site.workers.offered_is_discarded = site.workers.offered_version is not None
+    ctx.site.workers.discard()

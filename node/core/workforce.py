@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, divergence, endings, events, leases, syncs
+from atoll.node.core import answers, divergence, endings, events, leases, snapshots, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.events import (
-    Answer,
     AnswerKind,
     AnswerWorkers,
     FailureKind,
@@ -18,7 +17,8 @@ from atoll.node.core.events import (
     StopWorkers,
     Values,
 )
-from atoll.node.core.state import Ask, Snapshot, SnapshotPhase, Workers
+from atoll.node.core.state import SnapshotPhase
+from atoll.node.core.workers import Ask, Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
 
@@ -28,6 +28,7 @@ MAX_CRASHES_IN_A_ROW = 10
 
 
 def start(ctx: Context) -> None:
+    """Launch another generation."""
     old = ctx.site.workers
     ctx.site.workers = Workers(
         generation=old.generation + 1,
@@ -39,6 +40,7 @@ def start(ctx: Context) -> None:
 
 
 def joined(ctx: Context, event: events.WorkersJoined) -> None:
+    """The first to join are what the site offers; those after a restart must have built the same model."""
     workers = ctx.site.workers
     if not workers.is_current(event.generation):
         return
@@ -57,6 +59,7 @@ def joined(ctx: Context, event: events.WorkersJoined) -> None:
 
 
 def offer(ctx: Context) -> None:
+    """Requires that workers have joined. Also on a new stream."""
     assert ctx.manifest is not None
     ctx.send(
         m.Offer(
@@ -69,6 +72,7 @@ def offer(ctx: Context) -> None:
 
 
 def send_layout(ctx: Context) -> None:
+    """Once, when the workers have joined and the site is admitted."""
     workers = ctx.site.workers
     if workers.joined and not workers.laid_out:
         workers.laid_out = True
@@ -76,65 +80,50 @@ def send_layout(ctx: Context) -> None:
 
 
 def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
-    workers = ctx.site.workers
-    if not workers.is_current(event.generation):
-        return
-    if event.step > 0:
-        workers.crashes_without_step = workers.crashes_in_a_row = 0
-    if event.step > workers.resumed_step:
-        workers.step_s = (ctx.now - workers.resumed_at) / (event.step - workers.resumed_step)
-    workers.ask = Ask(event.generation, event.step, event.seq)
+    """Answered as soon as `answers.decide` has an answer."""
+    if ctx.site.workers.is_current(event.generation):
+        ctx.site.workers.asked(Ask(event.generation, event.step, event.seq), ctx.now)
 
 
 def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
-    site, snapshot = ctx.site, ctx.site.snapshot
-    if not site.workers.is_current(event.generation) or snapshot.phase is not SnapshotPhase.WRITING:
+    """Requires that the workers were told to write it. The site is ready with it, or makes the starting state of it."""
+    site, disk = ctx.site, ctx.site.disk
+    if not site.workers.is_current(event.generation) or site.snapshot.phase is not SnapshotPhase.WRITING:
         return
-    snapshot.phase = SnapshotPhase.SEALED
-    snapshot.tokens = event.tokens
-    snapshot.num_steps = event.num_steps
-    snapshot.mean_loss = event.mean_loss
-    snapshot.train_s = event.train_s
-    if event.tokens:
-        site.num_empty_in_a_row = 0
     divergence.sealed(ctx, event)
     if not leases.sealed(ctx, event):
         return
-    site.workers.overrun_left = ctx.settings.overrun_steps or ctx.settings.sync.every
-    if site.outer is not None and snapshot.base_commit != site.outer.commit:
-        site.snapshot = Snapshot()  # a commit was applied meanwhile: the workers shift, and write it again
-        site.workers.sealed_in_vain = True
-        return
-    if site.outer is not None:
+    snapshots.seal(ctx, event)
+    site.workers.sealed(ctx.settings.overrun_steps or ctx.settings.sync.every)
+    if disk.outer is not None and site.snapshot.base_commit != disk.outer.commit:
+        snapshots.free(ctx)  # a commit was applied meanwhile: the workers shift, and write it again
+        site.workers.missed()
+    elif disk.outer is not None:
         syncs.ready(ctx)
     elif site.seeding:
-        site.seed_asked = True
-        ctx.emit(SeedState())
+        disk.add(SeedState())
     else:
-        site.snapshot = Snapshot()  # another site makes the starting state now
+        snapshots.free(ctx)  # another site makes the starting state now
 
 
 def merged(ctx: Context, event: events.Merged) -> None:
-    site, workers = ctx.site, ctx.site.workers
-    if not workers.is_current(event.generation) or event.version != workers.offered_version:
+    """Requires that this version was offered. After a shift PUBLISH holds the values again: the next one, and
+    evaluation, start from them."""
+    site, workers, disk = ctx.site, ctx.site.workers, ctx.site.disk
+    offered = workers.offered
+    if not workers.is_current(event.generation) or offered is None or event.version != offered.version:
         return
-    if workers.contributed and workers.offered_mode is not MergeMode.SHIFT:
-        workers.contributed = False
     if site.snapshot.phase is SnapshotPhase.CONSUMED:
-        site.snapshot = Snapshot()
-    workers.version = event.version
-    workers.offered_version = None
-    if not workers.offered_is_discarded:
-        workers.discard_local = False
-    workers.offered_is_discarded = False
-    workers.wait_s = event.wait_s
-    if workers.discard_local:
+        snapshots.free(ctx)
+    if not workers.merged(event.wait_s):
         return  # they take values next, and the outer state may be on its way to others
-    if workers.offered_mode is MergeMode.SHIFT and site.outer is not None and site.outer.commit == event.version:
-        syncs.publish(ctx, Values(event.version))  # the next shift and evaluation need the values again
+    is_newest = disk.outer is not None and disk.outer.commit == event.version
+    if offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
+        syncs.publish(ctx, Values(event.version))
 
 
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
+    """Starts new workers, after a pause that grows; ends the site where that would not help."""
     site, workers = ctx.site, ctx.site.workers
     if not workers.is_current(event.generation):
         return
@@ -143,9 +132,8 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
         endings.give_up(ctx, event.text, event.exit_code)
         return
     site.num_crashes += 1
-    if site.final or site.leaving:  # new workers would have nothing to do
-        workers.running = False
-        workers.ask = workers.offered_version = None
+    if site.disk.final or site.leaving:  # new workers would have nothing to do
+        workers.stop()
         ctx.emit(StopWorkers(workers.generation))
         return
     without_step = 0 if event.num_steps else workers.crashes_without_step + 1
@@ -158,16 +146,14 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if times:
         endings.give_up(ctx, f"the workers crashed {times}: {event.text}", WorkerError.exit_code)
         return
-    if site.snapshot.phase in (SnapshotPhase.WRITING, SnapshotPhase.CONSUMED):
-        site.snapshot = Snapshot()
-    if site.seeding and site.outer is None:
-        site.snapshot = Snapshot()
+    if not site.snapshot.is_sealed or (site.seeding and site.disk.outer is None):
+        snapshots.free(ctx)
     wait_s = _wait_s(ctx, in_a_row)
     if due_to_commit:
         divergence.note(ctx, event)
         wait_s = max(wait_s, ctx.limits.lease_s)  # for the run to go back
     when = f" in {wait_s:g} s, after {in_a_row} crashes in a row" if wait_s else ""
-    state = " from the outer state" if site.outer is not None else ""
+    state = " from the outer state" if site.disk.outer is not None else ""
     how = "end after a commit that may be bad" if due_to_commit else "crashed"
     ctx.report(logging.ERROR, f"workers {how}, restarting them{state}{when}: {event.text}")
     ctx.emit(StopWorkers(workers.generation))
@@ -189,61 +175,34 @@ def _wait_s(ctx: Context, crashes_in_a_row: int) -> float:
 
 
 def restart_if_due(ctx: Context) -> None:
+    """New workers, once the pause after a crash is over."""
     restart_at = ctx.site.workers.restart_at
     if restart_at is not None and ctx.now >= restart_at:
         start(ctx)
 
 
 def left(ctx: Context, event: events.WorkersLeft) -> None:
+    """Their script goes on, or ends; without being told to, they leave the run, and so does the site."""
     site, workers = ctx.site, ctx.site.workers
     if not workers.is_current(event.generation):
         return
-    workers.running = False
-    workers.ask = None
-    if not site.final and not site.leaving:
-        site.leaving = event.reason
+    workers.stop()
+    if not site.disk.final and not site.leaving:
         ctx.report(logging.INFO, f"leaving the run: {event.reason}")
-        site.leave_deadline = ctx.now + ctx.limits.leave_s
+        endings.leave(ctx, event.reason)
 
 
 def answer(ctx: Context) -> None:
-    site, workers = ctx.site, ctx.site.workers
+    """Requires an open question. Emits its answer, what PUBLISH must hold first, or nothing yet."""
+    site, workers, ask = ctx.site, ctx.site.workers, ctx.site.workers.ask
+    assert ask is not None
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, away=away, now=ctx.now)
-    if isinstance(decision, answers.Hold):
-        return
     if isinstance(decision, answers.Publish):
         syncs.publish(ctx, decision.content)
-        return
-    ask = workers.ask
-    assert ask is not None
-    workers.ask = None
-    note_answer(ctx, decision, ask)
-    ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
-
-
-def note_answer(ctx: Context, answer: Answer, ask: Ask) -> None:
-    site, workers = ctx.site, ctx.site.workers
-    if answer.kind in (AnswerKind.APPLY, AnswerKind.CONTINUE):
-        workers.resumed_at, workers.resumed_step = ctx.now, ask.step
-    if answer.kind is AnswerKind.SNAPSHOT:
-        site.snapshot = Snapshot(
-            phase=SnapshotPhase.WRITING,
-            base_commit=site.outer.commit if site.outer else 0,
-            step=ask.step,
-            generation=ask.generation,
-        )
-    elif answer.kind is AnswerKind.APPLY:
-        workers.offered_version = answer.version
-        workers.offered_mode = answer.mode
-        workers.target_step = answer.next_step
-        if answer.mode is not MergeMode.SHIFT:
-            workers.sealed_in_vain = False
-        if answer.mode is MergeMode.REPLACE:
-            workers.base_step = ask.step
-        elif answer.mode is MergeMode.MERGE:
-            workers.base_step = site.snapshot.step
-    elif answer.kind is AnswerKind.CONTINUE:
-        if site.snapshot.phase is SnapshotPhase.SEALED:
-            workers.overrun_left -= 1
-        workers.target_step = answer.next_step
+    elif not isinstance(decision, answers.Hold):
+        is_overrun = site.snapshot.is_sealed
+        workers.told(ask, decision, ctx.now, snapshot_step=site.snapshot.step, is_overrun=is_overrun)
+        if decision.kind is AnswerKind.SNAPSHOT:
+            snapshots.write(ctx, ask)
+        ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))

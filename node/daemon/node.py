@@ -16,9 +16,9 @@ from typing import Any
 from atoll import __version__
 from atoll.node.core import events as e
 from atoll.node.core.context import SiteIdentity
+from atoll.node.core.disk import Outer
 from atoll.node.core.endings import MAX_REASON_CHARACTERS
 from atoll.node.core.site import SiteCore
-from atoll.node.core.state import Outer
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
@@ -140,6 +140,7 @@ class Node:
             found=lambda site_ids: self.handle(e.PeersProbed(site_ids)),
             failed=self._fail,
         )
+        self._inbox: deque[e.Event] = deque()  # the first is being handled
         self._result: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._session: asyncio.Task[None] | None = None
@@ -206,11 +207,17 @@ class Node:
         return self._result.result()[0]
 
     def handle(self, event: e.Event) -> None:
-        """Give the core an event and carry out what it wants, in order. Raises nothing: what goes wrong on the way ends
-        this node, and is no failure of whoever brought the event."""
+        """Give the core an event and carry out what it wants, in order; an event that comes of that waits its turn.
+        Raises nothing: what goes wrong on the way ends this node, and is no failure of whoever brought the event."""
+        self._inbox.append(event)
+        if len(self._inbox) > 1:
+            return
         try:
-            self._handle(event)
+            while self._inbox:
+                self._handle(self._inbox[0])
+                self._inbox.popleft()
         except Exception as error:
+            self._inbox.clear()
             self._fail(error)
 
     def _handle(self, event: e.Event) -> None:
@@ -385,7 +392,7 @@ class Node:
                 except asyncio.CancelledError:
                     work.close()
                     raise
-                if self.core.site.exited:
+                if self.core.site.exit is not None:
                     work.close()  # it could not be made
                     return
             try:
@@ -699,6 +706,7 @@ class Node:
     async def _distrust(self) -> None:
         damaged = await self.plane.distrust() if self.plane is not None else []
         log.info("%d chunks are damaged; the others are compared with those of the other sites", len(damaged))
+        self.handle(e.StateVerified())
 
     async def _list_payloads(self, output: e.ListPayloads) -> None:
         assert self.plane is not None

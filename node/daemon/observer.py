@@ -72,7 +72,7 @@ class Observer:
 
     def facts(self) -> NodeFacts:
         site = self._core.site
-        outer, workers = site.outer, site.workers
+        outer, workers = site.disk.outer, site.workers
         server, restart_at = self._local_server, workers.restart_at
         # Between a crash and the start of new workers those that are served are the dead ones.
         are_served = restart_at is None and server.generation == workers.generation

@@ -64,7 +64,9 @@ class DataPlane:
         self.publish_buffer: SharedBuffer | None = None
         self.dtypes: Mapping[str, str] = {}
         self.lock = asyncio.Lock()
-        """Around everything that changes or copies the whole outer state."""
+        """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it
+        is kept apart here: the end of a fetch that was cancelled, and a state that is frozen for a model, put aside for
+        a rollback, or mended after a snapshot."""
 
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.core import events as e
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind
-from atoll.node.core.state import Outer
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -100,6 +100,11 @@ class Host(SiteQuestions):
                 self.due.append(e.ApplyFailed(commit.commit, "no payloads") if flip else applied)
             case e.PublishState(content):
                 self.due.append(e.Published(content))
+            case e.DistrustState():
+                self.due.append(e.StateVerified())
+            case e.RollBack(commit, branch):
+                held = (commit, bytes(32)) if flip else None
+                self.due.append(e.DiskRolledBack(branch=branch, held=held))
             case e.SaveModel(commit=commit):
                 self.due.append(e.ModelSaved(commit=commit))
             case e.KeepModel(commit):

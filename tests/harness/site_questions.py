@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.node.core import answers, syncs
+from atoll.node.core import answers
 from atoll.node.core.context import SiteIdentity
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, MergeMode
 from atoll.node.core.site import SiteCore
-from atoll.node.core.state import Outer, SiteState
+from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings
 from tests.harness.snapshots import snapshot
@@ -62,22 +63,22 @@ class SiteQuestions:
         return self.core.site.away_since is not None
 
     def has_ended(self) -> bool:
-        return self.core.site.exited
+        return self.core.site.exit is not None
 
     # --- its state
 
     def holds(self) -> int | None:
         """The commit of its outer state; None without one."""
-        outer = self.core.site.outer
+        outer = self.core.site.disk.outer
         return None if outer is None else outer.commit
 
     def branch(self) -> int:
         """In which the commits of its state are numbered."""
-        return self.core.site.branch
+        return self.core.site.disk.branch
 
     def lacks(self) -> int:
         """The commit that its own log does not lead to; 0: none."""
-        return self.core.site.lacks
+        return self.core.site.disk.lacks
 
     def num_wrong_states(self) -> int:
         return self.core.site.num_wrong_states
@@ -165,12 +166,13 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, **options: Any) -> answers.Decision:
         decision = decide(site, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        if is_shift and (site.open is None or site.outer is None or site.open.base_commit != site.outer.commit):
+        outer = site.disk.outer
+        if is_shift and (site.open is None or outer is None or site.open.base_commit != outer.commit):
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 
     def is_in_use(site: SiteState) -> bool:
-        return site.publishing is not None or site.workers.offered_version is not None
+        return site.workers.offered is not None
 
     monkeypatch.setattr(answers, "decide", decides)
-    monkeypatch.setattr(syncs, "publish_is_in_use", is_in_use)
+    monkeypatch.setattr(SiteState, "publish_is_in_use", property(is_in_use))

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -423,6 +423,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"the disk is rolled back and holds (\d+)": lambda n: story.happens(
             e.DiskRolledBack(branch=1, held=(int(n), a_hash(f"s{n}")))
         ),
+        r"the disk is checked": lambda: story.happens(e.StateVerified()),
         r"the fetch fails": lambda: story.happens(e.FetchFailed("no donor answers")),
         r"the model of commit (\d+) is written": lambda n: story.happens(e.ModelSaved(commit=int(n))),
         r"the model of commit (\d+) is in place": lambda n: story.happens(e.ModelKept(commit=int(n))),

@@ -33,8 +33,8 @@ MUTATIONS = (
         name="what a node's handler raises is for its caller",
         rule="what goes wrong inside a node ends it, and is not taken for the failure of whoever spoke to it",
         where="node.daemon.node:Node.handle",
-        old="            self._handle(event)\n        except Exception as error:\n            self._fail(error)",
-        new="            self._handle(event)\n        except Exception as error:\n            raise error",
+        old="            self._inbox.clear()\n            self._fail(error)",
+        new="            self._inbox.clear()\n            raise error",
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
-from atoll.node.core.state import Outer
+from atoll.node.core.disk import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
-from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
+from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, sources_of, started
 
 ATTESTED = (m.Attestation(commit=0, state_hash=HASH),)
 
@@ -72,6 +72,7 @@ def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
     drive(e.ApplyFailed(1, "not in the log"))
     drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
+    drive.receive(sources_of(1))
     drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=100))
     assert drive.has_contributed()
 

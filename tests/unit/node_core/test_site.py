@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.state import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -794,6 +794,8 @@ def test_another_state_of_the_same_commit_is_published_again() -> None:
     evicted_and_a_joiner_again(drive)
     drive.wants(e.DistrustState)
     drive.receive(sources_of(0))
+    assert not [o for o in drive.out if isinstance(o, e.FetchState)], "every chunk is being checked"
+    drive(e.StateVerified())
     drive.wants(e.FetchState)
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
     drive.receive(opened(1, 0))
@@ -841,7 +843,6 @@ def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     drive.wants(e.ApplyCommit)
     evicted_and_a_joiner_again(drive)
     assert not any(isinstance(o, e.DistrustState) for o in drive.out)
-    assert not any(isinstance(s, m.FindSources) for s in drive.sent())
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.wants(e.DistrustState)
     assert drive.holds() is None
@@ -900,6 +901,7 @@ def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_
     drive = starting()
     evicted_and_a_joiner_again(drive)
     drive(e.Merged(generation=1, version=0, wait_s=0.0))
+    drive(e.StateVerified())
     drive.receive(sources_of(0))
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
     drive.receive(opened(1, 0))

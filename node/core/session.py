@@ -1,0 +1,188 @@
+"""The site and its coordinator: from Hello to Welcome and Admitted, through every stream that ends."""
+
+from __future__ import annotations
+
+import logging
+
+from atoll.node.core import (
+    divergence,
+    endings,
+    holding,
+    leases,
+    saving,
+    sources,
+    syncs,
+    workforce,
+)
+from atoll.node.core.context import Context
+from atoll.node.core.events import SeedState
+from atoll.protocol import messages as m
+from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
+from atoll.protocol.settings import read_settings
+from atoll.protocol.time_limits import time_limits
+
+MAX_LOST_REASONS = 8
+"""Said in one time away, each once: a stream that opens and ends again and again is a line, not a flood."""
+
+
+def opened(ctx: Context) -> None:
+    """A stream is up."""
+    ctx.site.connected = True
+    hello(ctx)
+
+
+def hello(ctx: Context) -> None:
+    """Also where the coordinator must hear anew what this site holds."""
+    disk, identity = ctx.site.disk, ctx.identity
+    _not_welcomed(ctx)
+    outer = disk.outer
+    ctx.send(
+        m.Hello(
+            name=identity.name,
+            key=identity.key,
+            address=identity.address,
+            has_state=outer is not None,
+            last_commit=outer.commit if outer else 0,
+            state_hash=outer.state_hash if outer else b"",
+            atoll_version=identity.atoll_version,
+            from_saved_model=identity.from_saved_model,
+            branch=disk.branch,
+            process_id=identity.process_id,
+        )
+    )
+
+
+def lost(ctx: Context, reason: str) -> None:
+    """Training goes on; what was asked is not answered any more."""
+    site = ctx.site
+    _not_welcomed(ctx)
+    if reason not in site.lost_because and len(site.lost_because) < MAX_LOST_REASONS:
+        meanwhile = "reconnecting to leave" if site.leaving or site.disk.final else "training goes on, reconnecting"
+        if not site.workers.generation:
+            meanwhile = "trying again"
+        what = "lost the coordinator" if site.connected else "no coordinator"
+        ctx.report(logging.WARNING, f"{what} ({reason}); {meanwhile}")
+        site.lost_because.append(reason)
+    site.connected = False
+    sources.forget(ctx)
+    leases.not_answered(ctx)
+
+
+def _not_welcomed(ctx: Context) -> None:
+    """The time away counts from here, through every stream that opens and ends without a Welcome."""
+    ctx.site.welcomed = False
+    if ctx.site.away_since is None:
+        ctx.site.away_since = ctx.now
+
+
+def away_too_long(ctx: Context) -> bool:
+    """The site ends if nobody has welcomed it for so long."""
+    away_since = ctx.site.away_since
+    if away_since is None or ctx.now < away_since + ctx.limits.give_up_s:
+        return False
+    text = f"no coordinator for {ctx.now - away_since:.0f} s; the state is kept, start again"
+    endings.exit(ctx, PeerError.exit_code, text)
+    return True
+
+
+def is_of_this_term(ctx: Context, term: int, message: m.CoordinatorMessage) -> bool:
+    """What an older coordinator says is said, and not heard."""
+    site = ctx.site
+    if term < site.term:
+        ctx.report(logging.WARNING, f"ignored {type(message).__name__} of term {term}: now in term {site.term}")
+        return False
+    site.term = term
+    return True
+
+
+def welcome(ctx: Context, message: m.Welcome) -> None:
+    """The run's settings are known; workers are started, or offered again."""
+    site = ctx.site
+    try:
+        settings, unknown = read_settings(message.settings_json)
+    except InvalidMessage as error:
+        endings.exit(ctx, RefusedError.exit_code, str(error))
+        return
+    if ctx.settings_json and settings != ctx.settings:
+        text = "the run's settings changed while this site was in it; start it again"
+        endings.exit(ctx, RefusedError.exit_code, text)
+        return
+    if unknown and message.settings_json != ctx.settings_json:
+        keys = ", ".join(unknown)
+        ctx.report(logging.INFO, f"the coordinator is newer; this node does not know, and does not need: {keys}")
+    ctx.settings = settings
+    ctx.settings_json = message.settings_json
+    ctx.limits = time_limits(settings.time_limits)
+    site.welcomed = True
+    site.away_since = None
+    site.lost_because.clear()
+    site.last_commit_of_run = message.last_commit
+    if not site.workers.generation:
+        workforce.start(ctx)
+    elif ctx.manifest is not None:
+        workforce.offer(ctx)
+
+
+def admitted(ctx: Context, message: m.Admitted) -> None:
+    """As a joiner the site gives up a state that is not the run's and asks for the run's; as the seeder it makes the
+    first one. Everything that the coordinator may have missed is said again."""
+    site, disk = ctx.site, ctx.site.disk
+    site.admitted = True
+    sources.forget(ctx)  # what was asked before is not answered
+    site.site_id = message.site_id
+    site.run_seed = message.run_seed
+    site.last_commit_of_run = max(site.last_commit_of_run, message.last_commit)
+    is_joiner = message.admitted_as is m.AdmittedAs.JOINER
+    if is_joiner and disk.outer is not None:
+        sources.cancel_fetch(ctx)
+        if holding.distrust(ctx, message.state_hash):
+            saving.void_after(ctx, -1)
+        syncs.forget_commits(ctx)
+        syncs.discard_local(ctx)
+    if message.admitted_as is m.AdmittedAs.SEEDER and disk.outer is None:
+        site.seeding = True
+        sources.cancel_fetch(ctx)
+    workforce.send_layout(ctx)
+    if site.seeding and disk.outer is None and ctx.identity.from_saved_model and disk.find(SeedState) is None:
+        disk.add(SeedState())
+    if is_joiner and disk.outer is None:
+        site.seeding = False
+        sources.find(ctx)
+    elif disk.outer is not None and disk.outer.commit < site.last_commit_of_run:
+        sources.find(ctx)
+    _say_where_we_stand(ctx)
+
+
+def _say_where_we_stand(ctx: Context) -> None:
+    """The coordinator drops what it knows."""
+    holding.say(ctx)
+    if ctx.site.disk.outer is not None:
+        syncs.ready(ctx)
+        divergence.say(ctx)
+    exchange = ctx.site.exchange
+    if exchange is not None and exchange.payload_digest is not None:
+        syncs.done(ctx, exchange)
+    if exchange is not None and exchange.failure is not None:
+        ctx.send(exchange.failure)
+
+
+def evicted(ctx: Context, reason: str) -> None:
+    """Local progress is discarded, as its samples are open again, and the site joins anew."""
+    ctx.report(logging.WARNING, f"evicted ({reason}); local progress is discarded, joining again")
+    leases.voided(ctx)
+    syncs.discard_local(ctx)
+    syncs.forget_open(ctx)
+    ctx.site.admitted = False
+    sources.forget(ctx)
+    hello(ctx)
+
+
+def seeded(ctx: Context) -> None:
+    """The starting state is made."""
+    ctx.site.seeding = False
+
+
+def reach(ctx: Context, unreachable_site_ids: tuple[int, ...]) -> None:
+    """Of all peers, these cannot be dialled from here: the next plan goes round them."""
+    ctx.site.unreachable_site_ids = unreachable_site_ids
+    syncs.ready(ctx)  # again, if it was said before
