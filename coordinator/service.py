@@ -89,7 +89,8 @@ class CoordinatorServer:
         self._store = store
         persisted = store.begin(settings, parent_json)
         self._term = persisted.term
-        self._parent = json.loads(persisted.parent_json) if persisted.parent_json else None
+        parent = persisted.run.parent_json
+        self._parent = json.loads(parent) if parent else None
         self._commit_times = store.commit_times()
         try:
             self._core = Core(settings, persisted, self._loop.time())

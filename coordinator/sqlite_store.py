@@ -3,47 +3,25 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
-from atoll.coordinator.core.events import (
-    AbandonRecord,
-    AttestationRecord,
-    CommitRecord,
-    DoneRecord,
-    ExclusionRecord,
-    FinishedRecord,
-    ForgetRecord,
-    KeptOutRecord,
-    LeaseRecord,
-    LetInRecord,
-    LineRecord,
-    ManifestRecord,
-    OpenRecord,
-    Persisted,
-    PlanRecord,
-    Record,
-    ResetRecord,
-    RollbackRecord,
-    SiteRecord,
-    StopRecord,
-)
-from atoll.coordinator.core.sync.exclusions import KEPT_EXCLUSIONS
-from atoll.coordinator.row_checksums import keep_checksums, wrong_row
-from atoll.coordinator.store import RESTORE, check_same_run
-from atoll.protocol import wire
+from atoll.coordinator import rows
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
+from atoll.coordinator.core.persisted import HISTORY, KINDS, Key, Persisted, Row, RunRecord, changes, key_of, kind_of
+from atoll.coordinator.store import RESTORE, run_of
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
-from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import Commit, DataRange, Open, Outlier, Plan
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.messages import MAX_LOG_COMMITS
+from atoll.protocol.settings import RunSettings
+
+R = TypeVar("R")
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Of tables and rows. What another version would read otherwise raises it, and is refused by this number."""
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
@@ -51,12 +29,8 @@ NETWORK_FILE_SYSTEMS = (
     "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "ncpfs", "ocfs2",
 )  # fmt: skip
 
-_SITE_COLUMNS = (
-    "site_id, name, key_digest, incarnation, address, live, evicted, epoch, max_retained_bytes, bandwidth_bytes_per_s, "
-    "may_hold, voided_sync, contributed, strikes, has_contributed"
-)
-_COMMIT_COLUMNS = "body, mean_loss, median_loss, cut, stood_out"
-_MAX_INTEGER = (1 << 63) - 1
+_COLUMNS = "seq, kind, number, site_id, name, body, kept_at"
+_KEY = "kind = ? AND number = ? AND site_id = ? AND name = ?"
 
 
 def file_system_of(path: Path, mounts: str) -> str:
@@ -70,25 +44,6 @@ def file_system_of(path: Path, mounts: str) -> str:
         if path.is_relative_to(mount) and len(mount.parts) >= best:
             best, found = len(mount.parts), fields[2]
     return found
-
-
-def _to_json(ranges: Iterable[DataRange]) -> str:
-    return json.dumps([(r.first, r.num_samples) for r in ranges])
-
-
-def _from_json(text: str) -> tuple[DataRange, ...]:
-    return tuple(DataRange(first=first, num_samples=num_samples) for first, num_samples in json.loads(text))
-
-
-def _commit_record(row: tuple[Any, ...]) -> CommitRecord:
-    body, mean_loss, median_loss, cut, stood_out = row
-    return CommitRecord(
-        commit=wire.decode(Commit, body),
-        mean_loss=mean_loss,
-        median_loss=median_loss,
-        cut=tuple(json.loads(cut)),
-        stood_out=wire.decode(Outlier, stood_out) if stood_out is not None else None,
-    )
 
 
 def _refuse_network_file_systems(path: Path) -> None:
@@ -131,13 +86,14 @@ class SqliteStore:
                 path, timeout=LOCK_WAIT_S, isolation_level=None, check_same_thread=False, cached_statements=64
             )
         try:
-            with self._explained():
+            with self._explained(), self._readable():
                 self._open()
         except BaseException:
             self._db.close()
             raise
 
     def _open(self) -> None:
+        self._db.text_factory = lambda data: data.decode(errors="surrogateescape")  # damaged text has its checksum
         self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
         (mode,) = self._db.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
@@ -155,8 +111,8 @@ class SqliteStore:
             raise StateError(f"{self.path} is a database of another program; choose another file with --store")
         elif version != SCHEMA_VERSION:
             raise StateError(
-                f"the store {self.path} has format {version}, this version of atoll reads {SCHEMA_VERSION}: use the "
-                "version that made it"
+                f"the store {self.path} has format {version}, this version of atoll reads {SCHEMA_VERSION}: end the "
+                "run with the version that made it, or start a new one from its saved model (--resume) in another file"
             )
         self._db.execute("COMMIT")
         if damage := self._damage():
@@ -164,16 +120,28 @@ class SqliteStore:
 
     def _damage(self) -> str:
         """What of the file is not as it was written; '' if nothing is."""
-        (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
-        if verdict != "ok":
-            return str(verdict)
         schema = "SELECT hex(type), hex(name), hex(tbl_name), hex(sql) FROM sqlite_master ORDER BY name"
         with closing(sqlite3.connect(":memory:")) as new:
             _make_tables(new)
             if self._db.execute(schema).fetchall() != new.execute(schema).fetchall():
                 return "its tables are not those of a store"
-        keep_checksums(self._db)
-        return wrong_row(self._db)
+        total = 0
+        for *values, checksum in self._db.execute(f"SELECT {_COLUMNS}, checksum FROM records"):
+            if rows.checksum(*values) != checksum:
+                seq, kind, number, site_id, name = values[:5]
+                where = ", ".join(str(part) for part in (number, site_id, name) if part)
+                return f"table records, row {seq} ({kind} {where}): its checksum is not that of its values"
+            total ^= int.from_bytes(checksum)
+        head = self._db.execute("SELECT term, total, checksum FROM head").fetchone()
+        if head is None:
+            return "table head: its row is missing" if total else ""
+        term, sum_of_all, checksum = head
+        if rows.checksum(term, sum_of_all) != checksum:
+            return "table head: its checksum is not that of its values"
+        if total != int.from_bytes(sum_of_all):
+            return "table records: a row is missing, or is not the newest one of its key"
+        (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+        return "" if verdict == "ok" else str(verdict)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -201,159 +169,31 @@ class SqliteStore:
         """Rows that are not what was written, though the file is a database."""
         try:
             yield
-        except (InvalidMessage, ValueError, TypeError) as error:
+        except (InvalidMessage, LookupError, ValueError, TypeError) as error:
             raise StateError(f"the store {self.path} is damaged ({error}): {RESTORE}") from error
 
     # --- the interface
 
     def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
-        with self._explained(), self._readable():
-            row = self._db.execute("SELECT run_id, settings_json, parent_json, term FROM run").fetchone()
-            if row is None:
-                if self._db.execute("SELECT count(*) FROM sites").fetchone() != (0,):
-                    raise ValueError("table run: its row is missing")
-                row = (settings.run_id, settings_to_json(settings), parent_json, 0)
-            else:
-                check_same_run(
-                    f"the store {self.path}",
-                    stored_run_id=row[0],
-                    stored_settings=row[1],
-                    stored_parent=row[2],
-                    settings=settings,
-                    parent_json=parent_json,
-                )
-            run_id, settings_json, stored_parent, term = row
-            with self._transaction():  # a start that is refused is none
-                self._db.execute(
-                    "INSERT INTO run (id, run_id, settings_json, parent_json, term) VALUES (1, ?, ?, ?, 1) "
-                    "ON CONFLICT (id) DO UPDATE SET term = term + 1",
-                    (run_id, settings_json, stored_parent),
-                )
-                now = settings_to_json(settings)  # whole; what was stored may lack settings that are newer
-                return self._read(run_id, now, stored_parent, term + 1, settings.sync.log_commits)
-
-    def _read(self, run_id: str, settings_json: str, parent_json: str, term: int, log_commits: int) -> Persisted:
-        db = self._db
-        stop_reason, final_commit, final_reason, last_site_id = db.execute(
-            "SELECT stop_reason, final_commit, final_reason, last_site_id FROM run"
-        ).fetchone()
-        manifest = db.execute("SELECT manifest, data_fingerprint FROM manifest").fetchone()
-        newest = db.execute("SELECT sync, open, expected, outcome FROM syncs ORDER BY sync DESC LIMIT 1").fetchone()
-        is_open = newest is not None and newest[3] == "open"
-        commits = db.execute(
-            f"SELECT {_COMMIT_COLUMNS} FROM commits ORDER BY commit_number DESC LIMIT ?", (log_commits,)
-        ).fetchall()
-        attestations = db.execute(
-            "SELECT commit_number, state_hash FROM attestations ORDER BY commit_number DESC LIMIT ?", (log_commits,)
-        ).fetchall()
-        num_commits, last_commit = db.execute("SELECT count(*), max(commit_number) FROM commits").fetchone()
-        if num_commits != (last_commit or 0):
-            raise ValueError(f"table commits has {num_commits} rows, the last one is commit {last_commit}")
-        (num_abandoned,) = db.execute(
-            "SELECT count(*) FROM syncs WHERE outcome NOT IN ('open', 'committed')"
-        ).fetchone()
-        return Persisted(
-            run_id=run_id,
-            settings_json=settings_json,
-            parent_json=parent_json,
-            term=term,
-            manifest=ManifestRecord(manifest=wire.decode(Manifest, manifest[0]), data_fingerprint=manifest[1])
-            if manifest
-            else None,
-            sites=tuple(
-                SiteRecord(
-                    site_id=r[0],
-                    name=r[1],
-                    key_digest=r[2],
-                    incarnation=r[3],
-                    address=r[4],
-                    live=bool(r[5]),
-                    evicted=r[6],
-                    epoch=r[7],
-                    max_retained_bytes=r[8],
-                    bandwidth_bytes_per_s=r[9],
-                    may_hold=r[10],
-                    voided_sync=r[11],
-                    contributed=bool(r[12]),
-                    strikes=r[13],
-                    has_contributed=bool(r[14]),
-                )
-                for r in db.execute(f"SELECT {_SITE_COLUMNS} FROM sites ORDER BY site_id")
-            ),
-            last_site_id=last_site_id,
-            open=OpenRecord(open=wire.decode(Open, newest[1]), expected=tuple(json.loads(newest[2])))
-            if is_open
-            else None,
-            plans=tuple(
-                PlanRecord(wire.decode(Plan, r[0]), tuple(map(_from_json, json.loads(r[1]))), tuple(json.loads(r[2])))
-                for r in db.execute(
-                    "SELECT plan, ranges, said FROM plans WHERE sync = ? ORDER BY attempt", (newest[0],)
-                )
-            )
-            if is_open
-            else (),
-            last_sync=newest[0] if newest else 0,
-            commits=tuple(map(_commit_record, reversed(commits))),
-            losses=tuple(
-                db.execute(
-                    "SELECT commit_number, run_step, run_tokens, median_loss FROM commits "
-                    "WHERE median_loss IS NOT NULL ORDER BY commit_number"
-                )
-            ),
-            attestations=tuple(AttestationRecord(r[0], r[1]) for r in reversed(attestations)),
-            lines=tuple(
-                LineRecord(line=r[0], num_samples=r[1], frontier=r[2], returned=_from_json(r[3]))
-                for r in db.execute("SELECT line, num_samples, frontier, returned FROM data_lines ORDER BY line")
-            ),
-            done=tuple(
-                DoneRecord(line=r[0], ranges=_from_json(r[1]))
-                for r in db.execute("SELECT line, done FROM data_lines WHERE done IS NOT NULL ORDER BY line")
-            ),
-            leases=tuple(
-                LeaseRecord(line=r[0], site_id=r[1], incarnation=r[2], ranges=_from_json(r[3]))
-                for r in db.execute(
-                    "SELECT line, site_id, incarnation, ranges FROM data_leases ORDER BY line, site_id, incarnation"
-                )
-            ),
-            rollbacks=self._rollbacks(),
-            exclusions=self._exclusions(),
-            kept_out=tuple(
-                KeptOutRecord(name=r[0], key_digest=r[1], reason=r[2])
-                for r in db.execute("SELECT name, key_digest, reason FROM kept_out ORDER BY name")
-            ),
-            void_starts=tuple(r[0] for r in db.execute("SELECT state_hash FROM void_starts ORDER BY state_hash")),
-            num_abandoned=num_abandoned,
-            stop_reason=stop_reason,
-            finished=FinishedRecord(final_commit, final_reason) if final_commit is not None else None,
-        )
-
-    def _rollbacks(self) -> tuple[RollbackRecord, ...]:
-        voided: dict[int, list[int]] = {}
-        for branch, number in self._db.execute("SELECT branch, commit_number FROM voided_commits ORDER BY 1, 2"):
-            voided.setdefault(branch, []).append(number)
-        return tuple(
-            RollbackRecord(branch=branch, commit=commit, voided=tuple(voided.get(branch, ())), reason=reason)
-            for branch, commit, reason in self._db.execute(
-                "SELECT branch, commit_number, reason FROM rollbacks ORDER BY branch"
-            )
-        )
-
-    def _exclusions(self) -> tuple[ExclusionRecord, ...]:
-        rows = self._db.execute(
-            "SELECT sync, attempt, site_id, incarnation, by_site_id, reason FROM exclusions ORDER BY sync, site_id"
-        )
-        return tuple(
-            ExclusionRecord(sync=r[0], attempt=r[1], site_id=r[2], incarnation=r[3], by_site_id=r[4], reason=r[5])
-            for r in rows
-        )
+        with self._explained(), self._readable(), self._transaction():  # a start that is refused is none
+            known = self._all(RunRecord)
+            run = run_of(f"the store {self.path}", known[0] if known else None, settings, parent_json)
+            term, total = self._head()
+            if not known:
+                total = self._keep((run,), total, 0.0)
+            self._write_head(term + 1, total)
+            (last,) = self._db.execute("SELECT max(number) FROM records WHERE kind = 'commit'").fetchone()
+            oldest = (last or 0) - settings.sync.log_commits
+            kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
+            found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
+            return Persisted(run=run, term=term + 1, records={key_of(r): r for r in found}).newest(settings)
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
         with self._explained(), self._transaction():
-            (stored,) = self._db.execute("SELECT term FROM run").fetchone()
-            if stored != term:
-                raise StaleError(f"the store {self.path}: term {term} is over, the newest is {stored}")
-            for record in records:
-                self._write(record, wall_time_s)
+            newest, total = self._head()
+            if newest != term:
+                raise StaleError(f"the store {self.path}: term {term} is over, the newest is {newest}")
+            self._write_head(term, self._keep(records, total, wall_time_s))
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -366,174 +206,60 @@ class SqliteStore:
                 self._db.execute("ROLLBACK")
             raise
 
-    def _write(self, record: Record, wall_time_s: float) -> None:
-        execute = self._db.execute
-        match record:
-            case SiteRecord():
-                values = (
-                    record.site_id,
-                    record.name,
-                    record.key_digest,
-                    record.incarnation,
-                    record.address,
-                    record.live,
-                    record.evicted,
-                    record.epoch,
-                    min(record.max_retained_bytes, _MAX_INTEGER),
-                    min(record.bandwidth_bytes_per_s, _MAX_INTEGER),
-                    record.may_hold,
-                    record.voided_sync,
-                    record.contributed,
-                    record.strikes,
-                    record.has_contributed,
-                )
-                places = ", ".join("?" * len(values))
-                execute(f"INSERT OR REPLACE INTO sites ({_SITE_COLUMNS}) VALUES ({places})", values)
-            case ForgetRecord():
-                execute("UPDATE run SET last_site_id = ?", (record.last_site_id,))
-                named = (
-                    ("sites", "site_id"), ("data_leases", "line"), ("data_lines", "line"), ("exclusions", "site_id"),
-                )  # fmt: skip
-                for table, column in named:
-                    for site_id in record.site_ids:
-                        execute(f"DELETE FROM {table} WHERE {column} = ?", (site_id,))
-            case ManifestRecord():
-                execute(
-                    "INSERT INTO manifest (id, manifest, data_fingerprint) VALUES (1, ?, ?)",
-                    (wire.encode(record.manifest), record.data_fingerprint),
-                )
-            case OpenRecord():
-                execute(
-                    "INSERT INTO syncs (sync, open, expected) VALUES (?, ?, ?)",
-                    (record.open.sync, wire.encode(record.open), json.dumps(record.expected)),
-                )
-                execute("DELETE FROM plans WHERE sync < ?", (record.open.sync,))
-            case PlanRecord(plan):
-                ranges = json.dumps([_to_json(r) for r in record.ranges])
-                execute(
-                    "INSERT OR REPLACE INTO plans (sync, attempt, plan, ranges, said) VALUES (?, ?, ?, ?, ?)",
-                    (plan.sync, plan.attempt, wire.encode(plan), ranges, json.dumps(record.said)),
-                )
-            case CommitRecord():
-                commit = record.commit
-                execute(
-                    "INSERT INTO commits "
-                    f"(commit_number, {_COMMIT_COLUMNS}, run_step, run_tokens, committed_at) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        commit.commit,
-                        wire.encode(commit),
-                        record.mean_loss,
-                        record.median_loss,
-                        json.dumps(record.cut),
-                        wire.encode(record.stood_out) if record.stood_out is not None else None,
-                        commit.run_step,
-                        commit.run_tokens,
-                        wall_time_s,
-                    ),
-                )
-                self._end_sync(commit.sync, "committed", wall_time_s)
-            case AbandonRecord(sync, reason):
-                self._end_sync(sync, f"abandoned: {reason}", wall_time_s)
-            case AttestationRecord(commit_number, state_hash):
-                execute(
-                    "INSERT OR REPLACE INTO attestations (commit_number, state_hash) VALUES (?, ?)",
-                    (commit_number, state_hash),
-                )
-            case LineRecord():
-                execute(
-                    "INSERT INTO data_lines (line, num_samples, frontier, returned) VALUES (?, ?, ?, ?) ON CONFLICT "
-                    "(line) DO UPDATE SET frontier = excluded.frontier, returned = excluded.returned",
-                    (record.line, record.num_samples, record.frontier, _to_json(record.returned)),
-                )
-            case DoneRecord():
-                execute("UPDATE data_lines SET done = ? WHERE line = ?", (_to_json(record.ranges), record.line))
-            case LeaseRecord():
-                key = (record.line, record.site_id, record.incarnation)
-                if record.ranges:
-                    execute(
-                        "INSERT OR REPLACE INTO data_leases (line, site_id, incarnation, ranges) VALUES (?, ?, ?, ?)",
-                        (*key, _to_json(record.ranges)),
-                    )
-                else:
-                    execute("DELETE FROM data_leases WHERE (line, site_id, incarnation) = (?, ?, ?)", key)
-            case RollbackRecord():
-                execute(
-                    "INSERT INTO rollbacks (branch, commit_number, reason, rolled_back_at) VALUES (?, ?, ?, ?)",
-                    (record.branch, record.commit, record.reason, wall_time_s),
-                )
-                execute(
-                    "INSERT INTO voided_commits (branch, commit_number, body, committed_at) "
-                    "SELECT ?, commit_number, body, committed_at FROM commits WHERE commit_number > ?",
-                    (record.branch, record.commit),
-                )
-                for table in ("commits", "attestations"):
-                    execute(f"DELETE FROM {table} WHERE commit_number > ?", (record.commit,))
-            case ExclusionRecord():
-                execute(
-                    "INSERT OR REPLACE INTO exclusions (sync, site_id, attempt, incarnation, by_site_id, reason, "
-                    "excluded_at) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        record.sync,
-                        record.site_id,
-                        record.attempt,
-                        record.incarnation,
-                        record.by_site_id,
-                        record.reason,
-                        wall_time_s,
-                    ),
-                )
-                # Of the newest sync, which may be open, all are kept.
-                execute(
-                    "DELETE FROM exclusions WHERE sync < ? AND (sync, site_id) NOT IN "
-                    "(SELECT sync, site_id FROM exclusions ORDER BY sync DESC, site_id DESC LIMIT ?)",
-                    (record.sync, KEPT_EXCLUSIONS),
-                )
-            case KeptOutRecord():
-                execute(
-                    "INSERT OR REPLACE INTO kept_out (name, key_digest, reason, kept_out_at) VALUES (?, ?, ?, ?)",
-                    (record.name, record.key_digest, record.reason, wall_time_s),
-                )
-            case LetInRecord(name):
-                execute("DELETE FROM kept_out WHERE name = ?", (name,))
-            case ResetRecord():
-                execute("UPDATE run SET last_site_id = ?", (record.last_site_id,))
-                for state_hash in record.void_starts:
-                    execute(
-                        "INSERT OR REPLACE INTO void_starts (state_hash, voided_at) VALUES (?, ?)",
-                        (state_hash, wall_time_s),
-                    )
-                for table in ("manifest", "sites", "attestations", "data_lines", "data_leases"):
-                    execute(f"DELETE FROM {table}")
-            case StopRecord(reason):
-                execute("UPDATE run SET stop_reason = ?", (reason,))
-            case FinishedRecord(commit_number, reason):
-                execute("UPDATE run SET final_commit = ?, final_reason = ?", (commit_number, reason))
+    def _head(self) -> tuple[int, int]:
+        """The newest term, and the sum of all checksums."""
+        term, total = self._db.execute("SELECT term, total FROM head").fetchone() or (0, b"")
+        return term, int.from_bytes(total)
 
-    def _end_sync(self, sync: int, outcome: str, wall_time_s: float) -> None:
-        self._db.execute("UPDATE syncs SET outcome = ?, ended_at = ? WHERE sync = ?", (outcome, wall_time_s, sync))
+    def _write_head(self, term: int, total: int) -> None:
+        data = total.to_bytes(rows.CHECKSUM_BYTES)
+        self._db.execute(
+            "INSERT OR REPLACE INTO head (id, term, total, checksum) VALUES (1, ?, ?, ?)",
+            (term, data, rows.checksum(term, data)),
+        )
+
+    def _keep(self, records: Sequence[Row], total: int, wall_time_s: float) -> int:
+        """As `fold` does. The new sum of all checksums."""
+        (last,) = self._db.execute("SELECT max(seq) FROM records").fetchone()
+        seq = last or 0
+        drop = f"DELETE FROM records WHERE {_KEY} RETURNING checksum"
+        write = f"INSERT INTO records ({_COLUMNS}, checksum) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        for record in records:
+            for key, newest in changes(record, self._keys).items():
+                for (old,) in self._db.execute(drop, key).fetchall():
+                    total ^= int.from_bytes(old)
+                if newest is not None:
+                    seq += 1
+                    values = (seq, *key, rows.encode(newest), float(wall_time_s))
+                    checksum = rows.checksum(*values)
+                    self._db.execute(write, (*values, checksum))
+                    total ^= int.from_bytes(checksum)
+        return total
+
+    def _keys(self, kind: str) -> list[Key]:
+        found = self._db.execute("SELECT kind, number, site_id, name FROM records WHERE kind = ?", (kind,))
+        return [Key(*row) for row in found]
+
+    def _all(self, cls: type[R], after: int = -1, last: int = (1 << 63) - 1) -> tuple[R, ...]:
+        """Those whose number is more than `after`, by number."""
+        kind = kind_of(cls)
+        found = self._db.execute(
+            "SELECT body FROM records WHERE kind = ? AND number > ? AND number <= ? ORDER BY number",
+            (kind, after, last),
+        )
+        return tuple(cast(R, rows.decode(kind, body)) for (body,) in found)
 
     def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
         with self._explained(), self._readable():
-            commits = tuple(
-                _commit_record(r)
-                for r in self._db.execute(
-                    f"SELECT {_COMMIT_COLUMNS} FROM commits WHERE commit_number BETWEEN ? AND ? ORDER BY commit_number",
-                    (first, last),
-                )
-            )
+            commits = self._all(CommitRecord, first - 1, last)
             if [r.commit.commit for r in commits] != list(range(first, last + 1)):
                 raise ValueError(f"of commits {first} to {last} only {len(commits)} are there")
-            attestations = self._db.execute(
-                "SELECT commit_number, state_hash FROM attestations WHERE commit_number BETWEEN ? AND ? "
-                "ORDER BY commit_number",
-                (first, last),
-            )
-            return commits, tuple(AttestationRecord(r[0], r[1]) for r in attestations)
+            return commits, self._all(AttestationRecord, first - 1, last)
 
     def commit_times(self) -> dict[int, float]:
+        newest = "SELECT number, kept_at FROM records WHERE kind = 'commit' ORDER BY number DESC LIMIT ?"
         with self._explained():
-            return dict(self._db.execute("SELECT commit_number, committed_at FROM commits"))
+            return dict(self._db.execute(newest, (MAX_LOG_COMMITS,)))
 
     def close(self) -> None:
         self._db.close()

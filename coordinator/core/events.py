@@ -182,6 +182,8 @@ class CommitRecord:
 class AbandonRecord:
     sync: int
     reason: str
+    num_abandoned: int
+    """Of the whole run, with this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,7 @@ class ResetRecord:
     """Before training: sites, model, starting state and the account of samples are forgotten."""
 
     void_starts: tuple[bytes, ...]
-    """State hashes of commit 0 that sites held until then."""
+    """State hashes of commit 0 that were ever taken back, ascending."""
     last_site_id: int
     """The highest ever given: ids are not given again."""
 
@@ -288,46 +290,7 @@ Record = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Persisted:
-    """Everything a store gives back at the start. `term` is already the new one."""
-
-    run_id: str
-    settings_json: str
-    parent_json: str = ""
-    """Parent run, commit, run_step and run_tokens of a resumed run; empty otherwise."""
-    term: int = 1
-    manifest: ManifestRecord | None = None
-    sites: tuple[SiteRecord, ...] = ()
-    last_site_id: int = 0
-    """As the last ForgetRecord or ResetRecord says; sites may have higher ones."""
-    open: OpenRecord | None = None
-    """The newest sync, if it is neither committed nor abandoned."""
-    plans: tuple[PlanRecord, ...] = ()
-    """All attempts at it, ascending."""
-    last_sync: int = 0
-    """The highest sync number ever used."""
-    commits: tuple[CommitRecord, ...] = ()
-    """The newest ones, ascending and without gaps."""
-    losses: tuple[tuple[int, int, int, float], ...] = ()
-    """(commit, run_step, run_tokens, median loss) of the whole run, ascending."""
-    attestations: tuple[AttestationRecord, ...] = ()
-    """The newest ones, ascending."""
-    lines: tuple[LineRecord, ...] = ()
-    done: tuple[DoneRecord, ...] = ()
-    leases: tuple[LeaseRecord, ...] = ()
-    """By line, then site id and incarnation, ascending."""
-    rollbacks: tuple[RollbackRecord, ...] = ()
-    """All of them, ascending."""
-    exclusions: tuple[ExclusionRecord, ...] = ()
-    """The newest ones, ascending."""
-    kept_out: tuple[KeptOutRecord, ...] = ()
-    """By name."""
-    void_starts: tuple[bytes, ...] = ()
-    """State hashes of commit 0 that were taken back; ascending."""
-    num_abandoned: int = 0
-    stop_reason: str = ""
-    finished: FinishedRecord | None = None
+# --- events that answer outputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

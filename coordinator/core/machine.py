@@ -16,7 +16,6 @@ from atoll.coordinator.core.events import (
     Malformed,
     ManifestRead,
     Output,
-    Persisted,
     Received,
     Recomputed,
     ResetAsked,
@@ -28,6 +27,7 @@ from atoll.coordinator.core.events import (
     Tick,
 )
 from atoll.coordinator.core.log import evidence, going_back, rollback, starting_over, states
+from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing, Stream

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.events import (
+    AbandonRecord,
     CloseStream,
+    DoneRecord,
+    ExclusionRecord,
     FinishedRecord,
     KeptOutRecord,
+    LeaseRecord,
+    LineRecord,
     ManifestRecord,
+    OpenRecord,
     Outbox,
-    Persisted,
+    PlanRecord,
     Record,
     Report,
+    ResetRecord,
+    RollbackRecord,
     Send,
+    SiteRecord,
+    StopRecord,
 )
-from atoll.coordinator.core.log import store_consistency
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
+from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
@@ -45,51 +56,53 @@ class Run:
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
         self.settings = settings
         self.limits = time_limits(settings.time_limits)
-        self.run_id = persisted.run_id
-        self.settings_json = persisted.settings_json
-        self.parent_json = persisted.parent_json
+        self.run_id = persisted.run.run_id
+        self.settings_json = persisted.run.settings_json
+        self.parent_json = persisted.run.parent_json
         self.term = persisted.term
-        parent: dict[str, Any] = json.loads(persisted.parent_json) if persisted.parent_json else {}
+        parent: dict[str, Any] = json.loads(self.parent_json) if self.parent_json else {}
         self.log = CommitLog(
             persisted, settings.sync.log_commits, parent.get("run_step", 0), parent.get("run_tokens", 0)
         )
-        self.members = Membership(persisted.sites, persisted.last_site_id, now, self.limits.lease_s)
+        sites = persisted.all(SiteRecord)
+        self.members = Membership(sites, persisted.last_site_id, now, self.limits.lease_s)
         self.now = now
         self.manifest: ManifestRecord | None = None
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
-        if persisted.manifest is not None:
-            self.set_manifest(persisted.manifest, ChunkSizes.of(persisted.manifest.manifest, settings.sync))
+        if (manifest := persisted.one(ManifestRecord)) is not None:
+            self.set_manifest(manifest, ChunkSizes.of(manifest.manifest, settings.sync))
         self.offers = Offers()
-        self.ledger = Ledger(persisted.lines, persisted.done, persisted.leases)
-        for record in persisted.sites:
+        self.ledger = Ledger(persisted.all(LineRecord), persisted.all(DoneRecord), persisted.all(LeaseRecord))
+        for record in sites:
             site = self.members.sites[record.name]
             site.conduct.restored(record, now=now, lease_s=self.limits.lease_s)
             if site.live:
                 site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
-        store_consistency.check(persisted, settings.sync.log_commits, parent.get("run_tokens", 0), self.ledger)
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
-        if persisted.open is not None and persisted.finished is None:
-            sync = persisted.open.open.sync
-            live = {(s.site_id, s.incarnation) for s in persisted.sites if s.live and s.voided_sync != sync}
-            self.sync = Sync(persisted.open, now, persisted.plans, live)
-        self.num_abandoned = persisted.num_abandoned
+        self.finished: FinishedRecord | None = persisted.one(FinishedRecord)
+        if (opened := persisted.one(OpenRecord)) is not None and self.finished is None:
+            live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
+            self.sync = Sync(opened, now, persisted.all(PlanRecord), live)
+        abandoned, stop = persisted.one(AbandonRecord), persisted.one(StopRecord)
+        self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
-        self.stop_reason = persisted.stop_reason
-        self.finished: FinishedRecord | None = persisted.finished
-        self.kept_out = {r.name: r for r in persisted.kept_out}
+        self.stop_reason = stop.reason if stop is not None else ""
+        self.kept_out = {r.name: r for r in persisted.all(KeptOutRecord)}
         for name, kept_out in self.kept_out.items():
             if (unwanted := self.members.sites.get(name)) is not None:
                 unwanted.gone = f"kept out: {kept_out.reason}"
-        self.void_starts = set(persisted.void_starts)
+        reset = persisted.one(ResetRecord)
+        self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
-        self.rollbacks = list(persisted.rollbacks)
-        self.exclusions = Exclusions(persisted.exclusions, persisted.commits)
-        self._leave_out_again(persisted)
+        self.rollbacks = list(persisted.all(RollbackRecord))
+        excluded = persisted.all(ExclusionRecord)
+        self.exclusions = Exclusions(excluded, self.log.records)
+        self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
@@ -107,9 +120,9 @@ class Run:
         self.fatal_texts: list[str] = []
         self.out = Outbox()
 
-    def _leave_out_again(self, persisted: Persisted) -> None:
+    def _leave_out_again(self, excluded: Iterable[ExclusionRecord]) -> None:
         """Of the sync that is open, whoever was left out of it before this start of the coordinator."""
-        for record in persisted.exclusions:
+        for record in excluded:
             site = self.members.by_id(record.site_id)
             if self.sync is None or record.sync != self.sync.open.sync or site is None or not site.live:
                 continue

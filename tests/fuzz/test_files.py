@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.core import events as e
+from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.node.daemon.home import Home
 from atoll.node.dataplane import safetensors_file, saved_manifest, saved_model
@@ -230,7 +230,7 @@ def test_any_home_folder_opens_with_a_usable_identity_or_is_an_error(
 
 
 @pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, e.Persisted]:
+def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Persisted]:
     """The store of a coordinator that was killed in the second sync, as a file without its log; what is read of it."""
     path = tmp_path_factory.mktemp("store") / "run.db"
     store = SqliteStore(path)
@@ -253,9 +253,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, e.Persiste
 
 @fuzz(100)
 @given(data=st.data())
-def test_a_damaged_store_is_what_was_written_or_refused(
-    database: tuple[Path, e.Persisted], data: st.DataObject
-) -> None:
+def test_a_damaged_store_is_what_was_written_or_refused(database: tuple[Path, Persisted], data: st.DataObject) -> None:
     written, wanted = database
     with scratch() as folder:
         path = folder / "run.db"

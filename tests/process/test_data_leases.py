@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.client import fetch_status
-from atoll.protocol import wire
-from atoll.protocol.messages import Commit
+from atoll.coordinator import rows
+from atoll.coordinator.core.events import CommitRecord
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import SampleOrder
 from tests.harness import chaos
@@ -67,8 +67,10 @@ def assert_every_sample_counts_once(run: LocalRun) -> int:
     assert run.coordinator.wait(10) == 0
     done = Ranges()
     with sqlite3.connect(run.folder / "run.db") as db:
-        for (body,) in db.execute("SELECT body FROM commits ORDER BY commit_number"):
-            commit = wire.decode(Commit, body)
+        for (body,) in db.execute("SELECT body FROM records WHERE kind = 'commit' ORDER BY number"):
+            record = rows.decode("commit", body)
+            assert isinstance(record, CommitRecord)
+            commit = record.commit
             for part in commit.done:
                 before = done.num_samples
                 done.update(part.ranges)

@@ -122,10 +122,14 @@ def test_a_store_with_a_flipped_bit_or_without_a_row_is_refused_and_its_copy_is_
         stopped(coordinator)
         shutil.copyfile(store, tmp_path / "copy.db")
         for statement, says in (
-            ("UPDATE commits SET run_tokens = run_tokens | 1 << 40 WHERE commit_number = 2", "table commits, row comm"),
             (
-                "DELETE FROM commits WHERE commit_number = (SELECT max(commit_number) FROM commits)",
-                "the last commit is",
+                "UPDATE records SET body = CAST(body || ' ' AS BLOB) WHERE kind = 'commit' AND number = 2",
+                "(commit 2): its checksum is not that of its values",
+            ),
+            (
+                "DELETE FROM records WHERE kind = 'commit' AND number = "
+                "(SELECT max(number) FROM records WHERE kind = 'commit')",
+                "a row is missing",
             ),
         ):
             with closing(sqlite3.connect(store, isolation_level=None)) as db:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Persisted
+from atoll.coordinator.core.events import AttestationRecord, CommitRecord
+from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.messages import Attestation, Commit, Outlier
 
-MAX_LOSS_POINTS = 1024
 REPORTS_OF_COMMITS = 3
 """One less than the hashes of chunks that sites keep: those of the commit before are needed to settle a dispute."""
 ATTESTATIONS_IN_SOURCES = 8
@@ -29,17 +30,18 @@ class CommitLog:
 
     def __init__(self, persisted: Persisted, keep: int, first_run_step: int, first_run_tokens: int) -> None:
         self._keep = keep
-        self.records: list[CommitRecord] = list(persisted.commits)
+        self.records: list[CommitRecord] = list(persisted.all(CommitRecord))
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
-        self.attested: dict[int, bytes] = {r.commit: r.state_hash for r in persisted.attestations if r.state_hash}
+        self.attested: dict[int, bytes] = {
+            r.commit: r.state_hash for r in persisted.all(AttestationRecord) if r.state_hash
+        }
         self._from_store = set(self.attested)
         self._reports: dict[int, dict[int, bytes]] = {}
         self._witnesses: dict[int, dict[int, bytes]] = {}  # sites that applied a commit without being part of it
         self.contradicted: dict[int, str] = {}  # site id -> how its words of a commit above contradict each other
-        self.losses: list[tuple[int, int, int, float]] = []
-        self._loss_stride = 1
-        for point in persisted.losses:
-            self._note_loss(point)
+        self.losses: dict[int, tuple[int, int, int, float]] = {
+            r.commit: (r.commit, r.run_step, r.run_tokens, r.median_loss) for r in persisted.all(LossRecord)
+        }
         newest = self.records[-1].commit if self.records else None
         self.last = newest.commit if newest else 0
         self._first_run_step = first_run_step
@@ -59,7 +61,8 @@ class CommitLog:
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
         self.is_final = commit.final
         if record.median_loss is not None:
-            self._note_loss((commit.commit, commit.run_step, commit.run_tokens, record.median_loss))
+            self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
+            self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
         oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)  # else an old report would attest it anew
         for known in (self.attested, self._reports, self._witnesses):
             for n in [n for n in known if 0 < n <= oldest]:
@@ -99,20 +102,12 @@ class CommitLog:
         self.last, self.is_final = commit, False
         self.run_step = newest.run_step if newest else self._first_run_step
         self.run_tokens = newest.run_tokens if newest else self._first_run_tokens
-        self.losses = [point for point in self.losses if point[0] <= commit]
-        for known in (self.attested, self._reports, self._witnesses):
+        known: dict[int, Any]
+        for known in (self.losses, self.attested, self._reports, self._witnesses):
             for n in [n for n in known if n > commit]:
                 del known[n]
         self._from_store = {n for n in self._from_store if n <= commit}
         return voided
-
-    def _note_loss(self, point: tuple[int, int, int, float]) -> None:
-        """Every commit at first; of long runs every 2nd, 4th, ... so that the curve stays bounded."""
-        if point[0] % self._loss_stride == 0:
-            self.losses.append(point)
-        if len(self.losses) > MAX_LOSS_POINTS:
-            self._loss_stride *= 2
-            self.losses = [p for p in self.losses if p[0] % self._loss_stride == 0]
 
     def after(self, commit: int) -> tuple[Commit, ...]:
         """The commits after `commit`, without gaps; empty if there is none or the log does not reach back so far."""

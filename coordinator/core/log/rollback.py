@@ -163,7 +163,7 @@ def go_back(
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
     run.num_abandoned += 1
-    run.persist(AbandonRecord(old, f"rolled back to commit {commit}"), record)
+    run.persist(AbandonRecord(old, f"rolled back to commit {commit}", run.num_abandoned), record)
     for old_record in voided:
         for line in old_record.commit.done:
             run.ledger.void(line.line, line.ranges)

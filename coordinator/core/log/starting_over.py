@@ -27,7 +27,7 @@ def reset(run: Run, reason: str) -> str:
     held = {s.state_hash for s in run.members.live() if s.applied == 0}
     held |= {value for value in (run.claim, run.log.attested.get(0)) if value is not None}
     run.void_starts |= held
-    run.persist(ResetRecord(tuple(sorted(held)), run.members.last_id))
+    run.persist(ResetRecord(tuple(sorted(run.void_starts)), run.members.last_id))
     run.report(logging.WARNING, f"the model and the starting state are taken back: {reason}")
     for stream in list(run.members.streams):
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"

@@ -230,7 +230,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     run.num_abandoned += 1
     run.num_abandoned_in_a_row += 1
     run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
-    run.persist(AbandonRecord(open_.sync, reason))
+    run.persist(AbandonRecord(open_.sync, reason, run.num_abandoned))
     members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
     if run.stop_reason:
         for site in members:

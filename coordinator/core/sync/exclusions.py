@@ -6,12 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from atoll.coordinator.core.events import CommitRecord, ExclusionRecord
+from atoll.coordinator.core.persisted import KEPT_EXCLUSIONS
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol.messages import Member
-
-KEPT_EXCLUSIONS = 32
-"""In memory and in the store, for people, and to find those who were left out again. The store has all of the newest
-sync as well."""
 
 
 class Exclusions:

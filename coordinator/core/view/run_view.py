@@ -230,7 +230,7 @@ def view_of(run: Run, now: float) -> RunView:
         num_gone=len(run.members.gone()),
         commits=_commit_views(run),
         data=data_view(run),
-        losses=tuple(run.log.losses),
+        losses=tuple(run.log.losses.values()),
     )
 
 

@@ -50,12 +50,12 @@ SYNC = {"sync": 2, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contribu
 def test_the_coordinators_own_document_is_understood() -> None:
     from dataclasses import asdict
 
-    from atoll.coordinator.core.events import Persisted
     from atoll.coordinator.core.machine import Core
+    from atoll.coordinator.core.persisted import Persisted, RunRecord
     from atoll.protocol.settings import RunSettings, settings_to_json
 
     settings = RunSettings(run_id="r", steps=40)
-    core = Core(settings, Persisted(run_id="r", term=1, settings_json=settings_to_json(settings)), 0.0)
+    core = Core(settings, Persisted(run=RunRecord(run_id="r", settings_json=settings_to_json(settings))), 0.0)
     status = parse_status(json.loads(json.dumps(asdict(core.view(1.0)))))
     assert (status.run_id, status.steps, status.sites) == ("r", 40, ())
     assert status.state == "waiting for sites 0 of 1"

@@ -11,6 +11,7 @@ import pytest
 
 from atoll.coordinator import sqlite_store
 from atoll.coordinator.core.events import AttestationRecord, StopRecord
+from atoll.coordinator.core.persisted import RunRecord
 from atoll.coordinator.sqlite_store import SqliteStore, file_system_of
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from tests.harness.coordinator_story import a_hash, some_settings
@@ -18,7 +19,7 @@ from tests.harness.coordinator_story import a_hash, some_settings
 SETTINGS = some_settings()
 
 
-SCHEMA = (5, "5bcfa30b3b4e5728150b4c826c379cdd")
+SCHEMA = (6, "4fb4c0ca5e9212631977f0e261b807e0")
 """The format of the store, and the BLAKE2b-128 of schema.sql."""
 
 
@@ -51,12 +52,12 @@ def test_the_lock_is_held_between_transactions(tmp_path: Path, monkeypatch: pyte
 def test_a_transaction_is_kept_whole_or_not_at_all(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "run.db")
     store.begin(SETTINGS)
-    broken = AttestationRecord(2, None)  # type: ignore[arg-type]
-    with pytest.raises(StateError):
+    broken = AttestationRecord(2, object())  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
         store.persist(1, (AttestationRecord(1, a_hash("a")), broken), 1.0)
     store.close()
     store = SqliteStore(tmp_path / "run.db")
-    assert store.begin(SETTINGS).attestations == ()
+    assert store.begin(SETTINGS).all(AttestationRecord) == ()
     store.close()
 
 
@@ -88,14 +89,14 @@ def test_a_damaged_store(tmp_path: Path) -> None:
         SqliteStore(path).begin(SETTINGS)
 
 
-@pytest.mark.parametrize("version", [4, 99])
+@pytest.mark.parametrize("version", [5, 99])
 def test_a_store_of_another_version(tmp_path: Path, version: int) -> None:
     path = tmp_path / "run.db"
     SqliteStore(path).close()
     with sqlite3.connect(path) as db:
         db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(StateError, match=f"format {version}"):
+    with pytest.raises(StateError, match=f"format {version}.*end the run with the version that made it"):
         SqliteStore(path)
 
 
@@ -153,7 +154,9 @@ def test_a_store_whose_settings_are_none(tmp_path: Path) -> None:
     path = tmp_path / "run.db"
     store = SqliteStore(path)
     store.begin(SETTINGS)
-    store._db.execute("UPDATE run SET settings_json = 'no JSON'")  # with its checksum
+    with store._transaction():
+        _, total = store._head()
+        store._write_head(1, store._keep((RunRecord(run_id="run", settings_json="no JSON"),), total, 1.0))
     store.close()
     with pytest.raises(StateError, match="damaged"):
         SqliteStore(path).begin(SETTINGS)

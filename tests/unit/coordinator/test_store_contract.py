@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from atoll.coordinator import sqlite_store
 from atoll.coordinator import store as store_module
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.sync.exclusions import KEPT_EXCLUSIONS
+from atoll.coordinator.core.persisted import (
+    KEPT_EXCLUSIONS,
+    MAX_LOSSES,
+    THINNED_EVERY,
+    LossRecord,
+    Persisted,
+    Row,
+    RunRecord,
+    fold,
+    key_of,
+    thinned,
+)
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.coordinator.store import MemoryStore, Store
 from atoll.protocol.errors import ConfigError, StaleError
@@ -45,8 +57,7 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Reopen]:
 def begun_with(reopen: Reopen, monkeypatch: pytest.MonkeyPatch, table: dict[str, Any]) -> None:
     """By another version of atoll, which wrote its settings so."""
     with monkeypatch.context() as other:
-        for module in (store_module, sqlite_store):
-            other.setattr(module, "settings_to_json", lambda _: json.dumps(table))
+        other.setattr(store_module, "settings_to_json", lambda _: json.dumps(table))
         reopen().begin(SETTINGS)
 
 
@@ -60,7 +71,7 @@ def test_a_new_setting_does_not_end_a_run(
     begun_with(reopen, monkeypatch, table)
     kept = reopen().begin(SETTINGS)
     assert kept.term == 2
-    assert settings_from_json(kept.settings_json) == SETTINGS, "what nodes are told is whole"
+    assert settings_from_json(kept.run.settings_json) == SETTINGS, "what nodes are told is whole"
     assert "sync.overlap" in caplog.text
 
 
@@ -70,6 +81,11 @@ def test_what_a_run_needs_and_this_version_cannot_do_is_refused_by_name(
     begun_with(reopen, monkeypatch, json.loads(settings_to_json(SETTINGS)) | {"needs": ["overlap mix"]})
     with pytest.raises(ConfigError, match="needs what this version cannot do: overlap mix"):
         reopen().begin(SETTINGS)
+
+
+def persisted(*rows: Row, term: int = 1, parent_json: str = "") -> Persisted:
+    run = RunRecord(run_id="run", settings_json=settings_to_json(SETTINGS), parent_json=parent_json)
+    return Persisted(run=run, term=term, records={key_of(row): row for row in rows})
 
 
 def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
@@ -139,10 +155,7 @@ def a_commit(number: int, loss: float | None = 1.5) -> e.CommitRecord:
 
 
 def test_a_new_store_has_the_run_and_nothing_else(reopen: Reopen) -> None:
-    persisted = reopen().begin(SETTINGS, '{"run_id": "parent"}')
-    assert persisted == e.Persisted(
-        run_id="run", settings_json=settings_to_json(SETTINGS), parent_json='{"run_id": "parent"}', term=1
-    )
+    assert reopen().begin(SETTINGS, '{"run_id": "parent"}') == persisted(parent_json='{"run_id": "parent"}')
 
 
 def test_every_start_raises_the_term(reopen: Reopen) -> None:
@@ -163,20 +176,21 @@ def test_what_was_kept_comes_back(reopen: Reopen) -> None:
     store.persist(1, (a_plan(2, 1),), 7.0)
     store.persist(1, (a_plan(2, 2), e.StopRecord("enough")), 8.0)
     found = reopen().begin(SETTINGS)
-    assert found == e.Persisted(
-        run_id="run",
-        settings_json=settings_to_json(SETTINGS),
+    assert found == persisted(
+        manifest,
+        a_site(1),
+        a_site(2, live=False, evicted="silent", incarnation=4, epoch=3),
+        an_open(2, 1),
+        a_plan(2, 1),
+        a_plan(2, 2),
+        a_commit(1),
+        LossRecord(commit=1, run_step=10, run_tokens=5, median_loss=1.25),
+        e.AttestationRecord(0, a_hash("s0")),
+        e.AttestationRecord(1, a_hash("corrected")),
+        e.StopRecord("enough"),
         term=2,
-        manifest=manifest,
-        sites=(a_site(1), a_site(2, live=False, evicted="silent", incarnation=4, epoch=3)),
-        open=an_open(2, 1),
-        plans=(a_plan(2, 1), a_plan(2, 2)),
-        last_sync=2,
-        commits=(a_commit(1),),
-        losses=((1, 10, 5, 1.25),),
-        attestations=(e.AttestationRecord(0, a_hash("s0")), e.AttestationRecord(1, a_hash("corrected"))),
-        stop_reason="enough",
     )
+    assert found.last_sync == 2
 
 
 def test_commits_that_are_older_than_the_log_can_be_read(reopen: Reopen) -> None:
@@ -186,7 +200,7 @@ def test_commits_that_are_older_than_the_log_can_be_read(reopen: Reopen) -> None
         store.persist(1, (a_commit(number),), 1.0)
     for number in (2, 5, 9):
         store.persist(1, (e.AttestationRecord(number, a_hash(f"s{number}")),), 1.0)
-    assert store.begin(SETTINGS).commits[0] == a_commit(5)
+    assert store.begin(SETTINGS).all(e.CommitRecord)[0] == a_commit(5)
     commits, attestations = store.read_commits(2, 4)
     assert commits == tuple(a_commit(number) for number in (2, 3, 4))
     assert attestations == (e.AttestationRecord(2, a_hash("s2")),)
@@ -209,9 +223,9 @@ def test_the_account_of_samples_comes_back_as_it_was_last(reopen: Reopen) -> Non
     store.persist(1, (a_line(0, 20, (5, 3), (9, 2)), a_lease(0, 2, 1), a_lease(0, 2, 0, (8, 1))), 3.0)
     store.persist(1, (e.DoneRecord(line=0, ranges=some((0, 5), (8, 1))), a_lease(0, 1, 1, ((1 << 62) - 1, 1))), 4.0)
     found = reopen().begin(SETTINGS)
-    assert found.lines == (a_line(0, 20, (5, 3), (9, 2)), a_line(7, 5))
-    assert found.done == (e.DoneRecord(line=0, ranges=some((0, 5), (8, 1))),)
-    assert found.leases == (
+    assert found.all(e.LineRecord) == (a_line(0, 20, (5, 3), (9, 2)), a_line(7, 5))
+    assert found.all(e.DoneRecord) == (e.DoneRecord(line=0, ranges=some((0, 5), (8, 1))),)
+    assert found.all(e.LeaseRecord) == (
         a_lease(0, 1, 1, ((1 << 62) - 1, 1)),
         a_lease(0, 2, 0, (8, 1)),
         a_lease(7, 7, 3, (0, 5)),
@@ -231,9 +245,13 @@ def test_an_abandoned_sync_is_not_open_and_its_number_is_used(reopen: Reopen) ->
     store.begin(SETTINGS)
     store.persist(1, (an_open(1),), 1.0)
     store.persist(1, (a_plan(1, 1),), 1.0)
-    store.persist(1, (e.AbandonRecord(1, "nobody agreed"), an_open(2)), 2.0)
+    store.persist(1, (e.AbandonRecord(1, "nobody agreed", 1), an_open(2)), 2.0)
     found = reopen().begin(SETTINGS)
-    assert (found.open, found.plans, found.last_sync, found.num_abandoned) == (an_open(2), (), 2, 1)
+    assert (found.one(e.OpenRecord), found.all(e.PlanRecord), found.last_sync) == (an_open(2), (), 2)
+    assert found.one(e.AbandonRecord) == e.AbandonRecord(1, "nobody agreed", 1)
+    reopen().persist(2, (e.AbandonRecord(2, "nobody agreed", 2), e.FinishedRecord(0, "enough")), 3.0)
+    found = reopen().begin(SETTINGS)
+    assert (found.one(e.OpenRecord), found.last_sync) == (None, 2)
 
 
 def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
@@ -242,7 +260,8 @@ def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
     store.persist(1, (an_open(1),), 1.0)
     store.persist(1, (a_commit(1), e.FinishedRecord(1, "the length is reached")), 2.0)
     found = reopen().begin(SETTINGS)
-    assert (found.open, found.last_sync, found.finished) == (None, 1, e.FinishedRecord(1, "the length is reached"))
+    assert (found.one(e.OpenRecord), found.last_sync) == (None, 1)
+    assert found.one(e.FinishedRecord) == e.FinishedRecord(1, "the length is reached")
 
 
 def test_only_the_newest_commits_come_back_but_all_losses(reopen: Reopen) -> None:
@@ -254,9 +273,29 @@ def test_only_the_newest_commits_come_back_but_all_losses(reopen: Reopen) -> Non
         store.persist(1, (a_commit(n, loss), an_open(n + 1, n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
     found = reopen().begin(SETTINGS)
     kept = SETTINGS.sync.log_commits
-    assert [r.commit.commit for r in found.commits] == list(range(13 - kept, 13))
-    assert [r.commit for r in found.attestations] == list(range(13 - kept, 13))
-    assert [point[0] for point in found.losses] == [1, *range(3, 13)]
+    assert [r.commit.commit for r in found.all(e.CommitRecord)] == list(range(13 - kept, 13))
+    assert [r.commit for r in found.all(e.AttestationRecord)] == list(range(13 - kept, 13))
+    assert [point.commit for point in found.all(LossRecord)] == [1, *range(3, 13)]
+
+
+def test_the_curve_of_a_long_run_is_thinned_out(reopen: Reopen, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atoll.coordinator.core.persisted.MAX_LOSSES", 16)
+    store = reopen()
+    store.begin(SETTINGS)
+    last = 3 * THINNED_EVERY
+    store.persist(1, [a_commit(n) for n in range(1, last + 1)], 1.0)
+    points = [point.commit for point in reopen().begin(SETTINGS).all(LossRecord)]
+    assert len(points) <= 16 + 1
+    assert all(b - a <= last / 8 for a, b in pairwise([0, *points, last])), points
+    assert reopen().commit_times().keys() == set(range(1, last + 1)), "its commits stay"
+
+
+@pytest.mark.parametrize("number", [0, 1, MAX_LOSSES, MAX_LOSSES + 1, 5 * MAX_LOSSES])
+def test_points_of_a_curve(number: int) -> None:
+    kept = thinned(range(1, number + 1))
+    assert len(kept) <= MAX_LOSSES
+    assert len(kept) == number or 2 * len(kept) >= MAX_LOSSES
+    assert len({b - a for a, b in pairwise(kept)}) <= 1
 
 
 def test_void_commits_are_gone_and_their_numbers_are_used_again(reopen: Reopen) -> None:
@@ -266,18 +305,19 @@ def test_void_commits_are_gone_and_their_numbers_are_used_again(reopen: Reopen) 
     for n in (1, 2, 3):
         store.persist(1, (a_commit(n), an_open(n + 1, n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
     first = e.RollbackRecord(branch=1, commit=1, voided=(2, 3), reason="a power cut")
-    store.persist(1, (e.AbandonRecord(4, "rolled back"), first, an_open(5, 1)), 4.0)
+    store.persist(1, (e.AbandonRecord(4, "rolled back", 1), first, an_open(5, 1)), 4.0)
     found = reopen().begin(SETTINGS)
-    assert found.rollbacks == (first,)
-    assert [r.commit.commit for r in found.commits] == [r.commit for r in found.attestations] == [1]
-    assert [point[0] for point in found.losses] == [1]
-    assert (found.open, found.num_abandoned) == (an_open(5, 1), 1)
+    assert found.all(e.RollbackRecord) == (first,)
+    numbers = [r.commit.commit for r in found.all(e.CommitRecord)]
+    assert numbers == [r.commit for r in found.all(e.AttestationRecord)] == [1]
+    assert [point.commit for point in found.all(LossRecord)] == [1]
+    assert found.one(e.OpenRecord) == an_open(5, 1)
     store = reopen()
     store.begin(SETTINGS)
     store.persist(3, (replace(a_commit(2), commit=replace(a_commit(2).commit, sync=5, branch=1)),), 5.0)
     second = e.RollbackRecord(branch=2, commit=0, voided=(1, 2), reason="another")
     store.persist(3, (second, an_open(6)), 6.0)
-    assert reopen().begin(SETTINGS).rollbacks == (first, second)
+    assert reopen().begin(SETTINGS).all(e.RollbackRecord) == (first, second)
 
 
 def test_the_newest_exclusions_are_found_again(reopen: Reopen) -> None:
@@ -289,7 +329,7 @@ def test_the_newest_exclusions_are_found_again(reopen: Reopen) -> None:
         for site in (2, 3)
     ]
     store.persist(1, kept, 1.0)
-    assert reopen().begin(SETTINGS).exclusions == tuple(kept[-KEPT_EXCLUSIONS:])
+    assert reopen().begin(SETTINGS).all(e.ExclusionRecord) == tuple(kept[-KEPT_EXCLUSIONS:])
 
 
 def test_all_exclusions_of_the_newest_sync_are_found_again(reopen: Reopen) -> None:
@@ -304,11 +344,11 @@ def test_all_exclusions_of_the_newest_sync_are_found_again(reopen: Reopen) -> No
         for n in (1, 2)
     )
     store.persist(1, before, 1.0)
-    assert reopen().begin(SETTINGS).exclusions == tuple(before)
+    assert reopen().begin(SETTINGS).all(e.ExclusionRecord) == tuple(before)
     store = reopen()
     store.begin(SETTINGS)
     store.persist(3, after, 2.0)
-    assert reopen().begin(SETTINGS).exclusions == tuple(after)
+    assert reopen().begin(SETTINGS).all(e.ExclusionRecord) == tuple(after)
 
 
 def test_exclusions_go_when_newer_ones_come_and_with_their_sites(reopen: Reopen) -> None:
@@ -325,16 +365,16 @@ def test_exclusions_go_when_newer_ones_come_and_with_their_sites(reopen: Reopen)
     store.persist(1, (e.ForgetRecord(site_ids=(2,), last_site_id=3),), 2.0)
     of_the_other = [r for r in kept[-KEPT_EXCLUSIONS:] if r.site_id == 3]
     assert num_exclusions(store) == len(of_the_other)
-    assert reopen().begin(SETTINGS).exclusions == tuple(of_the_other)
+    assert reopen().begin(SETTINGS).all(e.ExclusionRecord) == tuple(of_the_other)
 
 
 def num_exclusions(store: Store) -> int:
     if isinstance(store, SqliteStore):
-        (found,) = store._db.execute("SELECT count(*) FROM exclusions").fetchone()
+        (found,) = store._db.execute("SELECT count(*) FROM records WHERE kind = 'exclusion'").fetchone()
         return int(found)
     assert isinstance(store, MemoryStore)
     assert store._kept is not None
-    return len(store._kept.exclusions)
+    return len(store._kept.all(e.ExclusionRecord))
 
 
 def test_an_older_term_may_not_write(reopen: Reopen) -> None:
@@ -344,7 +384,7 @@ def test_an_older_term_may_not_write(reopen: Reopen) -> None:
     store.begin(SETTINGS)
     with pytest.raises(StaleError, match="term 1 is over"):
         store.persist(1, (an_open(1),), 1.0)
-    assert reopen().begin(SETTINGS).open is None
+    assert reopen().begin(SETTINGS).one(e.OpenRecord) is None
 
 
 @pytest.mark.parametrize(
@@ -371,12 +411,68 @@ def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> No
     manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
     store.persist(1, (a_site(1), manifest, worse, bad, e.AttestationRecord(0, a_hash("s0"))), 1.0)
     store.persist(1, (e.LineRecord(line=0, num_samples=10, frontier=5, returned=()), e.LetInRecord("worse")), 2.0)
-    assert reopen().begin(SETTINGS).kept_out == (bad,)
+    assert reopen().begin(SETTINGS).all(e.KeptOutRecord) == (bad,)
     store = reopen()
     store.begin(SETTINGS)
     store.persist(3, (e.ResetRecord((a_hash("s0"), a_hash("t0")), 7), replace(bad, reason="again")), 3.0)
     found = reopen().begin(SETTINGS)
-    assert (found.manifest, found.sites, found.attestations, found.lines) == (None, (), (), ())
+    assert found == persisted(replace(bad, reason="again"), e.ResetRecord((a_hash("s0"), a_hash("t0")), 7), term=4), (
+        "sites, model, starting state and lines are forgotten"
+    )
     assert found.last_site_id == 7, "ids are not given again"
-    assert found.kept_out == (replace(bad, reason="again"),)
-    assert found.void_starts == tuple(sorted((a_hash("s0"), a_hash("t0"))))
+
+
+def test_what_is_read_is_what_was_folded(reopen: Reopen) -> None:
+    """Records in any order, in transactions of any size; after every start, all that is there, and nothing else."""
+    generator = random.Random(1)
+    store, term, wanted = reopen(), 1, store_module.MemoryStore()
+    store.begin(SETTINGS)
+    kept = wanted.begin(SETTINGS)
+    number, branch = 0, 0
+    some = (DataRange(first=3, num_samples=4),)
+
+    def a_record() -> e.Record:
+        rare: list[e.Record]
+        nonlocal number, branch
+        site = generator.randint(1, 5)
+        match generator.randrange(14):
+            case 0:
+                return a_site(site, strikes=generator.randrange(9))
+            case 1:
+                return e.ForgetRecord(site_ids=(site,), last_site_id=site)
+            case 2:
+                return an_open(number + 1, number)
+            case 3:
+                return a_plan(number + 1, generator.randint(1, 3))
+            case 4 | 5 | 6:
+                number += 1
+                return a_commit(number, generator.choice([None, 2.0]))
+            case 7:
+                return e.AttestationRecord(number, generator.randbytes(32))
+            case 8:
+                return e.LineRecord(line=site, num_samples=10, frontier=number, returned=some)
+            case 9:
+                return e.LeaseRecord(line=site, site_id=site, incarnation=1, ranges=generator.choice([(), some]))
+            case 10:
+                branch, last = branch + 1, number
+                number = generator.randint(max(0, number - 12), number)
+                voided = tuple(range(number + 1, last + 1))
+                return e.RollbackRecord(branch=branch, commit=number, voided=voided, reason="a power cut")
+            case 11:
+                return e.ExclusionRecord(
+                    sync=number, attempt=1, site_id=site, incarnation=1, by_site_id=1, reason="absurd"
+                )
+            case 12:
+                rare = [e.KeptOutRecord(name="x", key_digest=b"", reason="?"), e.LetInRecord("x")]
+            case _:
+                rare = [e.AbandonRecord(number + 1, "?", 1), e.DoneRecord(line=site, ranges=some)]
+        return generator.choice(rare)
+
+    for _ in range(60):
+        records = [a_record() for _ in range(generator.randrange(12))]
+        store.persist(term, records, 1.0)
+        kept = fold(kept, *records)
+        store, term = reopen(), term + 1
+        assert store.begin(SETTINGS) == replace(kept.newest(SETTINGS), term=term)
+        if number:
+            assert store.read_commits(1, number)[0] == kept.all(e.CommitRecord)

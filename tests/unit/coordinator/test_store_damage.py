@@ -16,6 +16,7 @@ import pytest
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.persisted import KINDS
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
 from atoll.protocol.errors import StateError
@@ -100,8 +101,8 @@ def start(path: Path) -> None:
 
 def test_the_store_is_sound(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
-        for table in {table for table, _ in columns()}:
-            assert db.execute(f"SELECT count(*) FROM {table}").fetchone() > (0,), table
+        kinds = {kind for (kind,) in db.execute("SELECT kind FROM records")}
+    assert kinds == set(KINDS) - {"forget", "letin", "finished", "stop"}
     start(path)
     start(path)
 
@@ -109,91 +110,68 @@ def test_the_store_is_sound(path: Path) -> None:
 @pytest.mark.parametrize(("table", "column"), columns())
 def test_a_flipped_bit_in_any_column_is_found(path: Path, table: str, column: str) -> None:
     with closing(sqlite3.connect(path)) as db:
-        row, value = db.execute(f"SELECT rowid, {column} FROM {table} ORDER BY rowid DESC").fetchone()
+        found = db.execute(f"SELECT rowid, {column} FROM {table} ORDER BY rowid").fetchall()
         ((kind,),) = db.execute("SELECT type FROM pragma_table_info(?) WHERE name = ?", (table, column)).fetchall()
     new = "CAST(? AS TEXT)" if kind == "TEXT" else "?"
-    change(path, f"UPDATE {table} SET {column} = {new} WHERE rowid = ?", flipped(value, kind), row)
-    with pytest.raises(StateError, match=rf"run\.db is damaged \(.*\b{table}\b.*restore it from a copy"):
+    for number, (row, value) in enumerate(found):
+        damaged = Path(shutil.copy(path, path.with_name(f"{number}.db")))
+        change(damaged, f"UPDATE {table} SET {column} = {new} WHERE rowid = ?", flipped(value, kind), row)
+        with pytest.raises(StateError, match=rf"{number}\.db is damaged \(.*\b{table}\b.*restore it from a copy"):
+            SqliteStore(damaged)
+
+
+def test_a_row_that_is_damaged_while_the_store_is_open_is_found(path: Path) -> None:
+    with closing(SqliteStore(path)) as store:
+        term = store.begin(SETTINGS).term
+        store._db.execute("UPDATE records SET body = x'7b7d' WHERE kind = 'site' AND name = ''")
+        store.persist(term, (e.DoneRecord(line=0, ranges=()),), 1.0)
+    with pytest.raises(StateError, match=r"table records, row .* \(site .*\)"):
         SqliteStore(path)
 
 
-def test_a_row_that_is_damaged_while_the_store_is_open_does_not_get_a_new_checksum(path: Path) -> None:
-    store = SqliteStore(path)
-    term = store.begin(SETTINGS).term
-    store._db.execute("UPDATE data_lines SET checksum = x'00'")
-    with pytest.raises(StateError, match="table data_lines"):
-        store.persist(term, (e.DoneRecord(line=0, ranges=()),), 1.0)
-    store.close()
-
-
-@pytest.mark.parametrize(
-    ("statement", "says"),
-    [
-        ("DELETE FROM run", "table run: its row is missing"),
-        ("DELETE FROM commits WHERE commit_number = 1", "table commits has 1 rows, the last one is commit 2"),
-        ("DELETE FROM commits WHERE commit_number = 2", r"is open on commit 2, the last commit is 1"),
-        ("DELETE FROM data_lines", "there is no such line"),
-        ("DELETE FROM data_leases WHERE site_id = 3", "line 0: positions .* are neither done, leased nor open"),
-    ],
-)
-def test_a_row_that_is_missing_is_missed(path: Path, statement: str, says: str) -> None:
-    change(path, statement)
-    with pytest.raises(StateError, match=rf"run\.db is damaged \(.*{says}.*restore it from a copy"):
+def test_any_row_that_is_missing_is_missed(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as db:
+        found = [seq for (seq,) in db.execute("SELECT seq FROM records")]
+    for seq in found:
+        damaged = Path(shutil.copy(path, path.with_name(f"{seq}.db")))
+        change(damaged, "DELETE FROM records WHERE seq = ?", seq)
+        with pytest.raises(StateError, match=r"a row is missing, or is not the newest one of its key.*restore it"):
+            start(damaged)
+    change(path, "DELETE FROM head")
+    with pytest.raises(StateError, match=r"table head: its row is missing.*restore it from a copy"):
         start(path)
 
 
-def test_a_row_as_it_was_once_does_not_fit(path: Path) -> None:
+def test_any_row_as_it_was_once_does_not_fit(path: Path, tmp_path: Path) -> None:
     """A page that the disk said it had written: everything in it has a right checksum."""
-    with closing(SqliteStore(path)) as store:
-        term = store.begin(SETTINGS).term
-        store.persist(term, (e.DoneRecord(line=0, ranges=ranges_of("0-9,100-109")),), 1.0)
-    with pytest.raises(StateError, match="line 0: positions 10 to 19 are neither done, leased nor open"):
-        start(path)
+    newer = Path(shutil.copy(path, tmp_path / "newer.db"))
+    with closing(SqliteStore(newer)) as store:
+        persisted = store.begin(SETTINGS)
+        again: Any = persisted.records.values()
+        store.persist(persisted.term, list(again), 2.0)  # the same, later
+    with closing(sqlite3.connect(path)) as db:
+        old = db.execute("SELECT * FROM records WHERE kind IN ('line', 'site', 'open', 'attestation')").fetchall()
+        head = db.execute("SELECT * FROM head").fetchall()
+    for number, row in enumerate([*old, *head]):
+        stale = Path(shutil.copy(newer, tmp_path / f"stale{number}.db"))
+        table = "head" if row in head else "records"
+        change(stale, f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(row))})", *row)
+        with pytest.raises(StateError, match=r"a row is missing, or is not the newest one of its key"):
+            start(stale)
 
 
 def test_changed_tables_are_refused(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE syncs RENAME COLUMN outcome TO outcomf")
+        db.execute("ALTER TABLE head RENAME COLUMN total TO totam")
     with pytest.raises(StateError, match="its tables are not those of a store"):
         SqliteStore(path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (lambda p: {"commits": p.commits[1:]}, "commit 1 is missing"),
-        (lambda p: {"commits": p.commits[:1]}, "is open on commit 2, the last commit is 1"),
-        (lambda p: {"commits": (p.commits[0], p.commits[0])}, "commit 1 follows commit 1"),
-        (
-            lambda p: {"commits": (altered(p.commits[0], run_tokens=7), p.commits[1])},
-            "commit 1 adds 200 tokens to 0 an",
-        ),
-        (lambda p: {"commits": (p.commits[0], altered(p.commits[1], run_tokens=7))}, "commit 2 adds 200 tokens to 200"),
-        (lambda p: {"commits": (p.commits[0], altered(p.commits[1], sync=1))}, "commit 2 is of sync 1, after sync 1"),
-        (lambda p: {"term": 1}, "commit 1 is of term 1, this is term 1"),
-        (lambda p: {"last_sync": 1}, "commit 2 is of sync 2, after sync 1 of 1"),
-        (
-            lambda p: {"open": None, "plans": (), "finished": e.FinishedRecord(5, "")},
-            "over with commit 5, the last com",
-        ),
-    ],
-)
-def test_commits_that_do_not_add_up(path: Path, changes: Any, says: str) -> None:
+def test_an_account_of_positions_that_does_not_add_up(path: Path) -> None:
     with closing(SqliteStore(path)) as store:
         persisted = store.begin(SETTINGS)
     Core(SETTINGS, persisted, 0.0)
-    with pytest.raises(StateError, match=says):
-        Core(SETTINGS, replace(persisted, **changes(persisted)), 0.0)
-
-
-def altered(record: e.CommitRecord, **changes: Any) -> e.CommitRecord:
-    return replace(record, commit=replace(record.commit, **changes))
-
-
-def test_commits_list_what_is_done(path: Path) -> None:
-    with closing(SqliteStore(path)) as store:
-        persisted = store.begin(SETTINGS)
-    (line,) = persisted.lines
-    opened = replace(line, returned=(DataRange(first=0, num_samples=line.frontier),))
-    with pytest.raises(StateError, match="commit 1 lists positions of line 0 that are not done"):
-        Core(SETTINGS, replace(persisted, lines=(opened,), done=(), leases=()), 0.0)
+    for cls, says in ((e.LineRecord, "there is no such line"), (e.LeaseRecord, "are neither done, leased nor open")):
+        records = {key: record for key, record in persisted.records.items() if not isinstance(record, cls)}
+        with pytest.raises(StateError, match=says):
+            Core(SETTINGS, replace(persisted, records=records), 0.0)

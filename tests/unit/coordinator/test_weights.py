@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from atoll.coordinator.core.events import CommitRecord
 from atoll.coordinator.core.sync.weighing import Said, within_ratio
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
@@ -95,7 +96,7 @@ def test_12_a_huge_weight_is_cut_said_and_recorded_and_the_run_goes_on() -> None
     words = f"c (site 3) says {HUGE} tokens, which count as 1600 (sync.max_weight_ratio)"
     assert f"# sync 1: {words}" in story.log
     assert story.view.commits[-1].cut == (words,)
-    assert story.store.begin(story.settings).commits[-1].cut == (words,)
+    assert story.store.begin(story.settings).all(CommitRecord)[-1].cut == (words,)
 
 
 def test_12_eight_times_the_tokens_of_the_others_count() -> None:
@@ -205,7 +206,7 @@ def test_12_the_weights_are_the_same_when_the_coordinator_comes_back() -> None:
         story.done(name, "s0")
     assert tuple(c.tokens for c in story.last("a", m.Commit).contributors) == before == (100, 100, 1600)
     words = f"c (site 3) says {HUGE} tokens, which count as 1600 (sync.max_weight_ratio)"
-    assert story.view.commits[-1].cut == story.store.begin(story.settings).commits[-1].cut == (words,)
+    assert story.view.commits[-1].cut == story.store.begin(story.settings).all(CommitRecord)[-1].cut == (words,)
 
 
 def test_12_what_sites_said_counts_in_the_next_attempt_after_the_coordinator_came_back() -> None:

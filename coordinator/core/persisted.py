@@ -1,0 +1,220 @@
+"""What survives the coordinator: of each key the newest record. `fold` is the only rule of what a record replaces or
+ends; a store in memory and one in a file follow it alike. Pure.
+
+Commits and what is attested of them are a history that is read by number; all other records are few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, TypeVar, cast, get_args
+
+from atoll.coordinator.core.events import (
+    AbandonRecord,
+    AttestationRecord,
+    CommitRecord,
+    DoneRecord,
+    ExclusionRecord,
+    ForgetRecord,
+    KeptOutRecord,
+    LeaseRecord,
+    LetInRecord,
+    LineRecord,
+    ManifestRecord,
+    OpenRecord,
+    PlanRecord,
+    Record,
+    ResetRecord,
+    RollbackRecord,
+    SiteRecord,
+)
+from atoll.protocol.settings import RunSettings, settings_to_json
+
+KEPT_EXCLUSIONS = 32
+"""In memory and in the store, for people, and to find those who were left out again. The store has all of the newest
+sync as well."""
+MAX_LOSSES = 1024
+THINNED_EVERY = 64
+"""Commits: so many points more there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Which run a store has. Kept at the first start, and never changed."""
+
+    run_id: str
+    settings_json: str
+    parent_json: str = ""
+    """Parent run, commit, run_step and run_tokens of a resumed run; empty otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRecord:
+    """A point of the run's curve. It outlives its commit in the log, and goes when the curve gets too long."""
+
+    commit: int
+    run_step: int
+    run_tokens: int
+    median_loss: float
+
+
+Row = Record | RunRecord | LossRecord
+R = TypeVar("R")
+
+
+class Key(NamedTuple):
+    kind: str
+    number: int = 0
+    """Of a commit, sync, attempt, branch or line."""
+    site_id: int = 0
+    name: str = ""
+
+
+KINDS: dict[str, type[Row]] = {
+    cls.__name__.removesuffix("Record").lower(): cls for cls in (*get_args(Record), RunRecord, LossRecord)
+}
+_KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in KINDS.items()}
+HISTORY = (CommitRecord, AttestationRecord)
+_OF_ONE_START = (ManifestRecord, SiteRecord, AttestationRecord, LineRecord, DoneRecord, LeaseRecord)
+Keys = Callable[[str], Iterable[Key]]
+"""All keys of a kind that there are."""
+
+
+def kind_of(cls: type[Any]) -> str:
+    return _KIND_OF[cls]
+
+
+def key_of(record: Row) -> Key:
+    """A later record of the same key replaces this one."""
+    kind = kind_of(type(record))
+    match record:
+        case SiteRecord():
+            return Key(kind, site_id=record.site_id)
+        case PlanRecord():
+            return Key(kind, record.plan.attempt)
+        case CommitRecord():
+            return Key(kind, record.commit.commit)
+        case AttestationRecord() | LossRecord():
+            return Key(kind, record.commit)
+        case LineRecord() | DoneRecord():
+            return Key(kind, record.line)
+        case LeaseRecord():
+            return Key(kind, record.line, record.site_id, str(record.incarnation))
+        case RollbackRecord():
+            return Key(kind, record.branch)
+        case ExclusionRecord():
+            return Key(kind, record.sync, record.site_id)
+        case KeptOutRecord() | LetInRecord():
+            return Key(kind_of(KeptOutRecord), name=record.name)
+        case _:
+            return Key(kind)
+
+
+def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
+    """What is kept otherwise from now on: the newest record of a key, None where a start needs none any more."""
+    own = key_of(record)
+
+    def all_of(*classes: type[Row]) -> list[Key]:
+        return [key for cls in classes for key in keys(kind_of(cls))]
+
+    ended: list[Key] = []
+    made: dict[Key, Row | None] = {own: record}
+    match record:
+        case OpenRecord():
+            ended = all_of(PlanRecord)
+        case CommitRecord():
+            ended = all_of(OpenRecord, PlanRecord)
+            if record.median_loss is not None:
+                point = LossRecord(
+                    commit=record.commit.commit,
+                    run_step=record.commit.run_step,
+                    run_tokens=record.commit.run_tokens,
+                    median_loss=record.median_loss,
+                )
+                made[key_of(point)] = point
+                if record.commit.commit % THINNED_EVERY == 0:
+                    points = all_of(LossRecord)
+                    kept = set(thinned(sorted(key.number for key in points)))
+                    ended += [key for key in points if key.number not in kept]
+        case AbandonRecord():
+            ended = all_of(OpenRecord, PlanRecord)
+        case RollbackRecord():
+            ended = [Key(kind_of(cls), n) for cls in (*HISTORY, LossRecord) for n in record.voided]
+        case ForgetRecord(site_ids=gone):
+            ended = [key for key in all_of(SiteRecord, ExclusionRecord) if key.site_id in gone]
+            ended += [key for key in all_of(LineRecord, DoneRecord, LeaseRecord) if key.number in gone]
+        case ExclusionRecord():
+            newest = sorted({own, *all_of(ExclusionRecord)})
+            ended = [key for key in newest[:-KEPT_EXCLUSIONS] if key.number < record.sync]
+        case ResetRecord():
+            ended = all_of(*_OF_ONE_START)
+        case LetInRecord() | LeaseRecord(ranges=()):
+            made[own] = None
+    return made | dict.fromkeys(ended)
+
+
+def thinned(commits: Sequence[int]) -> list[int]:
+    """Which of these have a point on a curve that stays bounded: all; of too many every 2nd, 4th, ... commit."""
+    kept, stride = list(commits), 1
+    while len(kept) > MAX_LOSSES:
+        stride *= 2
+        kept = [n for n in kept if n % stride == 0]
+    return kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Persisted:
+    """What a start of the coordinator reads. `term` is already the new one. The history is its newest part."""
+
+    run: RunRecord
+    term: int = 1
+    records: Mapping[Key, Row] = field(default_factory=dict)
+
+    def all(self, cls: type[R]) -> tuple[R, ...]:
+        """By key, ascending."""
+        kind = kind_of(cls)
+        return tuple(cast(R, self.records[key]) for key in sorted(k for k in self.records if k.kind == kind))
+
+    def one(self, cls: type[R]) -> R | None:
+        """The newest, of what there is one of."""
+        return cast(R | None, self.records.get(Key(kind_of(cls))))
+
+    @property
+    def last_sync(self) -> int:
+        """The highest sync number ever used; 0 if none was."""
+        opened, abandoned = self.one(OpenRecord), self.one(AbandonRecord)
+        used = [record.commit.sync for record in self.all(CommitRecord)[-1:]]
+        used += [opened.open.sync] if opened is not None else []
+        used += [abandoned.sync] if abandoned is not None else []
+        return max(used, default=0)
+
+    @property
+    def last_site_id(self) -> int:
+        """The highest ever given when sites were forgotten; those that are here may have higher ones."""
+        found = (self.one(ForgetRecord), self.one(ResetRecord))
+        return max((record.last_site_id for record in found if record is not None), default=0)
+
+    def newest(self, settings: RunSettings) -> Persisted:
+        """What a start reads of all that is kept: without the commits that are older than the log, and with settings
+        that are whole. Those that were stored may lack some that are newer."""
+        commits = (key.number for key in self.records if key.kind == kind_of(CommitRecord))
+        oldest = max(commits, default=0) - settings.sync.log_commits
+        kept = {k: r for k, r in self.records.items() if not isinstance(r, HISTORY) or k.number > oldest}
+        return replace(self, run=replace(self.run, settings_json=settings_to_json(settings)), records=kept)
+
+
+def fold(persisted: Persisted, *records: Row) -> Persisted:
+    """What is kept once these records are, one after the other."""
+    kept = dict(persisted.records)
+
+    def keys(kind: str) -> list[Key]:
+        return [key for key in kept if key.kind == kind]
+
+    for record in records:
+        for key, newest in changes(record, keys).items():
+            if newest is None:
+                kept.pop(key, None)
+            else:
+                kept[key] = newest
+    return replace(persisted, records=kept)
