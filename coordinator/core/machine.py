@@ -32,7 +32,8 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing, Stream
 from atoll.coordinator.core.suspend_clock import OwnTime
-from atoll.coordinator.core.sync import divergence, driver, reach, standstill
+from atoll.coordinator.core.sync import decisions, divergence, driver, reach, standstill
+from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import RangeView, range_views
 from atoll.coordinator.core.view.run_view import RunView, state_in_words, view_of
 from atoll.protocol import PROTOCOL_VERSION
@@ -47,6 +48,8 @@ class Core:
 
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
         self.run = Run(settings, persisted, now)
+        self.is_strict = False
+        """A step that a sync's phase does not have is raised, for tests; else the sync is abandoned for it."""
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
@@ -79,7 +82,13 @@ class Core:
         self._expect_back()
         self._expire()
         admission.advance(run)
-        driver.advance(run)
+        try:
+            driver.advance(run)
+        except IllegalStep as error:
+            if self.is_strict or run.sync is None:
+                raise
+            decisions.abandon(run, run.sync, f"a fault of the coordinator: {error}")  # contributions carry over
+            driver.advance(run)
         forgetting.advance(run)
         self._roster.tell(run)
         state = state_in_words(run)
@@ -122,14 +131,18 @@ class Core:
             later = [sync.not_before]
             if sync.first_ready_at is not None:
                 later.append(sync.first_ready_at + limits.sync_wait_s)
-            if sync.wait_until is not None:
-                later.append(sync.wait_until)
+            if sync.patience is not None:
+                later.append(sync.patience.until)
             if sync.attempt is not None:
                 attempt = sync.attempt
-                limits_of_it = (attempt.replan_at, attempt.retry_at, attempt.lists_due)
-                later.extend(at for at in limits_of_it if at is not None)
+                if lost := sync.lost():
+                    later.append(driver.replan_at(run, lost.values()))
+                if (due := driver.retry_at(run, attempt)) is not None:
+                    later.append(due)
+                if attempt.lists is not None:
+                    later.append(attempt.lists.until)
                 if attempt.is_weighed:
-                    awaited = [i for i in attempt.survivors(sync.failed) if i not in attempt.done]
+                    awaited = [i for i in sync.survivors() if i not in attempt.done]
                     later.extend(standstill.stuck_at(run, attempt, awaited))
             times.extend(t for t in later if t > run.now)
         return min(times, default=None)

@@ -37,7 +37,8 @@ from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes
-from atoll.coordinator.core.sync.exclusions import Exclusions
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.left_out import LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
@@ -85,7 +86,7 @@ class Run:
         self.finished: FinishedRecord | None = persisted.one(FinishedRecord)
         if (opened := persisted.one(OpenRecord)) is not None and self.finished is None:
             live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
-            self.sync = Sync(opened, now, persisted.all(PlanRecord), live)
+            self.sync = Sync(opened, now, plans=persisted.all(PlanRecord), live=live)
         abandoned, stop = persisted.one(AbandonRecord), persisted.one(StopRecord)
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
@@ -101,7 +102,7 @@ class Run:
         self.trouble = Trouble()
         self.rollbacks = list(persisted.all(RollbackRecord))
         excluded = persisted.all(ExclusionRecord)
-        self.exclusions = Exclusions(excluded, self.log.records)
+        self.left_out = LeftOut(excluded, self.log.records)
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
@@ -127,8 +128,7 @@ class Run:
             if self.sync is None or record.sync != self.sync.open.sync or site is None or not site.live:
                 continue
             if site.incarnation == record.incarnation:
-                self.sync.failed[site.site_id] = record.reason
-                self.sync.excluded.add(site.site_id)
+                self.sync.exclude(site.start, Kind.ABSURD, record.reason, self.now)
 
     @property
     def started(self) -> bool:
@@ -239,27 +239,15 @@ class Run:
         site.waits_for_sources = None
         self.stragglers.forget(site.site_id)
         if was_live:
-            if self.sync is not None and self.sync.has_planned(site.site_id, site.incarnation):
+            if self.sync is not None and self.sync.has_planned(site.start):
                 site.voided_sync = self.sync.open.sync
             self.change_epoch(site)
             attempt = self.sync.attempt if self.sync is not None else None
-            planned = attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation
-            keep = attempt.ranges_of(site.site_id) if attempt is not None and planned else ()
-            self.ledger.give_back(self.line_of(site.site_id), (site.site_id, site.incarnation), keep)
+            keep = attempt.ranges_of(site.site_id) if attempt is not None and attempt.has(site.start) else ()
+            self.ledger.give_back(self.line_of(site.site_id), site.start, keep)
             self.persist_ledger()
-            self._void_contribution(site, reason, after_done=after_done)
-
-    def _void_contribution(self, site: Site, reason: str, *, after_done: bool) -> None:
-        sync = self.sync
-        if sync is None:
-            return
-        sync.drop(site.site_id, site.incarnation)
-        attempt = sync.attempt
-        if attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation:
-            if after_done and site.site_id in attempt.done:
-                attempt.departed.add(site.site_id)
-            else:
-                attempt.lost[site.site_id] = f"{site.label}: {reason}"
+            if self.sync is not None:
+                self.sync.drop(site.start, f"{site.label}: {reason}", self.now, after_done=after_done)
 
     def lose(self, site: Site, reason: str) -> None:
         """It is evicted because it is not here. Nothing is held against it if it has contributed since it came, or

@@ -15,7 +15,8 @@ from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import decisions as sync_decisions
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.run_view import RunView
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
@@ -299,7 +300,8 @@ class CoordinatorQuestions:
     def is_asked_for_payload_list(self, name: str) -> bool:
         """On the stream that it has."""
         site, attempt = self._site(name), self._attempt()
-        return attempt is not None and attempt.list_asked.get(site.site_id, 0) == site.stream
+        lists = attempt.lists if attempt is not None else None
+        return lists is not None and lists.asked.get(site.site_id, 0) == site.stream
 
     def planned_samples(self) -> tuple[tuple[m.DataRange, ...], ...]:
         """Of each contributor of the attempt."""

@@ -114,6 +114,7 @@ class Story(CoordinatorQuestions):
         persisted = self.store.begin(self.settings, self._parent_json)
         self.term = persisted.term
         self.core = Core(self.settings, persisted, self.now)
+        self.core.is_strict = True
 
     # --- the world
 

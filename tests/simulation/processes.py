@@ -172,6 +172,7 @@ class SimCoordinator:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
             self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
             asked = of_server(server)
+            asked.core.is_strict = True
             handle = asked.core.handle_all
 
             def watched(events: Sequence[Any], now: float) -> Any:

@@ -7,7 +7,7 @@ import logging
 from atoll.coordinator.core.data.ledger import KEPT
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
-from atoll.coordinator.core.sync.syncs import Attempt
+from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.ranges import is_canonical, union
@@ -85,8 +85,8 @@ def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
 def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
     be in the next attempt, with others."""
-    attempt = run.sync.attempt if run.sync is not None else None
+    gone = run.sync.lost() | run.sync.departed() if run.sync is not None else {}
     for number, site_id in list(run.ledger.kept):
-        if attempt is None or (site_id not in attempt.lost and site_id not in attempt.departed):
+        if site_id not in gone:
             run.ledger.give_back(number, (site_id, KEPT))
     run.persist_ledger()

@@ -156,6 +156,7 @@ def go_back(
     back."""
     assert run.sync is not None
     last, old = run.log.last, run.sync.open.sync
+    run.sync.abandon(reason)
     voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
     record = RollbackRecord(branch=run.branch + 1, commit=commit, voided=numbers, reason=reason[:1024])

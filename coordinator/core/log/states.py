@@ -66,7 +66,7 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
         site.counts_from_step = None
         run.log.forget(site.site_id)
     if site.applied is None and run.sync is not None:
-        run.sync.expected.discard(site.site_id)
+        run.sync.unexpect(site.site_id)
 
 
 def send_commits(run: Run, site: Site) -> None:
@@ -89,9 +89,8 @@ def send_pending(run: Run, site: Site) -> None:
     # A plan that came with a commit is kept until the site has applied that.
     if sync.attempt is not None and (at_base or not sync.attempt.is_weighed):
         plan = sync.attempt.plan
-        me = (site.site_id, site.incarnation)
         listed = [(member.site_id, member.incarnation) for member in (*plan.contributors, *plan.receivers)]
-        if me in listed and me not in sync.voided:
+        if site.start in listed and not sync.exclusions.is_void(site.start):
             run.send(site, plan)
 
 
@@ -257,7 +256,7 @@ def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str =
         f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
     if attempt is not None and site.site_id in attempt.ids():
-        attempt.spoiled = f"{site.label} took part from another state"
+        attempt.spoil(f"{site.label} took part from another state")
     run.evict(site, reason)
 
 

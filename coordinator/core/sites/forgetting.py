@@ -27,7 +27,7 @@ def advance(run: Run) -> None:
     for site in forgotten:
         run.members.forget(site)
         run.ledger.forget(site.site_id)
-        run.exclusions.forget(site.site_id)
+        run.left_out.forget(site.site_id)
         run.trouble.forget(site.site_id)
     site_ids = tuple(sorted(site.site_id for site in forgotten))
     run.persist(ForgetRecord(site_ids=site_ids, last_site_id=run.members.last_id))

@@ -81,7 +81,7 @@ def _owes_progress(run: Run, site: Site) -> bool:
     if sync is None:
         return False
     is_ready = site.site_id in sync.ready and site.applied == sync.open.base_commit
-    return not is_ready and (site.site_id, site.incarnation) not in sync.voided
+    return not is_ready and not sync.exclusions.is_void(site.start)
 
 
 def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 
 from atoll.coordinator.core.events import SiteRecord
 from atoll.coordinator.core.sites.conduct import Conduct
+from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.digest import Digest
 from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member, Offer
@@ -67,6 +68,11 @@ class Site:
     @property
     def live(self) -> bool:
         return self.standing in LIVE
+
+    @property
+    def start(self) -> Start:
+        """This start of the site: its contributions are its own."""
+        return self.site_id, self.incarnation
 
     @property
     def label(self) -> str:

@@ -12,61 +12,48 @@ import logging
 from atoll.coordinator.core.events import ExclusionRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 
 
-def accuse(attempt: Attempt, sync: Sync, reducer: Site, message: m.ExchangeFailed) -> None:
-    """`reducer` has no average of a tensor. The first one of an attempt counts; others judge in the next."""
-    sync.no_average_at.add(reducer.site_id)
-    if attempt.no_average:
-        return
-    attempt.no_average = f"{reducer.label} cannot average {message.tensor!r}: {message.text}"
-    attempt.accused = {
+def accuse(run: Run, sync: Sync, attempt: Attempt, reducer: Site, message: m.ExchangeFailed) -> None:
+    """`reducer` has no average of a tensor, and names the contributions that it finds absurd."""
+    reason = f"{reducer.label} cannot average {message.tensor!r}: {message.text}"
+    sync.exclude(reducer.start, Kind.NO_AVERAGE, reason, run.now)
+    accused = {
         o.site_id: f"its contribution to {message.tensor!r} has norm {o.norm:.3g}, above {o.limit:.3g}"
         for o in message.outliers
         if o.site_id in attempt.ids()
     }
-    attempt.accused_by = reducer.site_id
+    attempt.note_no_average(NoAverage(reason=reason, by_site_id=reducer.site_id, accused=accused))
 
 
-def exclude(run: Run, sync: Sync, attempt: Attempt) -> str:
+def exclude(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> str:
     """Who is accused contributes to this sync no more; why, in words.
 
     An absurd contribution stands out from most. Where most are said to be, that is believed of two attempts alone.
     """
-    plan, most = attempt.plan, max(1, len(attempt.ids()) // 2)
-    reducer = run.members.by_id(attempt.accused_by)
+    plan, accused = attempt.plan, found.accused
+    reducer = run.members.by_id(found.by_site_id)
     assert reducer is not None, "who was in the run keeps its id"
-    sync.num_accused.update(tuple(attempt.accused))
-    if len(attempt.accused) > most:
-        attempt.accused = {i: words for i, words in attempt.accused.items() if sync.num_accused[i] > 1}
+    if len(accused) > max(1, len(attempt.ids()) // 2):
+        before = {i for other in sync.attempts[:-1] if other.no_average is not None for i in other.no_average.accused}
+        accused = {i: words for i, words in accused.items() if i in before}
     reasons = []
-    for site_id, words in sorted(attempt.accused.items()):
+    for site_id, words in sorted(accused.items()):
         site = run.members.by_id(site_id)
-        if site is None or attempt.incarnation_of(site_id) != site.incarnation or not site.live:
+        if site is None or not site.live or not attempt.has(site.start):
             continue  # lost meanwhile
-        reason = f"{site.label} is left out of sync {plan.sync}: {words}, as {reducer.label} finds"
-        reasons.append(reason)
-        again = run.exclusions.stands(site)
-        record = ExclusionRecord(
-            sync=plan.sync,
-            attempt=plan.attempt,
-            site_id=site_id,
-            incarnation=site.incarnation,
-            by_site_id=reducer.site_id,
-            reason=reason[:1024],
-        )
-        run.persist(record)
-        run.exclusions.note(record)
-        sync.failed[site_id] = reason
-        sync.excluded.add(site_id)
-        run.report(logging.WARNING, reason)
+        reasons.append(f"{site.label} is left out of sync {plan.sync}: {words}, as {reducer.label} finds")
+        again = run.left_out.stands(site)
+        _leave_out(run, sync, site, reasons[-1], attempt=plan.attempt, by_site_id=reducer.site_id)
         if again:
-            run.exclusions.forget(site_id)
+            run.left_out.forget(site_id)
             run.trouble.receive_only.note([site_id], plan.sync)
             run.evict(site, f"it was left out of two syncs in a row: {words}; it begins anew from the run's state")
-    return "; ".join(reasons) or attempt.no_average
+    return "; ".join(reasons) or found.reason
 
 
 def leave_out(run: Run, site_id: int, commit: int) -> None:
@@ -75,11 +62,19 @@ def leave_out(run: Run, site_id: int, commit: int) -> None:
     if site is None or sync is None:
         return
     reason = f"{site.label} is left out of sync {sync.open.sync}: its contribution to commit {commit + 1} stood out"
+    _leave_out(run, sync, site, reason, attempt=0, by_site_id=0)
+
+
+def _leave_out(run: Run, sync: Sync, site: Site, reason: str, *, attempt: int, by_site_id: int) -> None:
     record = ExclusionRecord(
-        sync=sync.open.sync, attempt=0, site_id=site_id, incarnation=site.incarnation, by_site_id=0, reason=reason
+        sync=sync.open.sync,
+        attempt=attempt,
+        site_id=site.site_id,
+        incarnation=site.incarnation,
+        by_site_id=by_site_id,
+        reason=reason[:1024],
     )
     run.persist(record)
-    run.exclusions.note(record)
-    sync.failed[site_id] = reason
-    sync.excluded.add(site_id)
+    run.left_out.note(record)
+    sync.exclude(site.start, Kind.ABSURD, reason, run.now)
     run.report(logging.WARNING, reason)

@@ -13,7 +13,9 @@ from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import plans, weighing
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 
 
@@ -49,9 +51,10 @@ def members_at(run: Run, commit: int) -> list[Site]:
     return [s for s in run.members.live() if s.standing is Standing.MEMBER and s.applied == commit]
 
 
-def _open(run: Run, record: OpenRecord) -> None:
+def _open(run: Run, record: OpenRecord, pause_s: float = 0.0) -> None:
     run.last_sync = record.open.sync
-    run.sync = Sync(record, run.now, earlier=run.trouble.links(record.open.sync))
+    links = run.trouble.links(record.open.sync)
+    run.sync = Sync(record, run.now, earlier=links, not_before=run.now + pause_s)
     run.paused = ""
 
 
@@ -85,6 +88,7 @@ def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: fl
 
 def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
     """`payload_digest`: what every contributor that is still there reports."""
+    sync.commit()
     plan = attempt.plan
     run_step = sync.open.run_step + plan.num_steps
     tokens = sum(c.tokens for c in plan.contributors)
@@ -133,7 +137,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run.log.append(record)
     _note_who_may_hold_it(run, plan, number)
     run.num_abandoned_in_a_row = 0
-    run.exclusions.committed(plan.contributors, plan.sync)
+    run.left_out.committed(plan.contributors, plan.sync)
     ids = attempt.ids()
     for member in plan.contributors:
         contributor = run.members.by_id(member.site_id)
@@ -148,21 +152,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         if before != contributor.record():
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
-    run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
-    left_behind = attempt.heard - attempt.done.keys()
-    named = {peer for site_id, peer in attempt.failing if site_id in left_behind}
-    reduced_wrongly = sync.suspects | sync.no_room.keys() | sync.no_average_at | sync.excluded | named
-    run.trouble.reduce_nothing.note(reduced_wrongly, plan.sync)
-    # The others were through, and waited until these had said so.
-    unserved = {(a, b) for a, b in attempt.failing if a not in attempt.done and a not in attempt.heard}
-    run.trouble.note_links({*sync.blame.pairs, *unserved}, plan.sync)
-    here = {site.site_id for site in run.members.connected()}
-    gone = {i for pair in unserved for i in pair if i in attempt.lost or i not in here}
-    left = [pair for pair in unserved if gone.isdisjoint(pair)]  # who only waited for a site that has gone is not in it
-    at_fault = gone | run.trouble.ends_at_fault(left, plan.sync)
-    run.trouble.held_up_others.note(sync.demoted | at_fault, plan.sync)
-    run.trouble.receive_only.note(_in_good_standing(run, sync.demoted | left_behind), plan.sync)
-    run.trouble.ended_attempts.note(sync.ended_attempts, plan.sync)
+    late = sync.patience.late if sync.patience is not None else frozenset[int]()
+    run.stragglers.note_commit(ids, sync.expected - late - set(sync.ready), run.now)
+    _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,
@@ -180,6 +172,28 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     if ahead is not None:
         for site in at_base:
             run.send(site, ahead.plan)
+
+
+def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:
+    """What the next syncs remember of one that is committed. One that is abandoned teaches nothing: who was to blame
+    for it is not known, and its sites are tried anew."""
+    number, exclusions = sync.open.sync, sync.exclusions
+    left_behind = attempt.heard - attempt.done.keys()
+    named = {peer for site_id, peer in attempt.failing if site_id in left_behind}
+    reduced_wrongly = exclusions.ids(Kind.NO_ROOM, Kind.NO_AVERAGE, Kind.ABSURD)
+    run.trouble.reduce_nothing.note(attempt.suspects | reduced_wrongly | named, number)
+    # The others were through, and waited until these had said so.
+    unserved = {(a, b) for a, b in attempt.failing if a not in attempt.done and a not in attempt.heard}
+    run.trouble.note_links({*sync.blame.pairs, *unserved}, number)
+    here = {site.site_id for site in run.members.connected()}
+    lost = {start[0] for start in exclusions.of(Kind.GONE) if attempt.has(start)}
+    gone = {i for pair in unserved for i in pair if i in lost or i not in here}
+    left = [pair for pair in unserved if gone.isdisjoint(pair)]  # who only waited for a site that has gone is not in it
+    at_fault = gone | run.trouble.ends_at_fault(left, number)
+    demoted = exclusions.ids(Kind.DEMOTED)
+    run.trouble.held_up_others.note(demoted | at_fault, number)
+    run.trouble.receive_only.note(_in_good_standing(run, demoted | left_behind), number)
+    run.trouble.ended_attempts.note(exclusions.ended_attempts(attempt.plan.attempt), number)
 
 
 def _in_good_standing(run: Run, site_ids: Collection[int]) -> list[int]:
@@ -203,7 +217,7 @@ def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:
     record = plans.make_ahead(run, run.sync, before)
     if record is not None:
         run.persist(record)
-        run.sync.begin(record, run.now)
+        run.sync.plan_ahead(record, run.now)
     return record
 
 
@@ -227,6 +241,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     """The sync ends without a commit; the same contributions go into the next one on the same base. `without_tokens`:
     those that are empty do not."""
     open_, reason = sync.open, reason[:1024]
+    sync.abandon(reason)
     run.num_abandoned += 1
     run.num_abandoned_in_a_row += 1
     run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
@@ -250,11 +265,9 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
         expected=tuple(s.site_id for s in expected),
     )
     run.persist(record)
-    _open(run, record)
-    assert run.sync is not None
     # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
-    run.sync.not_before = run.now + min(pause_s, run.limits.sync_wait_s)
+    _open(run, record, min(pause_s, run.limits.sync_wait_s))
     for site in members:
         run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open, without_tokens=without_tokens))
 

@@ -10,7 +10,7 @@ from atoll.coordinator.core.log import going_back
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import decisions
-from atoll.coordinator.core.sync.syncs import Attempt
+from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol import messages as m
 
 LEAST_SHARE = 0.01
@@ -24,7 +24,7 @@ def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
     if run.members.streams[stream].is_void(message.commit):
         return  # it means the void commit of that number
     if site.site_id not in sync.diverged:
-        sync.diverged[site.site_id] = message.text
+        sync.note_diverged(site.site_id, message.text)
         run.report(logging.ERROR, f"{site.label}: since commit {message.commit} {message.text}")
 
 
@@ -38,7 +38,7 @@ def advance(run: Run) -> bool:
     names = [s.label for s in members if s.site_id in sync.diverged]
     if base == 0 or 2 * len(names) <= len(members):
         return False
-    sync.has_gone_back = True
+    sync.note_gone_back()
     if run.rollbacks and base <= run.rollbacks[-1].commit + 1:
         run.report(logging.ERROR, f"the run went back from commit {base} before: it does not do so by itself again")
         return False

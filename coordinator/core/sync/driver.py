@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from functools import partial
 
 from atoll.coordinator.core.data import leases
@@ -19,9 +20,11 @@ from atoll.coordinator.core.sync import (
     standstill,
     weighing,
 )
+from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
 from atoll.coordinator.core.sync.blame import MAX_NAMED, in_words
+from atoll.coordinator.core.sync.exclusions import Exclusion, Kind
 from atoll.coordinator.core.sync.stragglers import Patience
-from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Attempt, Sync
+from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Sync
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.plans import weights
@@ -51,7 +54,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
         return
-    if (site.site_id, site.incarnation) in sync.voided:
+    if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
     if known is not None and (known.tokens, known.ranges) != (message.tokens, message.ranges):
@@ -60,11 +63,7 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         return
     if known is None:
         run.stragglers.note_ready(site.site_id, message.num_steps, message.train_s)
-    sync.ready[site.site_id] = message
-    if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
-        sync.losses[site.site_id] = message.mean_loss
-    if sync.first_ready_at is None:
-        sync.first_ready_at = run.now
+    sync.take_ready(site.site_id, message, run.now)
 
 
 def _beyond_bounds(run: Run, message: m.Ready) -> str:
@@ -73,59 +72,56 @@ def _beyond_bounds(run: Run, message: m.Ready) -> str:
     return weighing.beyond_leases(message, run.settings.sync)
 
 
-def _attempt_of(run: Run, sync: int, attempt: int, term: int) -> Attempt | None:
+def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
+    """The attempt under way, if the message is of it and its site contributes."""
     current = run.sync.attempt if run.sync else None
-    if current is None:
+    if current is None or not current.has(site.start):
         return None
     plan = current.plan
-    return current if (plan.sync, plan.attempt, plan.term) == (sync, attempt, term) else None
+    is_of_it = (plan.sync, plan.attempt, plan.term) == (message.sync, message.attempt, message.term)
+    return current if is_of_it else None
 
 
 def done(run: Run, site: Site, message: m.Done) -> None:
-    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
-    if attempt is None or attempt.incarnation_of(site.site_id) != site.incarnation:
+    attempt = _attempt_of(run, site, message)
+    if attempt is None:
         run.report(
             logging.DEBUG, f"{site.label}: Done of sync {message.sync} attempt {message.attempt} counts no longer"
         )
         return
     base = attempt.plan.base_commit
     if message.last_commit != base:
-        attempt.spoiled = f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}"
+        attempt.spoil(f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}")
         run.evict(site, f"it exchanged from commit {message.last_commit}, and the plan is based on {base}")
         return
-    attempt.done[site.site_id] = message
+    attempt.note_done(site.site_id, message)
     states.take(run, site, base, message.state_hash)
 
 
 def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
-    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
-    if attempt is not None and attempt.incarnation_of(site.site_id) == site.incarnation:
+    if (attempt := _attempt_of(run, site, message)) is not None:
         payload_lists.received(run, attempt, site.site_id, message)
 
 
 def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
-    attempt = _attempt_of(run, message.sync, message.attempt, message.term)
-    if attempt is None or attempt.incarnation_of(site.site_id) != site.incarnation:
+    sync, attempt = run.sync, _attempt_of(run, site, message)
+    if sync is None or attempt is None:
         return
-    assert run.sync is not None
     peer = run.members.by_id(message.peer_site_id)
     run.report(
         logging.WARNING,
         f"sync {message.sync} attempt {message.attempt}: {site.label} could not exchange"
         f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
-    if message.tensor and attempt.reduces(site.site_id):
-        accusations.accuse(attempt, run.sync, site, message)
-        return
-    if peer is site:
-        run.sync.no_room[site.site_id] = f"{site.label} has no room to reduce: {message.text}"
-        return
-    if not attempt.exchanges(site.site_id, message.peer_site_id):  # or none
-        run.sync.failed[site.site_id] = f"{site.label}: {message.text}"
-        run.sync.ended_attempts.add(site.site_id)
-        return
-    lacks = message.direction is m.Direction.RECEIVING
-    standstill.note_failure(run, attempt, site.site_id, message.peer_site_id, lacks=lacks)
+    if message.tensor and site.site_id in attempt.reducing():
+        accusations.accuse(run, sync, attempt, site, message)
+    elif peer is site:
+        sync.exclude(site.start, Kind.NO_ROOM, f"{site.label} has no room to reduce: {message.text}", run.now)
+    elif not attempt.exchanges(site.site_id, message.peer_site_id):  # or none
+        sync.exclude(site.start, Kind.CANNOT_GO_ON, f"{site.label}: {message.text}", run.now)
+    else:
+        lacks = message.direction is m.Direction.RECEIVING
+        attempt.note_failing({(site.site_id, message.peer_site_id): lacks}, run.now)
 
 
 # --- what has become possible
@@ -179,10 +175,9 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
     return [
         s
         for s in run.members.live()
-        if s.site_id not in sync.failed
+        if not sync.exclusions.bars(s.start)
         and s.site_id not in spared
         and not s.conduct.is_on_trial
-        and (s.site_id, s.incarnation) not in sync.voided
         and (
             (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
             or (s.site_id in sync.ready and s.stream is None)
@@ -193,9 +188,9 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
 def _barred(run: Run, sync: Sync) -> list[str]:
     """Sites that could contribute, but not to this sync; why."""
     return [
-        sync.failed.get(s.site_id, f"{s.label} has discarded what it contributed")
+        sync.exclusions.why_failed(s.start) or f"{s.label} has discarded what it contributed"
         for s in decisions.members_at(run, sync.open.base_commit)
-        if s.stream is not None and (s.site_id in sync.failed or (s.site_id, s.incarnation) in sync.voided)
+        if s.stream is not None and sync.exclusions.bars(s.start)
     ]
 
 
@@ -204,7 +199,7 @@ def _able(run: Run, sync: Sync) -> list[Site]:
     return [
         s
         for s in run.members.live()
-        if s.site_id in sync.ready and s.site_id not in sync.failed and s.stream is not None
+        if s.site_id in sync.ready and not sync.exclusions.bars(s.start) and s.stream is not None
     ]
 
 
@@ -221,7 +216,7 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
             return True
         return False
     patience = _patience(run, sync, waiting)
-    sync.wait_until, sync.late = patience.until, patience.late
+    sync.wait(patience)
     if run.now < sync.not_before or (len(waiting) > len(patience.late) and run.now < patience.until):
         run.paused = ""
         return False
@@ -243,7 +238,8 @@ def _step_collecting(run: Run, sync: Sync) -> bool:
         _train_on(run, sync, empty, f"there are {len(contributors)} of the {quorum} contributors of the quorum")
         return True
     if not contributors and not waiting:
-        decisions.abandon(run, sync, "; ".join(sync.failed[i] for i in sorted(sync.failed)) or "nobody is ready")
+        failed = sync.exclusions.failed()
+        decisions.abandon(run, sync, "; ".join(failed[i] for i in sorted(failed)) or "nobody is ready")
         return True
     if len(contributors) < quorum:
         if waiting and run.now < sync.first_ready_at + run.limits.sync_wait_s:
@@ -296,7 +292,8 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
     if choice.problem:
         return _nobody_reduces(run, sync, contributors, choice.problem)
-    no_reducers = choice.not_reducing.union(sync.no_room)
+    full = sync.exclusions.reasons(Kind.NO_ROOM)
+    no_reducers = choice.not_reducing.union(full)
     contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)
     why += choice.left_out
     if left := [s.label for s in choice.contributors if s not in contributors]:
@@ -306,17 +303,18 @@ def _plan(run: Run, sync: Sync, contributors: list[Site], why: str) -> bool:
     ids = {s.site_id for s in contributors}
     receivers = [s for s in run.members.live() if s.site_id not in ids]
     try:
-        record = plans.make(run, sync, contributors, receivers, choice.not_reducing)
+        made = plans.make(run, sync, contributors, receivers, choice.not_reducing)
     except ConfigError as error:
         return _nobody_reduces(run, sync, contributors, str(error))
-    if record is None:
-        decisions.abandon(run, sync, "; ".join(["every assignment of reducers was tried", *sync.no_room.values()]))
+    if made is None:
+        decisions.abandon(run, sync, "; ".join(["every assignment of reducers was tried", *full.values()]))
         return True
+    record, suspects = made
     plan = record.plan
     run.paused = ""
     run.num_attempts += 1
+    attempt = sync.propose(record, suspects, why, run.now)
     run.persist(record)
-    attempt = sync.begin(record, run.now)
     for words in weighing.cut_of(run, attempt):
         run.report(logging.WARNING, f"sync {plan.sync}: {words}")
     run.report(
@@ -358,9 +356,7 @@ def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str
 
 def _collect_again(run: Run, sync: Sync, reason: str) -> None:
     run.report(logging.WARNING, f"sync {sync.open.sync} attempt {sync.last_attempt} is given up: {reason}")
-    sync.attempt = None
-    sync.expected = {s.site_id for s in decisions.members_at(run, sync.open.base_commit)}
-    sync.first_ready_at = run.now if sync.ready else None
+    sync.collect_again(reason, [s.site_id for s in decisions.members_at(run, sync.open.base_commit)], run.now)
 
 
 # --- planned
@@ -371,15 +367,15 @@ def _step_planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> bool:
     until then sites are waited for as without it, and planned without those who do not come."""
     if reason := plans.gives_way(run, sync, attempt):
         run.report(logging.INFO, f"sync {sync.open.sync}: attempt {attempt.plan.attempt} is not kept: {reason}")
-        sync.attempt = None
+        sync.give_way(reason)
         return True
     if not all(i in sync.ready for i in attempt.ids()):
         return _step_collecting(run, sync)
     record = plans.weigh(sync, attempt)
     run.paused = ""
     run.num_attempts += 1
-    run.persist(record)
     sync.weigh(record, run.now)
+    run.persist(record)
     run.report(logging.INFO, f"sync {sync.open.sync} attempt {attempt.plan.attempt}: all who were planned are ready")
     plan = record.plan
     said = m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights(plan))
@@ -391,58 +387,69 @@ def _step_planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> bool:
 
 
 def _step_planned(run: Run, sync: Sync, attempt: Attempt) -> bool:
-    survivors = attempt.survivors(sync.failed)
+    survivors = sync.survivors()
     if survivors and not attempt.spoiled and all(i in attempt.done for i in survivors):
         return _all_done(run, sync, attempt, survivors)
     if not attempt.spoiled and (through := _most_are_through(attempt, survivors)):
         return _all_done(run, sync, attempt, through)
     if attempt.spoiled:
         return _another_attempt(run, sync, attempt, attempt.spoiled)
-    if attempt.lost:
-        if attempt.replan_at is None:
-            attempt.replan_at = run.now + run.limits.heartbeat_s
-        if run.now < attempt.replan_at and any(_in_doubt(run, i) for i in survivors):
+    if lost := sync.lost():
+        if run.now < replan_at(run, lost.values()) and any(_in_doubt(run, i) for i in survivors):
             return False
-        return _another_attempt(run, sync, attempt, "; ".join(attempt.lost[i] for i in sorted(attempt.lost)))
-    failed = [i for i in attempt.ids() if i in sync.failed]
-    if failed:
-        return _another_attempt(run, sync, attempt, "; ".join(sync.failed[i] for i in failed))
+        return _another_attempt(run, sync, attempt, "; ".join(e.reason for e in lost.values()))
+    if failed := sync.failed():
+        return _another_attempt(run, sync, attempt, "; ".join(failed.values()))
     if full := plans.no_room(sync, attempt):
         return _another_attempt(run, sync, attempt, full)
-    if attempt.no_average:
-        return _no_average(run, sync, attempt)
+    if attempt.no_average is not None:
+        return _no_average(run, sync, attempt, attempt.no_average)
     if not survivors:
         return _another_attempt(run, sync, attempt, "every contributor has left")
-    if attempt.retry_at is not None and run.now >= attempt.retry_at and not _peer_away(run, attempt):
-        _settle_failures(run, sync, survivors)
+    due = retry_at(run, attempt)
+    if due is not None and run.now >= due and not _peer_away(run, attempt):
+        _settle_failures(run, sync, attempt, survivors)
         return _another_attempt(run, sync, attempt, f"sites could not exchange: {in_words(attempt.failing)}")
     return standstill.advance(run, sync, attempt, survivors)
 
 
-def _settle_failures(run: Run, sync: Sync, survivors: list[int]) -> None:
-    for demotion, why in sync.settle_failures(survivors, run.settings.quorum):
-        site_id = demotion.site_id
-        sync.failed[site_id] = f"site {site_id}: {why}"
-        sync.demoted.add(site_id)
+def replan_at(run: Run, lost: Collection[Exclusion]) -> float:
+    """Until then others that are silent may turn out to be lost as well."""
+    return min(e.since for e in lost) + run.limits.heartbeat_s
+
+
+def retry_at(run: Run, attempt: Attempt) -> float | None:
+    """When an exchange that failed is tried again: a peer that died is evicted by then, and the next attempt is without
+    it."""
+    return attempt.failed_at + run.limits.reconnect_grace_s if attempt.failed_at is not None else None
+
+
+def _settle_failures(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> None:
+    """Who is to be a receiver from now on, after what failed in this attempt."""
+    sync.blame.note(attempt.failing)
+    what = "an attempt" if sync.blame.num_failures == 1 else f"{sync.blame.num_failures} attempts"
+    why = f"{what} could not be exchanged (sites {in_words(attempt.failing)})"
+    for demotion in sync.blame.to_demote(survivors, run.settings.quorum):
+        site = run.members.by_id(demotion.site_id)
+        assert site is not None, "who survives is in the run"
+        sync.exclude(site.start, Kind.DEMOTED, f"site {site.site_id}: {why}", run.now)
         if demotion.num_accusers > 1:  # one alone may be the culprit
-            _hold_against(run, site_id, why)
+            _hold_against(run, site, why)
 
 
-def _no_average(run: Run, sync: Sync, attempt: Attempt) -> bool:
+def _no_average(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> bool:
     """No fault of the site that says so. It is believed once another one has found the same, or for one sync where it
     names contributions that stand out."""
-    if attempt.accused:
-        return _another_attempt(run, sync, attempt, accusations.exclude(run, sync, attempt))
-    if len(sync.no_average_at) > 1 or len(attempt.ids()) == 1:
-        decisions.abandon(run, sync, attempt.no_average)
+    if found.accused:
+        return _another_attempt(run, sync, attempt, accusations.exclude(run, sync, attempt, found))
+    if len(sync.exclusions.ids(Kind.NO_AVERAGE)) > 1 or len(attempt.ids()) == 1:
+        decisions.abandon(run, sync, found.reason)
         return True
-    return _another_attempt(run, sync, attempt, attempt.no_average)
+    return _another_attempt(run, sync, attempt, found.reason)
 
 
-def _hold_against(run: Run, site_id: int, why: str) -> None:
+def _hold_against(run: Run, site: Site, why: str) -> None:
     """A contributor with whom others could not exchange. A site that never contributes is evicted the second time."""
-    site = run.members.by_id(site_id)
-    assert site is not None, "who is demoted is in the run"
     if site.conduct.is_on_trial:
         run.evict(site, f"it says that it is ready, but {why}")
     elif not site.conduct.has_contributed:
@@ -496,7 +503,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> b
     base = attempt.plan.base_commit
     if len({d.state_hash for d in dones}) > 1:
         states.judge(run, base)
-        attempt.spoiled = attempt.spoiled or f"contributors hold different states of commit {base}"
+        attempt.spoil(attempt.spoiled or f"contributors hold different states of commit {base}")
         return True
     planned = weights(attempt.plan)
     if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:
@@ -513,29 +520,28 @@ def _payloads_differ(run: Run, sync: Sync, attempt: Attempt, survivors: list[int
     """Where there are several to compare, that is a failed exchange like others. Of two the reducer is believed."""
     if len(survivors) == 2 and payload_lists.evict_outliers(run, attempt, survivors):
         return True
-    sync.num_digest_conflicts += 1
+    num_conflicts = sync.note_digest_conflict()
     words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors[:MAX_NAMED])
     text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
     run.report(logging.ERROR, text)
-    attempt.failing.update(payload_lists.disagreements(run, attempt, survivors))
+    attempt.note_failing(payload_lists.disagreements(run, attempt, survivors), run.now)
     if attempt.failing:
-        _settle_failures(run, sync, survivors)
+        _settle_failures(run, sync, attempt, survivors)
         reason = f"payloads differ between sites: {in_words(attempt.failing)}"
         return _another_attempt(run, sync, attempt, reason)
-    if sync.num_digest_conflicts >= MAX_DIGEST_CONFLICTS:
-        decisions.abandon(run, sync, f"payloads differed in {sync.num_digest_conflicts} attempts ({words})")
+    if num_conflicts >= MAX_DIGEST_CONFLICTS:
+        decisions.abandon(run, sync, f"payloads differed in {num_conflicts} attempts ({words})")
         return True
     return _another_attempt(run, sync, attempt, "payloads differ between sites")
 
 
 def _another_attempt(run: Run, sync: Sync, attempt: Attempt, reason: str) -> bool:
-    sync.ended_attempts.update(attempt.lost)
-    survivors = attempt.survivors(sync.failed)
+    survivors = sync.survivors()
     able = [s for s in run.members.live() if s.site_id in survivors and s.site_id in sync.ready]
     if attempt.plan.attempt >= MAX_ATTEMPTS:
         decisions.abandon(run, sync, f"{MAX_ATTEMPTS} attempts failed, the last one because: {reason}")
         return True
-    if not able and sync.failed:
+    if not able and sync.exclusions.failed():
         decisions.abandon(run, sync, reason)
         return True
     if len(able) < run.settings.quorum:

@@ -10,8 +10,8 @@ from collections import Counter
 
 from atoll.coordinator.core.log.hash_lists import first_difference
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Pair
-from atoll.coordinator.core.sync.syncs import Attempt
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.messages import MAX_LISTED_CHUNKS
@@ -22,35 +22,38 @@ def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     """Asks for lists that are not here, each stream once; whether there is still time for them."""
     if len(run.chunk_sizes) > MAX_LISTED_CHUNKS:
         return False
-    missing = [i for i in survivors if i not in attempt.lists]
-    plan = attempt.plan
+    lists, plan = attempt.lists, attempt.plan
+    missing = [i for i in survivors if lists is None or i not in lists.here]
+    streams: dict[int, int] = {}
     for site_id in missing:
         site = run.members.by_id(site_id)
-        if site is not None and site.stream is not None and attempt.list_asked.get(site_id) != site.stream:
-            attempt.list_asked[site_id] = site.stream
-            run.send(site, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
-    if attempt.lists_due is None:
-        attempt.lists_due = run.now + run.limits.stall_s
-    return bool(missing) and run.now < attempt.lists_due
+        if site is None or site.stream is None or (lists is not None and lists.asked.get(site_id) == site.stream):
+            continue
+        streams[site_id] = site.stream
+        run.send(site, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
+    attempt.ask_for_lists(streams, run.now + run.limits.stall_s)
+    assert attempt.lists is not None
+    return bool(missing) and run.now < attempt.lists.until
 
 
 def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
     if len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
-        attempt.lists[site_id] = message.hashes
+        attempt.note_list(site_id, message.hashes)
 
 
 def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
     """Those who have another payload than its reducer; False if nobody has, or all are, or lists are missing."""
-    if not all(i in attempt.lists for i in survivors):
+    listed = attempt.lists.here if attempt.lists is not None else {}
+    if not all(i in listed for i in survivors):
         return False
     wrong: dict[int, int] = {}  # site id -> the first chunk
     for tree in attempt.plan.trees:
         reducer = attempt.plan.contributors[top_of(tree)].site_id
-        if reducer not in attempt.lists:
+        if reducer not in listed:
             continue
-        right = _of(attempt.lists[reducer], tree)
+        right = _of(listed[reducer], tree)
         for site_id in survivors:
-            place = first_difference(_of(attempt.lists[site_id], tree), right)
+            place = first_difference(_of(listed[site_id], tree), right)
             if place is not None:
                 wrong.setdefault(site_id, tree.first_chunk + place)
     if not wrong or len(wrong) == len(survivors):
@@ -70,7 +73,8 @@ def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair
     Whoever shows nothing, or shows what all others have and says otherwise, fails with all of them."""
     if len(survivors) < 3:
         return {}
-    listed = {i: attempt.lists[i] for i in survivors if i in attempt.lists}
+    shown = attempt.lists.here if attempt.lists is not None else {}
+    listed = {i: shown[i] for i in survivors if i in shown}
     found: dict[Pair, bool] = {(i, j): True for j in survivors if j not in listed for i in listed}
     against: dict[int, set[int]] = {}  # of a reducer: who has another payload of one of its chunks
     for tree in attempt.plan.trees:

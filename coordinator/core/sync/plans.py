@@ -6,26 +6,29 @@ from atoll.coordinator.core.events import PlanRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import reach, weighing
+from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link_bytes
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.sync.topology import direct
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.plans import top_of, with_weights
+from atoll.protocol.plans import with_weights
 
 
 def make(
     run: Run, sync: Sync, contributors: list[Site], receivers: list[Site], not_reducing: frozenset[int]
-) -> PlanRecord | None:
-    """The next attempt at this sync, with the weights of contributors that are ready. None if every assignment of
-    reducers was tried. Raises ConfigError if it fits nowhere."""
+) -> tuple[PlanRecord, frozenset[int]] | None:
+    """The next attempt at this sync, with the weights of contributors that are ready, and who does not reduce in it
+    because exchanges failed. None if every assignment of reducers was tried. Raises ConfigError if it fits nowhere."""
     on_probation = run.trouble.held_back(sync.open.sync)
     newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
     if len(newcomers) < len(contributors):
         on_probation |= newcomers
-    trees = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
-    if trees is None:
+    found = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    if found is None:
         return None
+    trees, suspects = found
     link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
     longest_s = run.exchange_times.longest([s.site_id for s in contributors])
     ready = [sync.ready.get(s.site_id) for s in contributors]
@@ -45,11 +48,12 @@ def make(
         deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
         slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
     )
-    return PlanRecord(
+    record = PlanRecord(
         plan,
         ranges=tuple(r.ranges if r is not None else () for r in ready),
         said=tuple(r.tokens if r is not None else 0 for r in ready),
     )
+    return record, suspects
 
 
 def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
@@ -106,9 +110,10 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
     if choice.problem or choice.left_out:
         return None
     try:
-        return make(run, sync, sites, [], choice.not_reducing)
+        made = make(run, sync, sites, [], choice.not_reducing)
     except ConfigError:
         return None  # is said when it is planned after Ready
+    return made and made[0]
 
 
 def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
@@ -116,12 +121,12 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
     ids = attempt.ids()
     if attempt.spoiled:
         return attempt.spoiled
-    if attempt.lost:
-        return "; ".join(attempt.lost[i] for i in sorted(attempt.lost))
-    if gone := [i for i in ids if i in attempt.departed]:
-        return f"site {gone[0]} has left"
-    if failed := [i for i in ids if i in sync.failed]:
-        return "; ".join(sync.failed[i] for i in failed)
+    if lost := sync.lost():
+        return "; ".join(e.reason for e in lost.values())
+    if gone := sync.departed():
+        return f"site {min(gone)} has left"
+    if failed := sync.failed():
+        return "; ".join(failed.values())
     if full := no_room(sync, attempt):
         return full
     if empty := [i for i in ids if i in sync.ready and not sync.ready[i].tokens]:
@@ -137,9 +142,8 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
     if are_ready and (cut := weighing.cut_now(run, sync, sites)):
         return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
     if any(site.unreachable_site_ids for site in sites):
-        reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
         choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(sync.open.sync))
-        if undialled := choice.not_reducing & reducing:
+        if undialled := choice.not_reducing & attempt.reducing():
             return f"site {min(undialled)} reduces and cannot be dialled by all"
         if choice.problem or choice.left_out:
             return choice.problem or choice.left_out.removeprefix("; ")
@@ -148,9 +152,8 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
 
 def no_room(sync: Sync, attempt: Attempt) -> str:
     """Which reducers cannot hold what they are to reduce, and why; empty if all can, as far as is known."""
-    ids = attempt.ids()
-    reducing = {ids[top_of(tree)] for tree in attempt.plan.trees}
-    return "; ".join(text for site_id, text in sync.no_room.items() if site_id in reducing)
+    reducing = attempt.reducing()
+    return "; ".join(text for i, text in sync.exclusions.reasons(Kind.NO_ROOM).items() if i in reducing)
 
 
 def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:

@@ -14,7 +14,8 @@ from heapq import nlargest
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync import waits
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.sync.waits import Waits
 from atoll.protocol import messages as m
 
@@ -26,7 +27,7 @@ def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
     """Chunk data that a site gets or gives is evidence for its peers that it exchanges with, not for itself."""
     attempt = run.sync.attempt if run.sync is not None else None
     if attempt is not None and message.moved_bytes != site.heartbeat.moved_bytes:
-        attempt.traffic_at[site.site_id] = run.now
+        attempt.note_traffic(site.site_id, run.now)
 
 
 def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]:
@@ -73,17 +74,11 @@ def advance(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) ->
             seen = "" if run.now - site.progress_at >= _patience_s(run) else " that another site saw"
             what = f"has made no progress{seen} in sync {sync.open.sync} for {_patience_s(run):g} s"
             _evict(run, sync, site, what)
-    for reporter, peer in sorted(waits.to_blame(heard, said, tuple(attempt.failing), attempt.done)) if heard else ():
-        note_failure(run, attempt, reporter, peer, lacks=True)
+    if heard:
+        attempt.note_heard(heard)
+        named = waits.to_blame(heard, said, tuple(attempt.failing), attempt.done)
+        attempt.note_failing(dict.fromkeys(sorted(named), True), run.now)
     return bool(stuck)
-
-
-def note_failure(run: Run, attempt: Attempt, reporter: int, peer: int, *, lacks: bool) -> None:
-    """`lacks`: what the peer owes has not come, or else the peer takes nothing."""
-    attempt.failing[reporter, peer] = lacks
-    if attempt.retry_at is None:
-        # A peer that died is evicted within this, and the next attempt is without it.
-        attempt.retry_at = run.now + run.limits.reconnect_grace_s
 
 
 def _said(run: Run, attempt: Attempt) -> dict[int, Waits]:
@@ -96,7 +91,6 @@ def _take_at_its_word(run: Run, attempt: Attempt, site: Site, named: Collection[
     site.num_heard += 1
     if not named or site.conduct.is_on_trial or site.num_heard > MOST_HEARD:
         return False
-    attempt.heard.add(site.site_id)
     names = ", ".join(str(i) for i in sorted(named))
     run.report(
         logging.WARNING,

@@ -1,147 +1,109 @@
-"""One sync: who is ready, its attempts, who is done. Decides about plans; `driver` turns decisions into outputs."""
+"""One sync: who is ready, its attempts, what keeps sites from it, and its phase. Everything of it is written here."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
 
 from atoll.coordinator.core.events import OpenRecord, PlanRecord
-from atoll.coordinator.core.sync.blame import Blame, Demotion, Pair, in_words
+from atoll.coordinator.core.sync.assignments import assign, suspects_of
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.protocol.errors import ConfigError
-from atoll.protocol.messages import DataRange, Done, Open, Plan, Ready, Tree
-from atoll.protocol.plans import is_weighed, top_of
+from atoll.coordinator.core.sync.exclusions import Exclusion, Exclusions, Kind, Start
+from atoll.coordinator.core.sync.stragglers import Patience
+from atoll.coordinator.core.sync.topology import Reducer
+from atoll.protocol.messages import Open, Ready, Tree
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
-MIN_TRIES = 3
-"""With the same contributors, where there are fewer ways to assign them than that: a link may be bad for a moment, and
-after the second failure it is known who is to receive only."""
-
-Signature = tuple[tuple[int, ...], tuple[Tree, ...]]
+STORY_STEPS = 16
 
 
-@dataclass(slots=True, kw_only=True)
-class Attempt:
-    """A plan that was persisted, and what is known of it."""
+class Phase(Enum):
+    COLLECTING = "collecting"
+    """Sites become ready; there is no plan."""
+    PLANNED_AHEAD = "planned ahead"
+    """Sites become ready, and have a plan that came with the commit before. It counts once all of them are."""
+    EXCHANGING = "exchanging"
+    """The contributors of an attempt are ready, and their weights are known."""
+    ENDED = "ended"
 
-    plan: Plan
-    ranges: tuple[tuple[DataRange, ...], ...]  # of each contributor
-    said: tuple[int, ...]  # tokens of each contributor's Ready, of which its weight may be less
-    planned_at: float
-    done: dict[int, Done] = field(default_factory=dict)
-    lost: dict[int, str] = field(
-        default_factory=dict
-    )  # contributors that are gone: another attempt unless all are done
-    departed: set[int] = field(default_factory=set)  # left after Done: not waited for
-    replan_at: float | None = None  # somebody is lost: until then others that are silent may turn out to be as well
-    failing: dict[Pair, bool] = field(default_factory=dict)  # whether the reporter lacks what its peer owes
-    heard: set[int] = field(default_factory=set)  # sites that did not report whom they wait for, and were taken to
-    traffic_at: dict[int, float] = field(default_factory=dict)  # site id -> when it last got or gave chunk data
-    retry_at: float | None = None
-    no_average: str = ""  # of which tensor, and who says so
-    accused: dict[int, str] = field(default_factory=dict)  # whose contributions are to blame for that, and why
-    accused_by: int = 0
-    lists: dict[int, bytes] = field(default_factory=dict)  # hashes of payloads, asked for where Dones differ
-    list_asked: dict[int, int] = field(default_factory=dict)  # site id -> stream
-    lists_due: float | None = None
-    spoiled: str = ""  # why it may not commit whatever Dones come
-    weighed_late: bool = False  # it was begun without weights: each site said its own to the others
 
-    @property
-    def is_weighed(self) -> bool:
-        """Whether the contributors' weights are known. Those of a plan that came with the commit before are not, until
-        all are ready."""
-        return is_weighed(self.plan)
+class Step(Enum):
+    PLAN_AHEAD = "is planned with the commit before"
+    GIVE_WAY = "does not keep that plan"
+    WEIGH = "has everybody ready who was planned"
+    PROPOSE = "has an attempt proposed"
+    COLLECT_AGAIN = "is collected again"
+    COMMIT = "is committed"
+    ABANDON = "is abandoned"
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether a weight is less than what its site said."""
-        return any(c.tokens < tokens for c, tokens in zip(self.plan.contributors, self.said, strict=True))
 
-    def ids(self) -> tuple[int, ...]:
-        return tuple(c.site_id for c in self.plan.contributors)
+TRANSITIONS = {
+    (Phase.COLLECTING, Step.PLAN_AHEAD): Phase.PLANNED_AHEAD,
+    (Phase.COLLECTING, Step.PROPOSE): Phase.EXCHANGING,
+    (Phase.COLLECTING, Step.ABANDON): Phase.ENDED,
+    (Phase.PLANNED_AHEAD, Step.GIVE_WAY): Phase.COLLECTING,
+    (Phase.PLANNED_AHEAD, Step.WEIGH): Phase.EXCHANGING,
+    (Phase.PLANNED_AHEAD, Step.PROPOSE): Phase.EXCHANGING,
+    (Phase.PLANNED_AHEAD, Step.COLLECT_AGAIN): Phase.COLLECTING,
+    (Phase.PLANNED_AHEAD, Step.ABANDON): Phase.ENDED,
+    (Phase.EXCHANGING, Step.PROPOSE): Phase.EXCHANGING,
+    (Phase.EXCHANGING, Step.COLLECT_AGAIN): Phase.COLLECTING,
+    (Phase.EXCHANGING, Step.COMMIT): Phase.ENDED,
+    (Phase.EXCHANGING, Step.ABANDON): Phase.ENDED,
+}
 
-    def exchanges(self, site_id: int, peer_id: int) -> bool:
-        """Whether the plan has these two contributors send each other anything: one of them reduces."""
-        return peer_id in self.ids() and (self.reduces(site_id) or self.reduces(peer_id))
 
-    def reduces(self, site_id: int) -> bool:
-        ids = self.ids()
-        return any(ids[top_of(tree)] == site_id for tree in self.plan.trees)
-
-    def incarnation_of(self, site_id: int) -> int | None:
-        return next((c.incarnation for c in self.plan.contributors if c.site_id == site_id), None)
-
-    def ranges_of(self, site_id: int) -> tuple[DataRange, ...]:
-        return next((r for i, r in zip(self.ids(), self.ranges, strict=True) if i == site_id), ())
-
-    def reporters(self) -> set[int]:
-        """Sites that could not exchange with somebody, and wait for the coordinator."""
-        return self.heard.union(reporter for reporter, _ in self.failing)
-
-    def survivors(self, failed: Mapping[int, str]) -> list[int]:
-        """Contributors that are still there and able, ascending."""
-        return [i for i in self.ids() if i not in self.lost and i not in self.departed and i not in failed]
+class IllegalStep(Exception):
+    """A step that the sync's phase does not have: a fault of this code, whatever sites say."""
 
 
 class Sync:
-    """COLLECTING (no attempt, one without weights yet, or too few survivors of the last one) -> PLANNED -> committed or
-    abandoned."""
-
     def __init__(
         self,
         record: OpenRecord,
         now: float,
+        *,
         plans: Sequence[PlanRecord] = (),
-        live: Collection[tuple[int, int]] = (),
+        live: Collection[Start] = (),
         earlier: Collection[Pair] = (),
+        not_before: float = 0.0,
     ) -> None:
-        """`plans` of a sync that was open when the coordinator ended, and who was in the run then: (site id,
-        incarnation). `earlier`: which exchanges failed in the syncs before."""
+        """`plans` of a sync that was open when the coordinator ended, and who was in the run then. `earlier`: which
+        exchanges failed in the syncs before. Nothing is planned `not_before`."""
         self.open: Open = record.open
+        self.phase = Phase.COLLECTING
         self.expected: set[int] = set(record.expected)
         self.ready: dict[int, Ready] = {}
         self.losses: dict[int, float] = {}
         self.opened_at = now
         self.first_ready_at: float | None = None
-        self.wait_until: float | None = None  # for those who are not ready
-        self.late: frozenset[int] = frozenset()  # of these, those who are not waited for
-        self.not_before = now
-        self.attempt: Attempt | None = None
-        self.last_attempt = 0
-        self.failed: dict[int, str] = {}  # sites that cannot contribute to this sync, and why
-        self.no_room: dict[int, str] = {}  # sites that cannot hold what they were to reduce, and why
+        self.patience: Patience | None = None  # with those who are not ready
+        self.not_before = not_before
+        self.attempts: list[Attempt] = []
+        self.exclusions = Exclusions()
         self.blame = Blame(earlier)
         self.num_digest_conflicts = 0
-        self.voided: set[tuple[int, int]] = set()  # (site id, incarnation) whose planned contribution is discarded
-        self.suspects: frozenset[int] = frozenset()  # reduce nothing in the last plan, because exchanges failed
-        self.demoted: set[int] = set()  # receive only, because exchanges failed
-        self.ended_attempts: set[int] = set()  # sites that left, or could not go on, while others exchanged with them
         self.diverged: dict[int, str] = {}  # sites whose loss is not finite since the base, and was before
         self.has_gone_back = False  # because of these, or that was tried
-        self.num_accused: Counter[int] = Counter()  # attempts in which a contribution was said to be absurd
-        self.excluded: set[int] = set()  # contribute nothing, because of what they contributed
-        self.no_average_at: set[int] = set()  # sites that found a tensor without an average: others look at it again
-        self._planned: set[tuple[int, int]] = set()
-        self._issued: set[Signature] = set()
-        self._num_tried: Counter[tuple[int, ...]] = Counter()  # attempts with these contributors
+        self.story: deque[str] = deque(maxlen=STORY_STEPS)
         for planned in plans:
-            self.begin(planned, now)
+            # Its weights may have come late if it is the first: the store has the weights alone.
+            self._begin(Attempt(planned, now, weighed_late=planned.plan.attempt == 1))
         if self.attempt is not None:
-            self.attempt.weighed_late = self.last_attempt == 1  # perhaps; the store has the weights alone
             self._resume(self.attempt, live, now)
 
-    def _resume(self, attempt: Attempt, live: Collection[tuple[int, int]], now: float) -> None:
+    def _resume(self, attempt: Attempt, live: Collection[Start], now: float) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
         plan = attempt.plan
-        self.voided = self._planned - ({(c.site_id, c.incarnation) for c in plan.contributors} & set(live))
+        here = set(attempt.starts()) & set(live)
+        for start in {start for before in self.attempts for start in before.starts()} - here:
+            self.exclude(start, Kind.GONE, f"site {start[0]} had left when the coordinator ended", now)
         for member, tokens in zip(plan.contributors, attempt.said, strict=True):
-            if (member.site_id, member.incarnation) in self.voided:
-                attempt.lost[member.site_id] = f"site {member.site_id} had left when the coordinator ended"
-            elif attempt.is_weighed:
+            if attempt.is_weighed and (member.site_id, member.incarnation) in here:
                 self.ready[member.site_id] = Ready(
                     sync=plan.sync,
                     tokens=tokens,
@@ -150,45 +112,50 @@ class Sync:
                 )
         self.first_ready_at = now if self.ready else None
 
-    def begin(self, record: PlanRecord, now: float) -> Attempt:
-        plan = record.plan
-        self._planned.update((c.site_id, c.incarnation) for c in plan.contributors)
-        self.attempt = Attempt(plan=plan, ranges=record.ranges, said=record.said, planned_at=now)
-        self.last_attempt = plan.attempt
-        if self.attempt.is_weighed:
-            self._note_tried(self.attempt)
-        return self.attempt
+    # --- its attempts
 
-    def weigh(self, record: PlanRecord, now: float) -> None:
-        """All contributors of the attempt are ready; these are their weights and ranges. What they reported stays."""
-        attempt = self.attempt
-        assert attempt is not None
-        attempt.plan, attempt.ranges, attempt.said = record.plan, record.ranges, record.said
-        attempt.planned_at = now
-        attempt.weighed_late = True
-        self._note_tried(attempt)  # one that gave way before has not been tried
+    @property
+    def attempt(self) -> Attempt | None:
+        """The one that its sites know of; None while the sync is collected."""
+        return self.attempts[-1] if self.phase in (Phase.PLANNED_AHEAD, Phase.EXCHANGING) else None
 
-    def _note_tried(self, attempt: Attempt) -> None:
-        self._issued.add((attempt.ids(), attempt.plan.trees))
-        self._num_tried[attempt.ids()] += 1
+    @property
+    def last_attempt(self) -> int:
+        """Its number; 0 before the first."""
+        return self.attempts[-1].plan.attempt if self.attempts else 0
 
-    def has_planned(self, site_id: int, incarnation: int) -> bool:
+    @property
+    def exchange(self) -> Attempt | None:
+        """The attempt whose weights are known."""
+        return self.attempts[-1] if self.phase is Phase.EXCHANGING else None
+
+    def has_planned(self, start: Start) -> bool:
         """In any attempt."""
-        return (site_id, incarnation) in self._planned
+        return any(attempt.has(start) for attempt in self.attempts)
 
-    def drop(self, site_id: int, incarnation: int) -> None:
-        """The site's contribution is void. If it was planned, peers may hold it: another one cannot take its place."""
-        if (site_id, incarnation) in self._planned:
-            self.voided.add((site_id, incarnation))
-        self.failed.pop(site_id, None)
-        self.no_room.pop(site_id, None)
-        self.ready.pop(site_id, None)
-        self.losses.pop(site_id, None)
-        self.expected.discard(site_id)
-        if not self.ready:
-            self.first_ready_at = None
+    def survivors(self) -> list[int]:
+        """Contributors of the attempt that are still there and able, ascending."""
+        return [start[0] for start in self._contributors() if not self.exclusions.bars(start)]
 
-    # --- choosing reducers
+    def lost(self) -> dict[int, Exclusion]:
+        """Contributors of the attempt that went without being done, ascending: it needs another one, unless all others
+        are done."""
+        return self._gone(Kind.GONE)
+
+    def departed(self) -> dict[int, Exclusion]:
+        """Contributors of the attempt that were done and left."""
+        return self._gone(Kind.LEFT_DONE)
+
+    def failed(self) -> dict[int, str]:
+        """Contributors of the attempt that are here and do not take part any more, ascending, and why."""
+        return {start[0]: why for start in self._contributors() if (why := self.exclusions.why_failed(start))}
+
+    def _contributors(self) -> list[Start]:
+        return self.attempt.starts() if self.attempt is not None else []
+
+    def _gone(self, kind: Kind) -> dict[int, Exclusion]:
+        found = self.exclusions.of(kind)
+        return {start[0]: found[start] for start in self._contributors() if start in found} if found else {}
 
     def trees(
         self,
@@ -196,70 +163,125 @@ class Sync:
         reducers: Sequence[Reducer],
         on_probation: frozenset[int],
         not_reducing: frozenset[int] = frozenset(),
-    ) -> tuple[Tree, ...] | None:
-        """Trees that were not tried with these contributors yet, away from pairs that could not exchange, and at first
-        from those `on_probation`; never with those `not_reducing`, of whom some are left, or those without room.
+    ) -> tuple[tuple[Tree, ...], frozenset[int]] | None:
+        """Who reduces what in the next attempt, and who does not because exchanges failed in this one. Never those
+        `not_reducing`, of whom some are left, nor those without room. None if everything was tried. Raises ConfigError
+        if the contributions fit nowhere."""
+        ids = {r.site_id for r in reducers}
+        not_reducing |= self.exclusions.reasons(Kind.NO_ROOM).keys()
+        found_none = self.exclusions.ids(Kind.NO_AVERAGE)
+        if not not_reducing | found_none >= ids:
+            not_reducing |= found_none
+        suspects = suspects_of(self.attempt.failing, ids) if self.attempt is not None else frozenset()
+        found = assign(
+            sizes,
+            reducers,
+            suspects=suspects,
+            on_probation=on_probation,
+            not_reducing=not_reducing,
+            tried=[attempt.signature for attempt in self.attempts if attempt.is_weighed],
+            blamed=self.blame.of,
+        )
+        return found and (found[0], suspects if found[1] == suspects else frozenset())
 
-        Where these are few, the first of them again. None if everything was tried. Raises ConfigError if the
-        contributions fit nowhere.
-        """
-        ids = tuple(r.site_id for r in reducers)
-        problem: ConfigError | None = None
-        tried: list[tuple[frozenset[int], tuple[Tree, ...]]] = []
-        not_reducing |= self.no_room.keys()
-        if not not_reducing | self.no_average_at >= set(ids):
-            not_reducing |= self.no_average_at
-        suspects = self._suspects(ids)
-        for avoid, rotation in self._choices(ids, suspects, on_probation):
-            if avoid | not_reducing >= set(ids):
-                continue
-            try:
-                trees = direct(sizes, reducers, avoid=avoid | not_reducing, rotation=rotation)
-            except ConfigError as error:
-                problem = problem or error
-                continue
-            if (ids, trees) not in self._issued:
-                break
-            tried.append((avoid, trees))
-        else:
-            if problem is not None and not tried:
-                raise problem
-            if not tried or self._num_tried[ids] >= MIN_TRIES:
-                return None
-            avoid, trees = tried[0]
-        self.suspects = suspects if avoid == suspects else frozenset()
-        return trees
+    # --- its phase
 
-    def _suspects(self, ids: tuple[int, ...]) -> frozenset[int]:
-        """The one site that is in all failing pairs, or all that are in one; none if nobody else would be left."""
-        pairs = [frozenset(pair) for pair in sorted(self.attempt.failing)] if self.attempt else []
-        if not pairs:
-            return frozenset()
-        common = frozenset.intersection(*pairs)
-        suspects = common if len(common) == 1 else frozenset.union(*pairs)
-        return suspects if not suspects >= set(ids) else frozenset()
+    def plan_ahead(self, record: PlanRecord, now: float) -> None:
+        """The plan came with the commit before; its weights are not known."""
+        self._step(Step.PLAN_AHEAD, f"attempt {record.plan.attempt}")
+        self._begin(Attempt(record, now))
 
-    def _choices(
-        self, ids: tuple[int, ...], suspects: frozenset[int], on_probation: frozenset[int]
-    ) -> Iterator[tuple[frozenset[int], int]]:
-        known = (suspects | on_probation) & set(ids)
-        if known and known != set(ids):
-            yield known, 0
-        if suspects:
-            yield suspects, 0
-        yield frozenset(), 0
-        for rotation in range(1, len(ids)):
-            yield frozenset(), rotation
-        # One reducer for all, the least blamed first.
-        for only in sorted(ids, key=lambda i: (self.blame.of(i), i)):
-            yield frozenset(ids) - {only}, 0
+    def give_way(self, reason: str) -> None:
+        """That plan no longer holds."""
+        self._step(Step.GIVE_WAY, reason)
 
-    # --- what went wrong
+    def weigh(self, record: PlanRecord, now: float) -> None:
+        """All contributors of the plan that came with the commit before are ready: their weights and ranges."""
+        self._step(Step.WEIGH, "")
+        self.attempts[-1].weigh(record, now)
 
-    def settle_failures(self, ids: Sequence[int], quorum: int) -> list[tuple[Demotion, str]]:
-        """Notes what failed in this attempt. Who is to be a receiver from now on, and why."""
-        assert self.attempt is not None
-        self.blame.note(self.attempt.failing)
-        what = "an attempt" if self.blame.num_failures == 1 else f"{self.blame.num_failures} attempts"
-        why = f"{what} could not be exchanged (sites {in_words(self.attempt.failing)})"
-        return [(demotion, why) for demotion in self.blame.to_demote(ids, quorum)]
+    def propose(self, record: PlanRecord, suspects: frozenset[int], why: str, now: float) -> Attempt:
+        """Another attempt, with weights. `suspects` reduce nothing in it."""
+        self._step(Step.PROPOSE, why)
+        self._begin(Attempt(record, now, suspects=suspects))
+        return self.attempts[-1]
+
+    def collect_again(self, reason: str, expected: Iterable[int], now: float) -> None:
+        """The attempt has failed, and too few are left for another one."""
+        self._step(Step.COLLECT_AGAIN, reason)
+        self.expected = set(expected)
+        self.first_ready_at = now if self.ready else None
+
+    def commit(self) -> None:
+        """Its payloads are the run's next step."""
+        self._step(Step.COMMIT, "")
+
+    def abandon(self, reason: str) -> None:
+        """It ends without a commit."""
+        self._step(Step.ABANDON, reason)
+
+    def _step(self, step: Step, reason: str) -> None:
+        """Raises IllegalStep, with what happened before, and changes nothing."""
+        then = TRANSITIONS.get((self.phase, step))
+        words = f"{step.value}{f' ({reason})' if reason else ''}"
+        if then is None:
+            story = "; ".join(self.story) or "nothing happened before"
+            raise IllegalStep(f"sync {self.open.sync} {words} while it is {self.phase.value}: {story}")
+        self.story.append(words)
+        self.phase = then
+
+    def _begin(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        self.phase = Phase.EXCHANGING if attempt.is_weighed else Phase.PLANNED_AHEAD
+
+    # --- what sites say
+
+    def take_ready(self, site_id: int, message: Ready, now: float) -> None:
+        """The site has sealed what it contributes."""
+        self.ready[site_id] = message
+        if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
+            self.losses[site_id] = message.mean_loss
+        if self.first_ready_at is None:
+            self.first_ready_at = now
+
+    def wait(self, patience: Patience) -> None:
+        """So long those who are ready wait for the others."""
+        self.patience = patience
+
+    def note_diverged(self, site_id: int, text: str) -> None:
+        """The site's loss is not finite since the base."""
+        self.diverged[site_id] = text
+
+    def note_gone_back(self) -> None:
+        """The run goes back because of these, or that was tried: once."""
+        self.has_gone_back = True
+
+    def note_digest_conflict(self) -> int:
+        """Contributors are done with different payloads. How often that was so."""
+        self.num_digest_conflicts += 1
+        return self.num_digest_conflicts
+
+    # --- what keeps sites from it
+
+    def exclude(self, start: Start, kind: Kind, reason: str, now: float) -> None:
+        """Of this start of the site, until the sync ends."""
+        exchange = self.exchange
+        attempt = exchange.plan.attempt if exchange is not None and exchange.has(start) else 0
+        self.exclusions.note(start, Exclusion(kind=kind, reason=reason, since=now, attempt=attempt))
+
+    def drop(self, start: Start, reason: str, now: float, *, after_done: bool) -> None:
+        """The site's contribution is void. If it was planned, peers may hold it: another one cannot take its place.
+        `after_done`: it left by itself; if it was done, the attempt goes on without waiting for it."""
+        site_id, attempt = start[0], self.attempt
+        if self.has_planned(start) or start in self.exclusions:
+            was_done = after_done and attempt is not None and attempt.has(start) and site_id in attempt.done
+            self.exclude(start, Kind.LEFT_DONE if was_done else Kind.GONE, reason, now)
+        self.unexpect(site_id)
+        self.ready.pop(site_id, None)
+        self.losses.pop(site_id, None)
+        if not self.ready:
+            self.first_ready_at = None
+
+    def unexpect(self, site_id: int) -> None:
+        """The site has nothing to contribute: it is not waited for."""
+        self.expected.discard(site_id)

@@ -15,7 +15,8 @@ from fractions import Fraction
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
-from atoll.coordinator.core.sync.syncs import Attempt, Sync
+from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol.messages import DataRange, Ready
 from atoll.protocol.plans import weights as planned_weights
 from atoll.protocol.settings import SyncSettings

@@ -223,7 +223,7 @@ def view_of(run: Run, now: float) -> RunView:
         unreachable=run.unreachable,
         kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
         errors=tuple(run.fatal_texts),
-        excluded=tuple(record.reason for record in run.exclusions.recent),
+        excluded=tuple(record.reason for record in run.left_out.recent),
         sync=_sync_view(run),
         sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
         num_at_the_door=run.members.num_at_the_door(),

@@ -8,8 +8,8 @@ import pytest
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync.assignments import MIN_TRIES
 from atoll.coordinator.core.sync.reach import choose
-from atoll.coordinator.core.sync.syncs import MIN_TRIES
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 

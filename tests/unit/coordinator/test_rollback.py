@@ -313,14 +313,27 @@ def test_one_that_came_back_without_it_and_left_again_is_accounted_for() -> None
 
 
 def test_holders_that_disagree_are_not_gone_back_to() -> None:
-    story = committed("a", "b")
-    power_cut(story, "a", "b")
+    """What the state of that commit is was never said, and no contributor to it is here."""
+    story = committed("a", "b", "c", "d", count=0)
+    for number in range(2):
+        for name in "abcd":
+            story.ready(name, tokens=100 if name in "ab" else 0)
+        for name in "ab":
+            story.done(name, f"s{number}")
+        for name in "abcd":
+            story.applied(name, number + 1, f"s{number + 1}")
+    power_cut(story, "a", "b", "c", "d")
     story.forget_hash(1)
-    back(story, "a", 1)
-    story.connect("b", incarnation=2, state=(1, "other"))
-    story.offer("b")
-    story.sources("b", after=1, lacks=2)
+    back(story, "c", 1)
+    story.connect("d", incarnation=2, state=(1, "other"))
+    story.offer("d")
+    story.sources("d", after=1, lacks=2)
+    assert "they do not agree on the state of commit 1" in story.view.state
+    story.happens(e.RollbackAsked("atoll rollback"))
     assert story.view.branch == 0
+    story.leave("d")
+    story.happens(e.RollbackAsked("atoll rollback"))
+    assert (story.view.branch, story.view.last_commit) == (1, 1)
 
 
 def test_what_sites_found_out_about_a_void_commit_does_not_count_for_the_next_of_its_number() -> None:
