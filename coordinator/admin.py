@@ -1,7 +1,7 @@
 """Commands for the coordinator's own machine: a Unix socket beside the store, for its owner only.
 
 A request is one line of JSON, `{"command": "stop", "reason": "..."}`, or "rollback" (with "to": a commit that sites
-have passed), "evict" or "let-in" (with "name"), "reset", or "status"; so is the answer.
+have passed), "evict" or "let-in" (with "name"), or "reset"; so is the answer.
 """
 
 from __future__ import annotations
@@ -114,8 +114,6 @@ class AdminServer:
 
     async def _execute(self, request: Any) -> dict[str, Any]:
         command = request.get("command") if isinstance(request, dict) else None
-        if command == "status":
-            return {"ok": True, "status": await self._run.document()}
         if command == "stop":
             status = await self._run.document()
             self._run.ask_to_stop(str(request.get("reason") or "atoll stop")[:1024])
@@ -211,9 +209,3 @@ def request_admission(store_path: Path, name: str) -> None:
 def request_reset(store_path: Path, reason: str = "") -> None:
     """Model and starting state are taken back. Raises HostError if that cannot be done: why."""
     _ask(store_path, {"command": "reset", "reason": reason})
-
-
-def request_status(store_path: Path) -> dict[str, Any]:
-    """The document of /status.json. Raises HostError if no coordinator has this store."""
-    status: dict[str, Any] = _ask(store_path, {"command": "status"})["status"]
-    return status

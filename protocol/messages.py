@@ -148,7 +148,6 @@ class Offer:
     data_fingerprint: bytes = bounded(32, b"")
     max_retained_bytes: int
     bandwidth_bytes_per_s: int = 0
-    init_digest: bytes = bounded(32, b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

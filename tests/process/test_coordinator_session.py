@@ -17,6 +17,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from atoll.cli.client import fetch_status
 from atoll.coordinator import admin, service, streams
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
@@ -514,6 +515,10 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def address_in(line: str) -> str:
+    return line.split("listening on ", 1)[1].split(",", maxsplit=1)[0].strip()
+
+
 def end(process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
     process.send_signal(how)
     _, errors = process.communicate(timeout=LIMIT_S)
@@ -530,13 +535,13 @@ def test_a_coordinator_process_from_start_to_stop(tmp_path: Path, folder: str) -
         assert line.startswith("run run: listening on 127.0.0.1:")
         assert "status page http://127.0.0.1:" in line
         assert admin.socket_path(store).stat().st_mode & 0o777 == 0o600
-        assert admin.request_status(store)["state"] == "waiting for sites 0 of 2"
+        assert fetch_status(address_in(line))["state"] == "waiting for sites 0 of 2"
         second = a_coordinator(store)
         output, errors = second.communicate(timeout=LIMIT_S)
         assert second.returncode == HostError.exit_code, errors
         assert "another coordinator has it open" in output
         assert admin.request_stop(store) == ""
-        assert admin.request_status(store)["state"] == "finished: atoll stop"
+        assert fetch_status(address_in(line))["state"] == "finished: atoll stop"
         assert admin.request_stop(store) == "finished: atoll stop"
         code, errors = end(process)
         assert (code, errors) == (0, "")
@@ -551,8 +556,7 @@ def test_after_kill_9_the_store_is_free_and_the_term_is_higher(tmp_path: Path) -
     for term in (1, 2):
         process = a_coordinator(store)
         try:
-            first_line(process)
-            assert admin.request_status(store)["term"] == term
+            assert fetch_status(address_in(first_line(process)))["term"] == term
         finally:
             end(process, signal.SIGKILL)
 

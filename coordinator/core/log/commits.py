@@ -48,7 +48,6 @@ class CommitLog:
         self._first_run_tokens = first_run_tokens
         self.run_step = newest.run_step if newest else first_run_step
         self.run_tokens = newest.run_tokens if newest else first_run_tokens
-        self.is_final = newest.final if newest else False
 
     def append(self, record: CommitRecord) -> None:
         commit = record.commit
@@ -59,7 +58,6 @@ class CommitLog:
             self._contributors.pop(old.commit.commit, None)
         del self.records[: -self._keep]
         self.last, self.run_step, self.run_tokens = commit.commit, commit.run_step, commit.run_tokens
-        self.is_final = commit.final
         if record.median_loss is not None:
             self.losses[commit.commit] = (commit.commit, commit.run_step, commit.run_tokens, record.median_loss)
             self.losses = {n: self.losses[n] for n in thinned(list(self.losses))}
@@ -99,7 +97,7 @@ class CommitLog:
             self._contributors.pop(old.commit.commit, None)
         newest = self.records[-1].commit if commit else None
         assert newest is None or newest.commit == commit
-        self.last, self.is_final = commit, False
+        self.last = commit
         self.run_step = newest.run_step if newest else self._first_run_step
         self.run_tokens = newest.run_tokens if newest else self._first_run_tokens
         known: dict[int, Any]
