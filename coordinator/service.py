@@ -38,7 +38,7 @@ from atoll.coordinator.core.events import (
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import manifests
-from atoll.coordinator.core.view.run_view import RunView
+from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream

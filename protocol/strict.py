@@ -32,17 +32,29 @@ def field_types(cls: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
 
 
-def check(kind: Any, value: object, where: str) -> Any:
-    """`value` as `kind` (bool, int, float, str, a tuple of one of these, or one of these or None).
+def check(kind: Any, value: object, where: str, unknown: list[str] | None = None) -> Any:
+    """`value` as `kind`: bool, int, float, str, a dataclass of such, tuples of one of these, or one of these or None.
 
     Raises ConfigError, naming `where`, if the types differ. Integers are accepted as floats, nothing else converts.
+    `unknown`: as in `build`.
     """
     if get_origin(kind) in (Union, types.UnionType):
+        if value is None and type(None) in get_args(kind):
+            return None
         (kind,) = (a for a in get_args(kind) if a is not type(None))
     if get_origin(kind) is tuple:
+        kinds = get_args(kind)
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} must be a list, not {_described(value)}")
-        return tuple(check(get_args(kind)[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+        if kinds[-1] is Ellipsis:
+            kinds = kinds[:1] * len(value)
+        if len(kinds) != len(value):
+            raise ConfigError(f"{where} must be a list of {len(kinds)}, not {_described(value)}")
+        return tuple(check(kinds[i], item, f"{where}[{i}]", unknown) for i, item in enumerate(value))
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} must be a table, not {_described(value)}")
+        return build(kind, value, where, unknown=unknown)
     if kind is float and type(value) is int and abs(value) < 1 << 53:
         return float(value)
     # Exactly, because True is an int; a path is made by nobody but the caller.
@@ -81,11 +93,6 @@ def build(cls: type[T], table: Mapping[str, object], where: str, *, unknown: lis
             if key in required:
                 raise ConfigError(f'{where}: "{key}" is missing')
             continue
-        value = table[key]
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            if not isinstance(value, Mapping):
-                raise ConfigError(f"{where}: {key} must be a table, not {_described(value)}")
-            values[key] = build(kind, value, f"{where}.{key}", unknown=unknown)
-        else:
-            values[key] = check(kind, value, f"{where}: {key}")
+        is_table = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+        values[key] = check(kind, table[key], f"{where}.{key}" if is_table else f"{where}: {key}", unknown)
     return cls(**values)

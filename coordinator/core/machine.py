@@ -34,8 +34,9 @@ from atoll.coordinator.core.sites.membership import Site, Standing, Stream
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import decisions, divergence, driver, reach, standstill
 from atoll.coordinator.core.sync.syncs import IllegalStep
-from atoll.coordinator.core.view.data_ranges import RangeView, range_views
-from atoll.coordinator.core.view.run_view import RunView, state_in_words, view_of
+from atoll.coordinator.core.view.data_ranges import range_views
+from atoll.coordinator.core.view.document import RangeView, RunView
+from atoll.coordinator.core.view.run_view import state_in_words, view_of
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind

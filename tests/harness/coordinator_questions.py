@@ -17,7 +17,7 @@ from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import decisions as sync_decisions
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.syncs import Sync
-from atoll.coordinator.core.view.run_view import RunView
+from atoll.coordinator.core.view.document import RunView
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
 from atoll.protocol.plans import reducers

@@ -2,59 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from atoll.coordinator.core.data.ledger import Line
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.view.document import LeasedView, LineView, PassView, RangeView
 from atoll.protocol.ranges import Ranges
 
 MAX_PASSES_SHOWN = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeasedView:
-    site: str
-    num_samples: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PassView:
-    number: int
-    """From 0 on."""
-    num_done: int
-    num_leased: int
-    num_open: int
-    leased: tuple[LeasedView, ...]
-    """What is in flight, by site."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineView:
-    line: int
-    site: str
-    """Whose line it is; empty for the one that all sites share."""
-    num_samples: int
-    """Of one pass."""
-    num_passes_begun: int
-    num_passes_done: int
-    """The first so many passes are done as a whole."""
-    num_done: int
-    """Of all passes that were begun, as the next two; together they are `num_passes_begun * num_samples`."""
-    num_leased: int
-    num_open: int
-    passes: tuple[PassView, ...]
-    """From the first one that is not done on; the first MAX_PASSES_SHOWN of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RangeView:
-    line: int
-    first: int
-    num_samples: int
-    state: str
-    """done, leased or open."""
-    site: str
-    """That leases it."""
 
 
 def data_view(run: Run) -> tuple[LineView, ...]:

@@ -22,7 +22,8 @@ from atoll.cli.demo_setup import DemoOptions
 from atoll.cli.demo_view import View, make_view
 from atoll.cli.demo_watch import Act, KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
-from atoll.cli.run_status import RunStatus, parse_status
+from atoll.cli.run_status import parse_status
+from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
 from atoll.protocol.errors import AtollError, ConfigError, PeerError, WorkerError
 from atoll.protocol.settings import settings_to_json
@@ -68,7 +69,7 @@ class Demo:
         print(json.dumps(document) if self.options.as_json else demo_report.as_text(report, sys.argv[0]), flush=True)
         return 0 if document["ok"] else 1
 
-    def _train(self, processes: Processes, folder: Path, view: View) -> RunStatus:
+    def _train(self, processes: Processes, folder: Path, view: View) -> RunView:
         """Until all nodes have ended. Raises WorkerError if something stops on the way."""
         coordinator = processes.start("coordinator", demo_setup.coordinator_command(folder))
         self._port, page = wait_until_listening(coordinator)
@@ -102,7 +103,7 @@ class Demo:
                 raise WorkerError(f"no step and no commit for {QUIET_LIMIT_S:.0f} s; the run says: {status.state}")
             _wait_for_any(nodes, POLL_S)
 
-    def _look(self, coordinator: Child) -> RunStatus:
+    def _look(self, coordinator: Child) -> RunView:
         if coordinator.exit_code is not None:
             raise WorkerError(
                 f"the coordinator ended with exit code {coordinator.exit_code}; see {coordinator.log_path}"
@@ -112,7 +113,7 @@ class Demo:
     def _start_node(self, processes: Processes, folder: Path, name: str) -> None:
         processes.start(name, demo_setup.node_command(self.options, folder, name, self._port))
 
-    def _act(self, plan: KillPlan, status: RunStatus, processes: Processes, folder: Path, view: View) -> None:
+    def _act(self, plan: KillPlan, status: RunView, processes: Processes, folder: Path, view: View) -> None:
         act = plan.next_act(status)
         if act is Act.KILL:
             view.say(f"{plan.victim}: kill -9 at commit {plan.killed_at}")
@@ -126,7 +127,7 @@ class Demo:
     def _notes(self) -> dict[str, str]:
         return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
 
-    def _report(self, status: RunStatus, folder: Path, environment: dict[str, str], elapsed_s: float) -> Report:
+    def _report(self, status: RunView, folder: Path, environment: dict[str, str], elapsed_s: float) -> Report:
         notes = self._notes()
         sites = []
         for name in self.names:

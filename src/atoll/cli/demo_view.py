@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console, Group
 
     from atoll.cli.demo_watch import Watch
-    from atoll.cli.run_status import RunStatus
+    from atoll.coordinator.core.view.document import RunView
 
 RECENT_LINES = 8
 
@@ -23,7 +23,7 @@ class View(AbstractContextManager["View"], Protocol):
     def say(self, line: str) -> None:
         """Something happened."""
 
-    def show(self, status: RunStatus, watch: Watch, notes: dict[str, str]) -> None:
+    def show(self, status: RunView, watch: Watch, notes: dict[str, str]) -> None:
         """How the run stands; `notes` are words on some sites."""
 
 
@@ -34,7 +34,7 @@ class PlainView(AbstractContextManager["PlainView"]):
     def say(self, line: str) -> None:
         print(line, file=self._out, flush=True)
 
-    def show(self, status: RunStatus, watch: Watch, notes: dict[str, str]) -> None:
+    def show(self, status: RunView, watch: Watch, notes: dict[str, str]) -> None:
         """Lines are enough."""
 
     def __exit__(self, *exc: object) -> None:
@@ -47,7 +47,7 @@ class LiveView(AbstractContextManager["LiveView"]):
 
         self._live = Live(console=console, refresh_per_second=4, transient=True)
         self._lines: deque[str] = deque(maxlen=RECENT_LINES)
-        self._status: RunStatus | None = None
+        self._status: RunView | None = None
         self._watch: Watch | None = None
         self._notes: dict[str, str] = {}
 
@@ -62,7 +62,7 @@ class LiveView(AbstractContextManager["LiveView"]):
         self._lines.append(line)
         self._refresh()
 
-    def show(self, status: RunStatus, watch: Watch, notes: dict[str, str]) -> None:
+    def show(self, status: RunView, watch: Watch, notes: dict[str, str]) -> None:
         self._status, self._watch, self._notes = status, watch, notes
         self._refresh()
 
@@ -72,7 +72,7 @@ class LiveView(AbstractContextManager["LiveView"]):
 
 
 def picture(
-    status: RunStatus | None, watch: Watch | None, notes: dict[str, str], lines: tuple[str, ...], width: int
+    status: RunView | None, watch: Watch | None, notes: dict[str, str], lines: tuple[str, ...], width: int
 ) -> Group:
     """The run's bar, the table of sites, the sync in progress, and the last lines."""
     from rich.console import Group
@@ -102,7 +102,7 @@ def picture(
     return Group(*parts)  # type: ignore[arg-type]
 
 
-def sync_in_words(status: RunStatus) -> str:
+def sync_in_words(status: RunView) -> str:
     sync = status.sync
     if sync is None:
         return f"{len(status.commits)} commits" if status.finished else "no sync yet"

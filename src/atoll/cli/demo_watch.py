@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from atoll.cli.run_status import RunStatus, SiteStatus
+from atoll.coordinator.core.view.document import RunView, SiteView
 
 
 @dataclass(slots=True)
@@ -19,7 +19,7 @@ class SiteTotals:
     _base: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
     _last: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
 
-    def observe(self, site: SiteStatus) -> None:
+    def observe(self, site: SiteView) -> None:
         now = (site.sent_bytes, site.received_bytes, site.train_s, site.wait_s)
         if any(new < old for new, old in zip(now, self._last, strict=True)):
             sent, received, train_s, wait_s = self._base
@@ -46,7 +46,7 @@ class Watch:
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
 
-    def observe(self, status: RunStatus) -> list[str]:
+    def observe(self, status: RunView) -> list[str]:
         lines = []
         kind = status.state.split(maxsplit=1)[0].rstrip(":") if status.state else ""
         if status.state != self._state and kind not in ("training", "syncing"):
@@ -88,7 +88,7 @@ class KillPlan:
     restarted_at: int | None = None
     back_at: int | None = None
 
-    def next_act(self, status: RunStatus) -> Act | None:
+    def next_act(self, status: RunView) -> Act | None:
         """What is to be done now; it counts as done."""
         last = status.last_commit
         if self.killed_at is None:

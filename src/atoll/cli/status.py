@@ -14,7 +14,7 @@ from atoll.protocol.text import CONTINUED, clean, last_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from atoll.cli.run_status import RunStatus
+    from atoll.coordinator.core.view.document import RunView
 
 HELP = "show a run: sites, loss, commits"
 EPILOG = """\
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from atoll.cli.client import fetch_status
     from atoll.cli.run_status import parse_status
 
-    def look() -> tuple[dict[str, Any], RunStatus]:
+    def look() -> tuple[dict[str, Any], RunView]:
         document = fetch_status(args.coordinator, data_ranges=args.data)
         return document, parse_status(document)
 
@@ -70,7 +70,7 @@ def _watch_live(look: Any) -> int:
             time.sleep(WATCH_EVERY_S)
 
 
-def headline(status: RunStatus) -> str:
+def headline(status: RunView) -> str:
     length = f"of {status.steps}" if status.steps else f"({status.run_tokens} of {status.tokens} tokens)"
     return (
         f"run {status.run_id}: {last_line(status.state)}, step {status.run_step} {length}, commit {status.last_commit}"
@@ -88,7 +88,7 @@ def whole(text: str) -> str:
     return CONTINUED.join(clean(text).strip().split("\n"))
 
 
-def rows(status: RunStatus) -> list[tuple[str, ...]]:
+def rows(status: RunView) -> list[tuple[str, ...]]:
     """One row a site, as COLUMNS."""
     return [
         (
@@ -107,7 +107,7 @@ def rows(status: RunStatus) -> list[tuple[str, ...]]:
     ]
 
 
-def notes(status: RunStatus) -> list[str]:
+def notes(status: RunView) -> list[str]:
     """What a person may have to do something about."""
     stuck = f"the coordinator's store has not answered for {status.store_stuck_s:.0f} s: this is what was known before"
     return [
@@ -125,12 +125,12 @@ def notes(status: RunStatus) -> list[str]:
     ]
 
 
-def _at_the_door(status: RunStatus) -> list[str]:
+def _at_the_door(status: RunView) -> list[str]:
     more = status.num_at_the_door - sum(not site.site_id for site in status.sites)
     return [f"{more} more sites have said Hello and were never in the run"] if more > 0 else []
 
 
-def _newest_cut(status: RunStatus) -> list[str]:
+def _newest_cut(status: RunView) -> list[str]:
     """One line for a thousand weights."""
     with_cuts = [commit for commit in status.commits if commit.cut]
     if not with_cuts:
@@ -140,7 +140,7 @@ def _newest_cut(status: RunStatus) -> list[str]:
     return [f"a weight was cut in commit {commit.commit}: {commit.cut[0]}{more}"]
 
 
-def text_lines(status: RunStatus) -> str:
+def text_lines(status: RunView) -> str:
     """Columns of plain text."""
     cells = [COLUMNS, *rows(status)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(COLUMNS))]
@@ -153,7 +153,7 @@ def text_lines(status: RunStatus) -> str:
     return "\n".join(lines)
 
 
-def data_lines(status: RunStatus) -> list[str]:
+def data_lines(status: RunView) -> list[str]:
     """The account of samples: a line of totals, then the passes that are not done, for each line of positions."""
     if not status.data:
         return ["data: no site has asked for samples yet"]
@@ -174,7 +174,7 @@ def data_lines(status: RunStatus) -> list[str]:
     return lines
 
 
-def table(status: RunStatus, width: int = WIDE_FROM_COLUMNS) -> Table:
+def table(status: RunView, width: int = WIDE_FROM_COLUMNS) -> Table:
     """The same for a terminal of `width` characters; a narrow one does without some columns."""
     from rich.table import Table
     from rich.text import Text

@@ -19,6 +19,7 @@ from atoll.cli.demo_processes import Processes
 from atoll.cli.demo_run import Demo, wait_until_listening
 from atoll.cli.demo_setup import DemoOptions
 from atoll.protocol.errors import ConfigError, WorkerError
+from tests.harness.coordinator_story import Story, some_settings
 
 STUBBORN = """
 import signal, sys, time
@@ -117,12 +118,7 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
     node = script("import sys; sys.exit('the disk is on fire')")
     monkeypatch.setattr(demo_setup, "coordinator_command", lambda folder: coordinator)
     monkeypatch.setattr(demo_setup, "node_command", lambda *args: node)
-    status = {
-        "run_id": "r", "state": "waiting", "started": False, "finished": False, "last_commit": 0, "run_step": 0,
-        "run_tokens": 0, "steps": 300, "tokens": 0, "codec": "int8", "num_parameters": 0, "state_hash": "",
-        "attested_commit": None, "errors": [], "kept_out": [], "excluded": [], "num_at_the_door": 0,
-        "store_stuck_s": 0.0, "sync": None, "sites": [], "commits": [], "data": [],
-    }  # fmt: skip
+    status = json.loads(json.dumps(asdict(Story(some_settings()).view)))
     folder = tmp_path / "demo"
     with pytest.raises(WorkerError, match="site amsterdam ended with exit code 1"):
         Demo(DemoOptions(num_sites=1, folder=folder), fetch=lambda address: status).run()

@@ -21,22 +21,26 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
     return {
         "site_id": 1, "name": name, "address": "127.0.0.1:1", "state": "member", "connected": True, "phase": "training",
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
-        "wait_s": 1.0, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
-        "not_dialled_by": [],
+        "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
+        "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
     } | changes  # fmt: skip
 
 
 def commit(number: int, contributors: Sequence[str] = ("a", "b"), **changes: Any) -> dict[str, Any]:
     return {
         "commit": number, "sync": number, "attempt": 1, "run_step": 20 * number, "contributors": list(contributors),
-        "mean_loss": 2.5, "state_hash": "", "final": False, "tokens": 5, "cut": [],
+        "mean_loss": 2.5, "median_loss": 2.5, "state_hash": "", "final": False, "tokens": 5, "run_tokens": 5 * number,
+        "cut": [],
     } | changes  # fmt: skip
 
 
 def document(**changes: Any) -> dict[str, Any]:
     commits = changes.get("commits", [])
     return {
-        "run_id": "r", "state": "training", "started": True, "finished": False,
+        "run_id": "r", "state": "training", "state_kind": "training", "term": 1, "epoch": 1, "stopping": "",
+        "min_sites": 1, "quorum": 1, "sync_every": 20, "num_attempts": 0, "num_evicted": 0, "num_wrong_states": 0,
+        "num_refused": 0, "num_malformed": 0, "num_abandoned": 0, "branch": 0, "unreachable": "", "num_gone": 0,
+        "losses": [[1, 20, 5, 2.5]], "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
         "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0,
@@ -44,7 +48,10 @@ def document(**changes: Any) -> dict[str, Any]:
     } | changes  # fmt: skip
 
 
-SYNC = {"sync": 2, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": []}
+SYNC = {
+    "base_commit": 1, "num_steps": 20, "expected": ["a", "b"],
+    "sync": 2, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": [],
+}  # fmt: skip
 
 
 def test_the_coordinators_own_document_is_understood() -> None:

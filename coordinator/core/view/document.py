@@ -1,0 +1,187 @@
+"""The run as people see it: status page, `atoll status`, metrics. JSON through `dataclasses.asdict`, and back through
+`strict.build`. Whoever shows a run uses these classes. Pure, and imports nothing of the core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteView:
+    site_id: int
+    name: str
+    address: str
+    incarnation: int
+    state: str
+    """In words: "starting", "making the starting state", "fetching state", "member", "away", "gone: ..."."""
+    connected: bool
+    phase: str
+    """As the node says it."""
+    num_ranks: int
+    inner_step: int
+    steps_per_s: float
+    loss: float | None
+    """None before the first step, and of a script that gives none."""
+    sent_bytes: int
+    received_bytes: int
+    train_s: float
+    wait_s: float
+    utilization: float | None
+    """train_s / (train_s + wait_s): share of time not waiting for a sync; None before the first step."""
+    last_commit: int | None
+    """What it holds, or held when it went; None if nothing."""
+    state_hash: str
+    """Hexadecimal; empty if it holds no state."""
+    num_wrong_states: int
+    """How often its state was not the run's, so that it had to be repaired; since this start of the coordinator."""
+    silent_s: float
+    """Since its last message."""
+    doing: str
+    """What its workers do, as the node says it; empty while they wait."""
+    still_s: float
+    """Since it last did a step, moved a chunk or went on to something else."""
+    not_dialled_by: tuple[str, ...]
+    """Sites that cannot connect to its address; it reduces nothing for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncView:
+    sync: int
+    base_commit: int
+    num_steps: int
+    attempt: int
+    """0 while it is collected."""
+    expected: tuple[str, ...]
+    ready: tuple[str, ...]
+    waiting_for: tuple[str, ...]
+    contributors: tuple[str, ...]
+    receivers: tuple[str, ...]
+    done: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitView:
+    commit: int
+    sync: int
+    attempt: int
+    run_step: int
+    run_tokens: int
+    tokens: int
+    contributors: tuple[str, ...]
+    mean_loss: float | None
+    """Weighted by tokens."""
+    median_loss: float | None
+    """The run's: no single site can falsify it."""
+    cut: tuple[str, ...]
+    """Whose weights are less than what their sites said, in words."""
+    state_hash: str
+    """Hexadecimal; empty until it is attested."""
+    final: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedView:
+    site: str
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassView:
+    number: int
+    """From 0 on."""
+    num_done: int
+    num_leased: int
+    num_open: int
+    leased: tuple[LeasedView, ...]
+    """What is in flight, by site."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineView:
+    line: int
+    site: str
+    """Whose line it is; empty for the one that all sites share."""
+    num_samples: int
+    """Of one pass."""
+    num_passes_begun: int
+    num_passes_done: int
+    """The first so many passes are done as a whole."""
+    num_done: int
+    """Of all passes that were begun, as the next two; together they are `num_passes_begun * num_samples`."""
+    num_leased: int
+    num_open: int
+    passes: tuple[PassView, ...]
+    """From the first one that is not done on; the first of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeView:
+    line: int
+    first: int
+    num_samples: int
+    state: str
+    """done, leased or open."""
+    site: str
+    """That leases it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    run_id: str
+    state: str
+    """In words, see `state_in_words`."""
+    state_kind: str
+    """The first word of it: waiting, training, syncing, paused or finished."""
+    term: int
+    epoch: int
+    started: bool
+    finished: bool
+    stopping: str
+    last_commit: int
+    run_step: int
+    run_tokens: int
+    steps: int
+    """Length of the run; 0 if `tokens` says it."""
+    tokens: int
+    min_sites: int
+    quorum: int
+    sync_every: int
+    codec: str
+    num_parameters: int
+    state_hash: str
+    """Of the newest attested commit, hexadecimal."""
+    attested_commit: int | None
+    num_attempts: int
+    """Plans since this start of the coordinator; so are the next four."""
+    num_evicted: int
+    num_wrong_states: int
+    num_refused: int
+    num_malformed: int
+    num_abandoned: int
+    """Of the whole run."""
+    branch: int
+    """How often the run was rolled back."""
+    unreachable: str
+    """Why nobody who is here can reach the newest commit, and who may; empty if somebody can."""
+    kept_out: tuple[str, ...]
+    """Sites that a person does not want in the run: name and reason."""
+    errors: tuple[str, ...]
+    """Why sites left for good."""
+    excluded: tuple[str, ...]
+    """The newest contributions that were left out of a sync, and why, ascending."""
+    store_stuck_s: float = 0.0
+    """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
+    sync: SyncView | None
+    sites: tuple[SiteView, ...]
+    """Who is here, the first of those at the door, then the last of those that have gone."""
+    num_at_the_door: int
+    """Sites that have said Hello and were never in the run: their workers start, or they want nothing."""
+    num_gone: int
+    """Sites that were in the run and are not; those that never contributed are forgotten in time."""
+    commits: tuple[CommitView, ...]
+    """The newest, ascending."""
+    data: tuple[LineView, ...]
+    """The account of samples; empty if no site has asked for any."""
+    losses: tuple[tuple[int, int, int, float], ...]
+    """(commit, run_step, run_tokens, median loss) of the whole run, thinned out when it is long."""
