@@ -18,22 +18,13 @@ from typing import Any
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer, AnswerDraw
+from atoll.node.core.ranks.group import AllJoined, GroupEvent, Outcome, Reply, WorkerGroup, site_pieces
+from atoll.node.core.ranks.liveness import StepTimes, Watch
+from atoll.node.core.ranks.pieces import RankTensors, SitePieces
+from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.core.ranks.status import RankStatus
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
-from atoll.node.daemon.pieces import RankTensors, SitePieces
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import (
-    AllJoined,
-    DataSet,
-    GroupEvent,
-    Outcome,
-    RankStatus,
-    Reply,
-    SealedReport,
-    Watch,
-    WorkerGroup,
-    site_pieces,
-)
 from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire

@@ -18,6 +18,8 @@ from atoll.node.core import events as e
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.endings import MAX_REASON_CHARACTERS
+from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.ranks.pieces import SitePieces
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -27,11 +29,9 @@ from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.parts import REAL_PARTS, Parts
-from atoll.node.daemon.pieces import SitePieces
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room, free_for, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
-from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.footprint import footprint
 from atoll.node.exchange.catchup.fetch import fetch_state

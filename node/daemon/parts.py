@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from atoll.node.core.ranks.group import GroupEvent
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import LaunchConfig
-from atoll.node.daemon.worker_group import GroupEvent
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings
 

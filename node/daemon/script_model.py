@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from atoll.node.core.events import WorkersFailed
+from atoll.node.core.ranks.group import GroupEvent, RanksJoined
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
-from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings, settings_to_json

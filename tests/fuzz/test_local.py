@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from atoll.node import local_protocol
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
+from atoll.node.core.ranks.group import site_pieces
 from atoll.node.daemon.local_server import Greeting, LocalServer, _tensors_of
-from atoll.node.daemon.worker_group import site_pieces
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.daemon.worker_group import REPLICAS_EVERY_SYNCS
+from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.local_run import LocalRun

@@ -22,12 +22,12 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersLeft,
 )
+from atoll.node.core.ranks.group import GroupEvent, RanksJoined
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
-from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.chaos import descendants

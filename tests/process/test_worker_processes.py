@@ -30,13 +30,13 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
+from atoll.node.core.ranks.group import GroupEvent, RanksJoined
 from atoll.node.daemon import processes
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.rank_commands import STORE_MODULE, LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
-from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
 from atoll.node.worker.client import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError

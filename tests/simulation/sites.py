@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from atoll.node import local_protocol
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.ranks.group import GroupEvent
 from atoll.node.daemon.launcher import Launcher, WorkersExit
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.worker_group import GroupEvent
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec

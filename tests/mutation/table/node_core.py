@@ -59,7 +59,7 @@ MUTATIONS = (
         where="node.core.disk:Disk.hold",
         old="newest(j.sources) <= outer.commit",
         new="False",
-        tests=("tests/unit/node_core/test_disk.py",),
+        tests=("tests/unit/node_core/test_seeding.py",),
     ),
     Mutation(
         name="the end of a fetch that was cancelled counts",

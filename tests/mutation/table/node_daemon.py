@@ -122,7 +122,7 @@ MUTATIONS = (
     Mutation(
         name="overlapping slices",
         rule="the ranks' slices tile every tensor exactly once",
-        where="node.daemon.pieces:_find_fault",
+        where="node.core.ranks.pieces:_find_fault",
         old="return None if len(boxes) == 1 else (prefix, tuple(rank for _, rank in boxes))",
         new="return None",
         tests=("tests/unit/local/test_pieces.py",),
@@ -226,7 +226,7 @@ MUTATIONS = (
     Mutation(
         name="unequal steps of ranks",
         rule="unequal step counts within a site are an error that names the ranks",
-        where="node.daemon.worker_group:WorkerGroup.boundary",
+        where="node.core.ranks.group:WorkerGroup.boundary",
         old="if (step, seq) != (point.step, point.seq):",
         new="if seq != point.seq:",
         tests=("tests/unit/local/test_worker_group.py",),
@@ -234,15 +234,15 @@ MUTATIONS = (
     Mutation(
         name="used samples are believed",
         rule="a rank that used more samples than it was given is refused",
-        where="node.daemon.worker_group:WorkerGroup.sealed",
-        old="        if report.num_samples_used * self.reader_of(rank)[1] > status.num_given:\n",
-        new="        if False:\n",
+        where="node.core.ranks.reports:check_report",
+        old="    if report.num_samples_used > max_samples:\n",
+        new="    if False:\n",
         tests=("tests/unit/local/test_worker_group.py",),
     ),
     Mutation(
         name="replicas are compared once",
         rule="copies of a slice are compared at the first sync and every so many after it",
-        where="node.daemon.worker_group:WorkerGroup.answer",
+        where="node.core.ranks.group:WorkerGroup.answer",
         old="(self._syncs_to_check or REPLICAS_EVERY_SYNCS) - 1",
         new="(self._syncs_to_check or (1 << 60)) - 1",
         tests=("tests/unit/local/test_worker_group.py",),
@@ -250,7 +250,7 @@ MUTATIONS = (
     Mutation(
         name="tokens of a data rank count twice",
         rule="ranks that see the same batch are counted once",
-        where="node.daemon.worker_group:WorkerGroup._sealed_by_all",
+        where="node.core.ranks.reports:sealed_by_all",
         old="tokens=sum(count for count, _ in tokens.values()),",
         new="tokens=sum(r.tokens for r in reports),",
         tests=("tests/unit/local/test_worker_group.py",),

@@ -30,9 +30,9 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
+from atoll.node.core.ranks.group import GroupEvent, RanksJoined
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.daemon.worker_group import GroupEvent, RanksJoined
 from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.protocol import PROTOCOL_VERSION

@@ -20,6 +20,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core.ranks.group import RanksJoined
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -29,7 +30,6 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
-from atoll.node.daemon.worker_group import RanksJoined
 from atoll.node.dataplane import saved_model
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer

@@ -10,10 +10,11 @@ import pytest
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer, AnswerKind, SnapshotSealed
+from atoll.node.core.ranks.group import AllJoined, WorkerGroup, site_pieces
+from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.pieces import RankTensors
+from atoll.node.core.ranks.said import SealedReport
 from atoll.node.daemon.local_server import Greeting, LocalServer
-from atoll.node.daemon.pieces import RankTensors
-from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import AllJoined, SealedReport, WorkerGroup, site_pieces
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import InvalidMessage

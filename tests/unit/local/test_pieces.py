@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from atoll.node.daemon.pieces import Holder, RankTensors, merge_ranks
+from atoll.node.core.ranks.pieces import Holder, RankTensors, merge_ranks
 from atoll.node.local_protocol import Piece
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName

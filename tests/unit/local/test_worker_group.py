@@ -19,19 +19,18 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
-from atoll.node.daemon.pieces import RankTensors
-from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import (
+from atoll.node.core.ranks.group import (
     REPLICAS_EVERY_SYNCS,
     AllJoined,
-    DataSet,
     Outcome,
     RanksJoined,
     Reply,
-    SealedReport,
     WorkerGroup,
     site_pieces,
 )
+from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.pieces import RankTensors
+from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -356,7 +355,9 @@ def test_the_reason_of_a_rank_is_the_exit_code_of_its_node(kind: str, code: int)
 
 def test_nothing_is_said_out_of_turn() -> None:
     group = joined(2)
-    with pytest.raises(InvalidMessage, match="rank 0 may not say that while it is training"):
+    with pytest.raises(
+        InvalidMessage, match=r"rank 0 may not say that while it is training \(sealed, after: hello; join\)"
+    ):
         group.sealed(0, report(0), 0.0)
     with pytest.raises(InvalidMessage, match="may not say that"):
         group.join(0, TENSORS, b"", 0, 0.0)
@@ -575,7 +576,7 @@ def test_a_rank_that_used_more_than_it_was_given_is_named(used: int) -> None:
     for rank in range(2):
         group.boundary(rank, 5, 0, 0.0)
     group.answer(5, 0, SNAPSHOT, 0.0)
-    with pytest.raises(InvalidMessage, match=f"rank 1 says it used {used} samples, its share of 40 was given"):
+    with pytest.raises(InvalidMessage, match=f"rank 1 says it used {used} samples, its share of what was given is 20"):
         group.sealed(1, report(1, step=5, used=used), 0.0)
 
 
@@ -587,7 +588,7 @@ def test_what_was_given_before_the_samples_are_drawn_again_counts_no_longer() ->
     group.drawn(0, 0, 80, 0.0)  # on its way before
     group.boundary(0, 5, 1, 0.0)
     group.answer(5, 1, SNAPSHOT, 0.0)
-    with pytest.raises(InvalidMessage, match="its share of 0"):
+    with pytest.raises(InvalidMessage, match="its share of what was given is 0"):
         group.sealed(0, report(0, step=5, seq=1, used=4), 0.0)
 
 

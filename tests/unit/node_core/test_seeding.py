@@ -70,5 +70,6 @@ def test_nothing_is_fetched_while_the_starting_state_is_made() -> None:
     assert not [o for o in drive.out if isinstance(o, e.FetchState)]
     drive.out.clear()
     drive(e.StateSeeded(state_hash=HASH))
+    assert not [o for o in drive.out if isinstance(o, e.FetchState)], "it has what it was to fetch"
     (applied,) = [o.message for o in drive.out if isinstance(o, e.Send) and isinstance(o.message, m.Applied)]
     assert (applied.commit, applied.state_hash) == (0, HASH)

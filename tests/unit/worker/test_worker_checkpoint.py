@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.node.daemon.step_times import StepTimes
-from atoll.node.daemon.worker_group import WorkerGroup
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.dataplane import safetensors_file
 from atoll.node.local_protocol import CheckpointCounts, CheckpointId
 from atoll.node.worker import checkpoint

@@ -8,9 +8,7 @@ question of a point goes to the core only when every rank has reported on the sn
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 
 from atoll.node.core.events import (
     Answer,
@@ -24,20 +22,21 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
-from atoll.node.daemon.pieces import RankTensors, SitePieces, box_text, merge_ranks
-from atoll.node.daemon.step_times import StepTimes
+from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
+from atoll.node.core.ranks.pieces import RankTensors, SitePieces, merge_ranks
+from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
+from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.core.ranks.status import Due, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
-from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_TOKENS
-from atoll.protocol.sample_order import MAX_POSITION, MAX_SAMPLES
+from atoll.protocol.sample_order import MAX_POSITION
 
 REPLICAS_EVERY_SYNCS = 10
 """Copies of a slice are compared at a site's first sync and at every so many after it: training waits
 while ranks hash, so not at each; the number is how many syncs may average a drift in before it is found."""
 MAX_STEPS = 1 << 48
-MAX_BATCH = 1 << 24
 MAX_DRAWN = 1 << 36
 """Samples of one question; what is answered are intervals."""
 
@@ -50,22 +49,6 @@ class Reply:
     step: int
     seq: int
     answer: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealedReport:
-    """See `LocalClient.sealed`."""
-
-    step: int
-    seq: int
-    fragment: int
-    data_rank: int
-    tokens: int
-    loss_sum: float
-    num_steps: int
-    train_s: float
-    hashes: Mapping[int, bytes]
-    num_samples_used: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,36 +75,10 @@ class RanksJoined:
     data_fingerprint: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataSet:
-    """See `LocalClient.announce_data`."""
-
-    num_samples: int
-    batch_size: int
-    batches_ahead: int
-
-
 GroupEvent = (
     RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
 )
 Outcome = list[GroupEvent | Reply | AllJoined]
-
-
-class Due(Enum):
-    """What a rank does next; the value is for a person."""
-
-    HELLO = "starting"
-    JOIN = "building its model"
-    LAYOUT = "waiting to be admitted"
-    BOUNDARY = "training"
-    ANSWER = "waiting for the node"
-    SEALED = "writing its snapshot"
-    MERGED = "taking new parameters"
-    GOODBYE = "told to stop"
-    GONE = "done"
-
-
-WAITS_FOR_NODE = (Due.LAYOUT, Due.ANSWER, Due.GONE)
 
 
 @dataclass(slots=True)
@@ -135,45 +92,6 @@ class _Point:
 
     def __str__(self) -> str:
         return f"step {self.step}" + (f" (question {self.seq})" if self.seq else "")
-
-
-@dataclass(slots=True)
-class RankStatus:
-    """What is known of one rank. Times are the caller's clock, seconds."""
-
-    rank: int
-    moved_at: float
-    """When it last did a step or went on to something else. Saying the same again is not getting on."""
-    due: Due = Due.HELLO
-    pid: int = 0
-    step: int = 0
-    """Optimizer steps in this generation, as far as it has said."""
-    steps_per_s: float = 0.0
-    loss: float | None = None
-    busy: str = ""
-    busy_since: float = 0.0
-    busy_until: float = 0.0
-    point: int = 0
-    """Index of the point that it comes to next or is at."""
-    checkpoints: CheckpointCounts = NO_CHECKPOINTS
-    draws_since: float | None = None
-    """It waits for samples that are not leased yet."""
-    data_epoch: int = 0
-    """As the last APPLY said; see node/core/leases.py."""
-    num_given: int = 0
-    """Places of the site's queue, from 0 on, that it was told in that epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Until when a rank must have got on."""
-
-    deadline: float
-    limit_s: float
-    """From when it last got on."""
-    doing: str
-    text: str
-    """For a person, once the deadline has passed."""
 
 
 class WorkerGroup:
@@ -203,7 +121,7 @@ class WorkerGroup:
     # --- what ranks send
 
     def hello(self, rank: int, pid: int, now: float) -> Outcome:
-        status = self._enter(rank, Due.HELLO)
+        status = self._enter(rank, "hello", Due.HELLO)
         status.pid = pid
         status.due, status.moved_at = Due.JOIN, now
         return []
@@ -218,7 +136,7 @@ class WorkerGroup:
         *,
         checkpoints: frozenset[CheckpointId] = frozenset(),
     ) -> Outcome:
-        status = self._enter(rank, Due.JOIN)
+        status = self._enter(rank, "join", Due.JOIN)
         status.due, status.moved_at = Due.LAYOUT, now
         self._checkpoints[rank] = checkpoints
         self._tensors[rank] = (tensors, fingerprint, data_rank)
@@ -250,14 +168,14 @@ class WorkerGroup:
                 status.due, status.moved_at = Due.BOUNDARY, now
 
     def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
-        status = self._enter(rank, Due.BOUNDARY)
+        status = self._enter(rank, "boundary", Due.BOUNDARY)
         status.step, status.moved_at = max(status.step, step), now
         if self.failed:
             return []
         point = self._point_of(status)
         if (step, seq) != (point.step, point.seq):
             asked = [s.rank for s in self.ranks if s.due is Due.ANSWER and s.point == status.point]
-            others = f"{_ranks(asked)} asked at" if asked else "every rank was told to ask at"
+            others = f"{in_words(asked)} asked at" if asked else "every rank was told to ask at"
             return self.fail(
                 f"rank {rank} asks at {_Point(step, seq)}, {others} {point}: the ranks of a site must all do the same "
                 "number of optimizer steps (site.step() once for each, loaders of equal length)"
@@ -271,23 +189,21 @@ class WorkerGroup:
         return self._ask()
 
     def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
-        status = self._enter(rank, Due.SEALED)
+        status = self._enter(rank, "sealed", Due.SEALED)
         status.moved_at = now
         point = self._point_of(status)
         assert point.answer is not None
         if (report.step, report.seq, report.fragment) != (point.step, point.seq, point.answer.fragment):
             raise InvalidMessage(f"rank {rank} sealed another snapshot than the one of {point}")
-        if report.data_rank != self._tensors[rank][2]:
-            raise InvalidMessage(f"rank {rank} joined as data rank {self._tensors[rank][2]}, not {report.data_rank}")
-        self._check_hash_list(rank, report, point)
-        if report.tokens >= MAX_TOKENS // self.world_size:
-            raise InvalidMessage(f"rank {rank} says it trained {report.tokens} tokens, which is impossible")
-        if report.num_samples_used * self.reader_of(rank)[1] > status.num_given:
-            raise InvalidMessage(
-                f"rank {rank} says it used {report.num_samples_used} samples, its share of {status.num_given} was given"
-            )
-        if not 0 <= report.train_s < math.inf:
-            raise InvalidMessage(f"rank {rank} trained for {report.train_s} s")
+        assert self.pieces is not None
+        check_report(
+            rank,
+            report,
+            data_rank=self._tensors[rank][2],
+            hashed=self.pieces.shared_of(rank) if point.answer.hash_shared else (),
+            max_tokens=MAX_TOKENS // self.world_size,
+            max_samples=status.num_given // self.reader_of(rank)[1],
+        )
         if not math.isfinite(report.loss_sum):
             text = f"the loss on rank {rank} is not finite at step {report.step}"
             return self.fail(text, exit_code=NonFiniteError.exit_code)
@@ -295,10 +211,14 @@ class WorkerGroup:
         self._advance(status)
         if len(point.sealed) < self.world_size or self.failed:
             return []
-        return self._sealed_by_all(point)
+        reports = [point.sealed[r] for r in range(self.world_size)]
+        if point.answer.hash_shared and (text := differing_replicas(reports, self.pieces.shared, point)):
+            return self.fail(text)
+        done = sealed_by_all(self.generation, reports, self._data)
+        return self.fail(done) if isinstance(done, str) else [done, *self._ask()]
 
     def merged(self, rank: int, version: int, wait_s: float, now: float) -> Outcome:
-        status = self._enter(rank, Due.MERGED)
+        status = self._enter(rank, "merged", Due.MERGED)
         status.moved_at = now
         point = self._point_of(status)
         assert point.answer is not None
@@ -315,39 +235,26 @@ class WorkerGroup:
         return [done, *self._ask()]
 
     def data_set(self, rank: int, data: DataSet) -> Outcome:
-        self._enter(rank, Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
+        self._enter(rank, "data set", Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
         if data.num_samples <= 0 or data.batch_size <= 0 or rank in self._data:
             raise InvalidMessage(f"rank {rank} announces {data} as its data" + (" again" if rank in self._data else ""))
-        is_first = not self._data
         self._data[rank] = data
-        if data.num_samples > MAX_SAMPLES or max(data.batch_size, data.batches_ahead) > MAX_BATCH:
-            return self.fail(
-                f"rank {rank} loads {data.num_samples} samples in batches of {data.batch_size}, {data.batches_ahead} "
-                f"of them ahead; at most {MAX_SAMPLES} samples, batches of {MAX_BATCH} and {MAX_BATCH} of them ahead "
-                "are possible: give site.loader a smaller batch_size, num_workers or prefetch_factor",
-                exit_code=ConfigError.exit_code,
+        first_rank, first = next(iter(self._data.items()))
+        if text := wrong_in_data(rank, data, first_rank, first):
+            return self.fail(text, exit_code=ConfigError.exit_code)
+        if len(self._data) > 1:
+            return []
+        return [
+            DataAnnounced(
+                generation=self.generation,
+                num_samples=data.num_samples,
+                round_samples=data.batch_size * self.reader_of(rank)[1],
+                rounds_ahead=data.batches_ahead,
             )
-        if is_first:
-            return [
-                DataAnnounced(
-                    generation=self.generation,
-                    num_samples=data.num_samples,
-                    round_samples=data.batch_size * self.reader_of(rank)[1],
-                    rounds_ahead=data.batches_ahead,
-                )
-            ]
-        other, first = next(iter(self._data.items()))
-        if (data.num_samples, data.batch_size) != (first.num_samples, first.batch_size):
-            return self.fail(
-                f"rank {rank} loads {data.num_samples} samples in batches of {data.batch_size}, rank {other} "
-                f"{first.num_samples} in batches of {first.batch_size}: the ranks of a site must load the same data "
-                "in batches of the same size",
-                exit_code=ConfigError.exit_code,
-            )
-        return []
+        ]
 
     def draw(self, rank: int, epoch: int, first: int, num_samples: int, now: float) -> Outcome:
-        status = self._enter(rank)
+        status = self._enter(rank, "draw")
         if rank not in self._data or not 0 < num_samples <= MAX_DRAWN or first > MAX_POSITION:
             raise InvalidMessage(f"rank {rank} draws {num_samples} samples from place {first}")
         if self.failed:
@@ -366,11 +273,11 @@ class WorkerGroup:
             status.draws_since = None
 
     def fatal(self, rank: int, kind: str, text: str) -> Outcome:
-        self._enter(rank)
+        self._enter(rank, "fatal")
         return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
 
     def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
-        status = self._enter(rank)
+        status = self._enter(rank, f"busy {what!r}")
         if not 0 <= limit_s < math.inf:
             raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
         if status.busy:
@@ -390,7 +297,7 @@ class WorkerGroup:
         *,
         checkpoints: CheckpointCounts = NO_CHECKPOINTS,
     ) -> Outcome:
-        status = self._enter(rank)
+        status = self._enter(rank, f"progress to step {step}")
         if step >= MAX_STEPS:
             raise InvalidMessage(f"rank {rank} says it has done {step} steps, which is impossible")
         if step > status.step:
@@ -406,7 +313,7 @@ class WorkerGroup:
 
     def goodbye(self, rank: int, reason: str, run_over: bool) -> Outcome:
         due = (Due.GOODBYE,) if run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
-        status = self._enter(rank, *due)
+        status = self._enter(rank, "goodbye", *due)
         told_to_stop = status.due is Due.GOODBYE
         status.due = Due.GONE
         self._reasons[rank] = reason
@@ -475,28 +382,8 @@ class WorkerGroup:
     # --- liveness
 
     def watch(self, floor_s: float, start_s: float) -> Watch | None:
-        """The rank whose time is over first; None while all wait for the node.
-
-        `start_s` is for everything up to a rank's first step (imports, model, compilation). Later it has `floor_s`, or
-        longer if that is normal for this site; a busy rank has at least the time it announced.
-        """
-        first: Watch | None = None
-        for status in self.ranks:
-            if status.due in WAITS_FOR_NODE or status.draws_since is not None or self.failed:
-                continue
-            limit_s = self._step_times.limit_s(floor_s) if status.step > 0 else start_s
-            deadline, doing = status.moved_at + limit_s, status.due.value
-            if status.busy:
-                deadline, doing = max(deadline, status.busy_until), f"busy: {status.busy}"
-            if first is None or deadline < first.deadline:
-                first = Watch(
-                    deadline=deadline,
-                    limit_s=deadline - status.moved_at,
-                    doing=doing,
-                    text=f"rank {status.rank} (pid {status.pid or 'unknown'}) has got no further for "
-                    f"{deadline - status.moved_at:.0f} s ({doing}, step {status.step}{self._normal()})",
-                )
-        return first
+        """See `first_to_hang`."""
+        return None if self.failed else first_to_hang(self.ranks, self._step_times, floor_s, start_s)
 
     # --- inside
 
@@ -509,15 +396,16 @@ class WorkerGroup:
             if status.draws_since is not None:
                 status.draws_since += seconds
 
-    def _normal(self) -> str:
-        normal_s = self._step_times.normal_s
-        return "" if normal_s is None else f"; its steps take up to {normal_s:.2g} s"
-
-    def _enter(self, rank: int, *due: Due) -> RankStatus:
+    def _enter(self, rank: int, said: str, *due: Due) -> RankStatus:
+        """Raises InvalidMessage, with the rank's story, if it may not say that now."""
         status = self.ranks[rank]
         allowed = due or tuple(d for d in Due if d not in (Due.HELLO, Due.GONE))
         if status.due not in allowed:
-            raise InvalidMessage(f"rank {rank} may not say that while it is {status.due.value}")
+            story = "; ".join(status.story)
+            raise InvalidMessage(
+                f"rank {rank} may not say that while it is {status.due.value} ({said}, after: {story or 'nothing'})"
+            )
+        status.story.append(said)
         return status
 
     def _point_of(self, status: RankStatus) -> _Point:
@@ -548,6 +436,7 @@ class WorkerGroup:
             self._first_point += 1
 
     def _reply(self, status: RankStatus, point: _Point, answer: Answer) -> Reply:
+        status.story.append(f"told {answer.kind.name} at {point}")
         match answer.kind:
             case AnswerKind.CONTINUE:
                 self._advance(status)
@@ -582,84 +471,3 @@ class WorkerGroup:
             f"the training loop ended on {steps} ({self._reasons[left[0]]}), but rank {going_on} goes on: the ranks "
             "of a site must all do the same number of optimizer steps (loaders of equal length)"
         )
-
-    def _check_hash_list(self, rank: int, report: SealedReport, point: _Point) -> None:
-        assert self.pieces is not None
-        assert point.answer is not None
-        wanted = self.pieces.shared_of(rank) if point.answer.hash_shared else ()
-        if sorted(report.hashes) != list(wanted) or any(len(h) != DIGEST_BYTES for h in report.hashes.values()):
-            raise InvalidMessage(
-                f"rank {rank} sent hashes of {len(report.hashes)} pieces at {point}, {len(wanted)} are wanted"
-            )
-
-    def _sealed_by_all(self, point: _Point) -> Outcome:
-        reports = [point.sealed[r] for r in range(self.world_size)]
-        assert point.answer is not None
-        if point.answer.hash_shared and (text := self._differing_replicas(reports, point)):
-            return self.fail(text)
-        tokens: dict[int, tuple[int, int]] = {}  # data rank -> tokens, first rank
-        for rank, report in enumerate(reports):
-            count, first_rank = tokens.setdefault(report.data_rank, (report.tokens, rank))
-            if count != report.tokens:
-                return self.fail(
-                    f"ranks {first_rank} and {rank} share data rank {report.data_rank} but count {count} and "
-                    f"{report.tokens} tokens at step {point.step}; ranks that see the same batch must count the same"
-                )
-        steps = {r.num_steps: rank for rank, r in enumerate(reports) if r.num_steps}
-        if len(steps) > 1:
-            told = ", ".join(f"rank {rank} {count}" for count, rank in steps.items())
-            return self.fail(f"ranks report different numbers of steps at step {point.step}: {told}")
-        # Each data rank once, by its ranks that know the loss (in a pipeline: the last stage).
-        losses: dict[int, float] = {}
-        for report in reports:
-            if report.num_steps:
-                losses.setdefault(report.data_rank, report.loss_sum / report.num_steps)
-        if text := self._unequal_use(reports):
-            return self.fail(text)
-        done = SnapshotSealed(
-            generation=self.generation,
-            step=point.step,
-            tokens=sum(count for count, _ in tokens.values()),
-            num_steps=max(r.num_steps for r in reports),
-            mean_loss=sum(loss / len(losses) for loss in losses.values()),
-            train_s=max(r.train_s for r in reports),
-            samples_used=max(r.num_samples_used for r in reports) * len(tokens),
-        )
-        return [done, *self._ask()]
-
-    def _unequal_use(self, reports: list[SealedReport]) -> str:
-        """Every data rank trains on its share of the same positions, or the account would be wrong in silence."""
-        readers = {self._tensors[rank][2] for rank in self._data}
-        used = {reports[rank].num_samples_used: rank for rank in self._data}
-        if len(used) > 1:
-            told = ", ".join(f"rank {rank} {count}" for count, rank in sorted(used.items()))
-            return f"ranks have used different numbers of samples: {told}; all must draw as many batches a step"
-        without = sorted({data_rank for _, _, data_rank in self._tensors.values()} - readers)
-        if readers and used.keys() != {0} and without:
-            return (
-                f"no rank with data rank {without[0]} has a site.loader, others have: its share of the samples would "
-                "be left out; give ranks that see the same batch the same data_rank"
-            )
-        return ""
-
-    def _differing_replicas(self, reports: list[SealedReport], point: _Point) -> str:
-        """The owner's hash is of what it wrote into SNAPSHOT."""
-        assert self.pieces is not None
-        for shared in self.pieces.shared:
-            by_hash: dict[bytes, list[int]] = {}
-            for holder in shared.holders:
-                by_hash.setdefault(reports[holder.rank].hashes[holder.piece], []).append(holder.rank)
-            if len(by_hash) > 1:
-                owner, *others = (_ranks(ranks) for ranks in by_hash.values())
-                return (
-                    f"the copies of {shared.name!r} {box_text(shared.box)} have drifted apart at {point}: {owner} "
-                    f"(whose copy is the site's) differs from {' and from '.join(others)}; ranks that hold the same "
-                    "parameters must update them alike: reduce gradients between them before optimizer.step(), and "
-                    "give all of them the same optimizer, learning rate and gradient clipping"
-                )
-        return ""
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    listed = [str(r) for r in sorted(ranks)]
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(listed)
