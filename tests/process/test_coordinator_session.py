@@ -516,7 +516,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def address_in(line: str) -> str:
-    return line.split("listening on ", 1)[1].split(",", maxsplit=1)[0].strip()
+    return line.partition("listening on ")[2].split()[0]
 
 
 def end(process: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
