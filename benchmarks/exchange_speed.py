@@ -35,6 +35,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 from benchmarks import netns
 
 RUN_ID = "exchange-speed"
@@ -104,7 +105,7 @@ async def _site(args: argparse.Namespace) -> None:
         while (line := await asyncio.to_thread(sys.stdin.readline)).strip():
             sync = int(line)
             cpu = time.process_time()
-            data = SyncData(layout, settings, outer, snapshot, {"w": "F32"})
+            data = SyncData(layout, spec_of(settings, 0, 0), outer, snapshot, {"w": "F32"})
             plan = _plan(sync, addresses, layout)
             share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
             exchange = hub.begin(plan, data, share, site_id=args.site, contributes=True)

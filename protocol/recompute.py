@@ -10,12 +10,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, parse_header, payload_codec
+from atoll.protocol.codecs import HEADER_BYTES, EncodedHeader, parse_header
 from atoll.protocol.codecs.compression import decompressed
 from atoll.protocol.codecs.table import TABLE, UNCHANGED, floats, to_bytes
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, FP32_ROLES, Role
 from atoll.protocol.settings import OuterSettings
+from atoll.protocol.spec import payload_codec
 
 _AT_ONCE = 1 << 16  # elements: what is computed in between takes memory for so many
 

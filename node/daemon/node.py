@@ -648,7 +648,7 @@ class Node:
         site_id = self.core.site.site_id
         broken: e.ExchangeBroken | None = None
         try:
-            data = self.plane.sync_data()
+            data = self.plane.sync_data(plan)
             share = await run_to_its_end(self.hub.share(plan, data, site_id=site_id), self.hub.pool)
             self._exchange = self.hub.begin(plan, data, share, site_id=site_id, contributes=contributes)
             self._spawn(self._run_exchange(self._exchange))

@@ -29,8 +29,9 @@ from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Chunk, Layout, Manifest
-from atoll.protocol.messages import Commit, Evidence
+from atoll.protocol.messages import Commit, Evidence, Plan
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.spec import spec_of
 
 log = logging.getLogger("atoll.node")
 
@@ -240,11 +241,13 @@ class DataPlane:
         async with self.lock:
             return await run_to_its_end(work)
 
-    def sync_data(self) -> SyncData:
-        """Raises StateError if a rollback has left no outer state."""
+    def sync_data(self, plan: Plan) -> SyncData:
+        """Of the sync of that plan. Raises StateError if a rollback has left no outer state, InvalidMessage if the run
+        has no such fragment."""
         assert self.snapshot is not None
+        travels = spec_of(self.settings.sync, plan.base_commit, plan.fragment)
         outer, view = self._present_outer(), self.snapshot.view
-        return SyncData(self.layout, self.settings.sync, outer, view, self.dtypes, last_payload=self._last_payload)
+        return SyncData(self.layout, travels, outer, view, self.dtypes, last_payload=self._last_payload)
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.node.dataplane.places import PlaceMap
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.layout import DTYPE_BYTES, Layout, Role
 from atoll.protocol.recompute import record_bytes
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.spec import spec_of
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
@@ -42,8 +42,9 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
     num_synced = layout.num_sync_chunks
     tensors = layout.manifest.tensors
     records = [record_bytes(c.role, tensors[c.tensor].dtype, c.num_elements, settings.outer) for c in layout.chunks]
+    travels = spec_of(settings.sync, 0, 0)
     sync_bytes = sum(
-        max_encoded_bytes(codec_of(c.role, settings.sync.codec), c.num_elements, tensors[c.tensor].carried_itemsize)
+        travels.max_bytes(c.role, c.num_elements, tensors[c.tensor].carried_itemsize)
         for c in layout.chunks[:num_synced]
     )
     outer_bytes = PlaceMap(records).file_bytes

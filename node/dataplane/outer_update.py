@@ -6,9 +6,10 @@ import numpy as np
 
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.store_files import Bytes
-from atoll.protocol.codecs import kernels, parse_header, payload_codec, scratch
+from atoll.protocol.codecs import kernels, parse_header, scratch
 from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.layout import Layout, Role
+from atoll.protocol.spec import payload_codec
 
 Encoded = bytes | bytearray | memoryview
 

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from atoll.protocol.codecs import parse_header, payload_codec
+from atoll.protocol.codecs import parse_header
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit, Plan
 from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.spec import payload_codec
 
 _MAGIC = b"ATOLLPL1"
 _HEADER = struct.Struct("<8s32sQQII")  # magic, key of run and layout, sync, term, attempt, number of entries

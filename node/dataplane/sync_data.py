@@ -13,20 +13,12 @@ import numpy.typing as npt
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
-from atoll.protocol.codecs import (
-    arithmetic,
-    carried_codec,
-    codec_of,
-    kernels,
-    max_encoded_bytes,
-    scratch,
-    unchanged,
-)
+from atoll.protocol.codecs import arithmetic, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role
 from atoll.protocol.plans import payload_hash
-from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import Aggregation, Contribution, Spec
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,7 +33,7 @@ class SyncData:
     def __init__(
         self,
         layout: Layout,
-        settings: SyncSettings,
+        travels: Spec,
         outer: OuterState,
         snapshot: memoryview,
         dtypes: Mapping[str, str],
@@ -50,8 +42,7 @@ class SyncData:
     ) -> None:
         """`last_payload`: of a chunk in the commit that the base is; None if it is not here."""
         self.layout = layout
-        self._codec = settings.codec
-        self._zstd_level = settings.zstd_level
+        self._travels = travels
         self._outer = outer
         self._snapshot = snapshot.cast("B")
         self._dtypes = dtypes
@@ -68,11 +59,11 @@ class SyncData:
         local = self._snapshot[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
         if self._is_unchanged(spec, local):
             return unchanged(spec.num_elements, self._wire_dtype(spec))
-        if spec.role is Role.BUFFER_LOWEST:
-            dtype = self.layout.manifest.tensors[spec.tensor].dtype
-            return kernels.encode("raw", np.frombuffer(local, np.uint8), zstd_level=self._zstd_level, dtype=dtype)
+        way = self._travels.of(spec.role)
+        if way.aggregation is Aggregation.LOWEST:
+            return self._encode(spec, np.frombuffer(local, np.uint8), None)
         values = np.frombuffer(local, np.float32)
-        if spec.role is Role.BUFFER_MEAN:
+        if way.contribution is Contribution.VALUE:
             return self._encode(spec, values, None)
         with self._outer.pinned(chunk) as record:
             base = record.values
@@ -85,7 +76,7 @@ class SyncData:
     def _is_unchanged(self, spec: Chunk, local: memoryview) -> bool:
         """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
         momentum moves it whatever the contributions are."""
-        if spec.role is Role.TRAINABLE:
+        if self._travels.of(spec.role).contribution is Contribution.DELTA:
             return False
         with self._outer.pinned(spec.index) as record:
             return np.array_equal(np.frombuffer(local, np.uint8), self._buffer_base(spec, record).view(np.uint8))
@@ -102,16 +93,17 @@ class SyncData:
     def max_bytes(self, chunk: int) -> int:
         """The most an encoded contribution or payload of this chunk can have."""
         spec = self._sync_chunk(chunk)
-        return max_encoded_bytes(codec_of(spec.role, self._codec), spec.num_elements, self._itemsize(spec))
+        return self._travels.max_bytes(spec.role, spec.num_elements, DTYPE_BYTES[self._wire_dtype(spec)])
 
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
         must not fail later, in the average of all or after the commit."""
-        self._check(self._sync_chunk(chunk), data)
+        spec = self._sync_chunk(chunk)
+        self._check(spec, data, self._travels.of(spec.role).up)
 
-    def _check(self, spec: Chunk, data: bytes | bytearray | memoryview, below: float = math.inf) -> None:
+    def _check(self, spec: Chunk, data: bytes | bytearray | memoryview, codec: str, below: float = math.inf) -> None:
         try:
-            codec = carried_codec(spec.role, self._codec, data)
+            codec = self._travels.of(spec.role).codec_in(data, codec)
             kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec), below=below)
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
@@ -129,13 +121,14 @@ class SyncData:
         total = sum(tokens for tokens, _ in contributions)
         if not contributions or any(tokens <= 0 for tokens, _ in contributions):
             raise InvalidMessage(f"reduction of chunk {chunk}: every contributor needs tokens above 0")
-        if spec.role is Role.BUFFER_LOWEST:
+        way = self._travels.of(spec.role)
+        if way.aggregation is Aggregation.LOWEST:
             first = _read(contributions[0][1])
             self.check(chunk, first)
             return bytes(first)
         average = scratch.floats("average", spec.num_elements)
         average.fill(0)
-        add = self._add_buffer if spec.role is Role.BUFFER_MEAN else self._add_difference
+        add = self._add_buffer if way.contribution is Contribution.VALUE else self._add_difference
         norms: list[float | None] = []  # None: unchanged
         for tokens, read in contributions:
             norms.append(add(spec, _read(read), np.float32(tokens / total), average))
@@ -145,25 +138,26 @@ class SyncData:
         if found := self._outliers(spec, [norm or 0.0 for norm in norms]):
             what = ", ".join(f"{norm:.3g} (limit {limit:.3g})" for _, norm, limit in found)
             raise AverageError(f"contributions to {_place(name, spec)} of norm {what}", name, found)
-        if spec.role is Role.BUFFER_MEAN and (None not in norms or self._is_base_finite(spec)):
+        if way.contribution is Contribution.VALUE and (None not in norms or self._is_base_finite(spec)):
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
-            return kernels.encode(codec_of(spec.role, self._codec), average, zstd_level=self._zstd_level)
+            return kernels.encode(way.down, average, zstd_level=self._travels.zstd_level)
         except NonFiniteError as error:
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
 
     def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
         """`average += weight * contribution`; the norm of the contribution."""
-        return kernels.accumulate(data, codec_of(spec.role, self._codec), weight, average)
+        return kernels.accumulate(data, self._travels.of(spec.role).up, weight, average)
 
     def _add_buffer(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float | None:
         """The same of a buffer's value; the norm of its difference from the base, None if it is unchanged."""
-        codec = carried_codec(spec.role, self._codec, data)
+        way = self._travels.of(spec.role)
+        codec = way.codec_in(data, way.up)
         with self._outer.pinned(spec.index) as record:
             base = self._buffer_base(spec, record)
             if codec == UNCHANGED:
-                self._check(spec, data)
+                self._check(spec, data, codec)
                 arithmetic.add(base, weight, average)
                 return None
             value = scratch.floats("value", spec.num_elements)
@@ -178,7 +172,7 @@ class SyncData:
     def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
         with self._outer.pinned(spec.index) as record:
             base_norm = arithmetic.norm(record.values)
-        if spec.role is Role.BUFFER_MEAN:
+        if self._travels.of(spec.role).contribution is Contribution.VALUE:
             return outliers(norms, base_norm, lambda: 0.0, num_others=1, largest=math.inf)
         largest = LARGEST_CONTRIBUTION
         held_against = limits(norms, base_norm, lambda: self._last_norm(spec), num_others=2, largest=largest)
@@ -197,20 +191,23 @@ class SyncData:
         if payload is None:
             return 0.0
         last = scratch.floats("last", spec.num_elements)
-        kernels.decode(payload, codec_of(spec.role, self._codec), spec.num_elements, last)
+        kernels.decode(payload, self._travels.of(spec.role).down, spec.num_elements, last)
         return arithmetic.norm(last)
 
     def check_payload(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
-        """The same of an average: no value of a trainable chunk may be so large that outer updates of it overflow."""
+        """The same of an average: none of differences may be so large that outer updates of it overflow."""
         spec = self._sync_chunk(chunk)
-        self._check(spec, data, below=LARGEST_AVERAGE if spec.role is Role.TRAINABLE else math.inf)
+        way = self._travels.of(spec.role)
+        below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
+        self._check(spec, data, way.down, below)
 
     def payload_hash(self, data: bytes | bytearray | memoryview) -> bytes:
         return payload_hash(data)
 
-    def _encode(self, spec: Chunk, values: Floats, minus: Floats | None) -> bytes:
+    def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats | None) -> bytes:
+        codec, dtype = self._travels.of(spec.role).up, self._wire_dtype(spec)
         try:
-            return kernels.encode(codec_of(spec.role, self._codec), values, minus=minus, zstd_level=self._zstd_level)
+            return kernels.encode(codec, values, minus=minus, zstd_level=self._travels.zstd_level, dtype=dtype)
         except NonFiniteError as error:
             name = self.layout.name_of(spec.index)
             advice = "lower the learning rate or look for the loss that overflowed"
@@ -228,9 +225,6 @@ class SyncData:
 
     def _wire_dtype(self, spec: Chunk) -> str:
         return self.layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
-
-    def _itemsize(self, spec: Chunk) -> int:
-        return DTYPE_BYTES[self._wire_dtype(spec)]
 
 
 def _place(name: str, spec: Chunk) -> str:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from atoll.protocol.codecs.table import CODECS, TABLE, UNCHANGED
+from atoll.protocol.codecs.table import TABLE, UNCHANGED
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import DTYPE_BYTES, Role
+from atoll.protocol.layout import DTYPE_BYTES
 
 FORMAT_VERSION = 1
 HEADER_BYTES = 16
@@ -53,29 +53,6 @@ class EncodedHeader:
             TABLE[self.codec].block,
             self.num_elements,
         )
-
-
-def codec_of(role: Role, run_codec: str) -> str:
-    """The codec of a chunk with this role, in a run whose pseudo-gradients travel as `run_codec`."""
-    if role is Role.TRAINABLE:
-        return run_codec
-    return "fp32" if role is Role.BUFFER_MEAN else "raw"
-
-
-def carried_codec(role: Role, run_codec: str, data: bytes | bytearray | memoryview) -> str:
-    """The codec that `data` must have as a contribution or payload of a chunk with this role: a buffer may be said to
-    be unchanged, a trainable tensor may not. Raises InvalidMessage if it names no codec."""
-    if role is not Role.TRAINABLE and peek_codec(data) == UNCHANGED:
-        return UNCHANGED
-    return codec_of(role, run_codec)
-
-
-def payload_codec(role: Role, data: bytes | bytearray | memoryview) -> str:
-    """The same of a payload that says itself how the trainable tensors of its run travel."""
-    codec = peek_codec(data)
-    if role is Role.TRAINABLE and codec not in CODECS:
-        raise InvalidMessage(f"encoded chunk: codec {codec} carries no pseudo-gradient")
-    return carried_codec(role, codec, data)
 
 
 def unchanged(num_elements: int, dtype: str) -> bytes:

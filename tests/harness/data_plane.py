@@ -16,6 +16,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.messages import Commit, Member
 from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.spec import spec_of
 
 RUN = "test"
 DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}
@@ -69,7 +70,8 @@ def seeded(folder: Path, layout: Layout, *, seed: int = 0, slots: tuple[str, ...
 
 
 def sync_data(outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0) -> SyncData:
-    return SyncData(outer.layout, SyncSettings(codec=codec, zstd_level=zstd_level), outer, snapshot, DTYPES)
+    travels = spec_of(SyncSettings(codec=codec, zstd_level=zstd_level), 0, 0)
+    return SyncData(outer.layout, travels, outer, snapshot, DTYPES)
 
 
 def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int8") -> dict[int, bytes]:

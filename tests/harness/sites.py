@@ -24,11 +24,13 @@ from atoll.protocol import transport
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.settings import OuterSettings, SyncSettings
+from atoll.protocol.spec import spec_of
 
 RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
 OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
 SETTINGS = SyncSettings(codec="int8", chunk_elements=1000)
+TRAVELS = spec_of(SETTINGS, 0, 0)
 PACE = Pace(stall_s=20.0, slowest_bytes_per_s=1 << 10)
 
 
@@ -116,7 +118,7 @@ class Site:
 
     @property
     def data(self) -> SyncData:
-        return SyncData(self.layout, SETTINGS, self.outer, self.snapshot, DTYPES)
+        return SyncData(self.layout, TRAVELS, self.outer, self.snapshot, DTYPES)
 
     def member(self, tokens: int) -> Member:
         return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)

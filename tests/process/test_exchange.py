@@ -41,7 +41,7 @@ from atoll.protocol.v1 import common_pb2, peer_pb2
 from tests.harness.relay import Relay
 from tests.harness.sites import (
     DTYPES,
-    SETTINGS,
+    TRAVELS,
     Run,
     Site,
     big_layout,
@@ -59,7 +59,7 @@ class WatchedData(SyncData):
     """Counts the contributions that are encoded; may stop before one, or spoil what a reducer makes."""
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site.layout, SETTINGS, site.outer, site.snapshot, site.data._dtypes)
+        super().__init__(site.layout, TRAVELS, site.outer, site.snapshot, site.data._dtypes)
         self.encoded: list[int] = []
 
     def contribution(self, chunk: int) -> bytes:
@@ -396,7 +396,7 @@ class GatedData(SyncData):
     """The check of what arrives waits for `gate`."""
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site.layout, SETTINGS, site.outer, site.snapshot, DTYPES)
+        super().__init__(site.layout, TRAVELS, site.outer, site.snapshot, DTYPES)
         self.gate = threading.Event()
         self.num_waiting = 0
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.codecs import codec_of, kernels
+from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
@@ -44,7 +44,10 @@ def replay(
             if chunk.role is Role.BUFFER_MEAN and all(local == values for local in locals_):
                 continue
             x = np.frombuffer(values[:size], "<f4")
-            codec, average = codec_of(chunk.role, settings.sync.codec), np.zeros(chunk.num_elements, np.float32)
+            codec, average = (
+                settings.sync.codec if chunk.role is Role.TRAINABLE else "fp32",
+                np.zeros(chunk.num_elements, np.float32),
+            )
             for member, local, sealed in zip(commit.contributors, locals_, handed_in[commit], strict=True):
                 mine = np.frombuffer(local, "<f4")
                 if chunk.role is Role.TRAINABLE:

@@ -18,13 +18,13 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol import messages as m
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import encoded_digest, payloads_digest
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
+from atoll.protocol.spec import spec_of_commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
         return None
     if dispute.request:
         raise _Waits
-    sync, outer = run.settings.sync, run.settings.outer
+    outer = run.settings.outer
     spec, num_elements = run.chunk_sizes.places.at(chunk)
     if not num_elements:
         return chunk_hash(b"")
@@ -149,7 +149,8 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     values = show(Evidence.RECORD, before, old, size)
     size = DIGEST_BYTES * len(run.chunk_sizes)
     payloads = show(Evidence.PAYLOAD_HASHES, now, record.commit.payload_digest, size)
-    size = max_encoded_bytes(codec_of(spec.role, sync.codec), num_elements, spec.carried_itemsize)
+    travels = spec_of_commit(run.settings.sync, record.commit)
+    size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
     run.num_recomputed += 1
     dispute.request = run.num_recomputed

@@ -9,10 +9,10 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, chunk_runs
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 
 
 class ChunkSizes:
@@ -46,8 +46,9 @@ class ChunkSizes:
                 f"the model has {total} chunks of {sync.chunk_elements} elements, a run takes {sync.max_chunks}: raise "
                 "sync.chunk_elements, or sync.max_chunks"
             )
+        travels = spec_of(sync, 0, 0)  # all syncs of a run have one
         sizes = (
-            (count, max_encoded_bytes(codec_of(spec.role, sync.codec), elements, spec.carried_itemsize))
+            (count, travels.max_bytes(spec.role, elements, spec.carried_itemsize))
             for spec, count, elements in places.runs()
             if spec.role is not Role.FROZEN
         )

@@ -27,12 +27,11 @@ from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
-from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor, Sources
 from atoll.protocol.plans import payload_hash
+from atoll.protocol.spec import max_payload_bytes
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -328,8 +327,7 @@ class _Fetch:
 
     def _payload_bytes(self, chunk: int) -> int:
         spec = self._layout.chunks[chunk]
-        itemsize = spec.num_bytes // spec.num_elements
-        return max(max_encoded_bytes(codec_of(spec.role, codec), spec.num_elements, itemsize) for codec in CODECS)
+        return max_payload_bytes(spec.role, spec.num_elements, spec.num_bytes // spec.num_elements)
 
     async def _fetch_payload_batch(
         self, client: DonorClient, record: Commit, file: PayloadFile, batch: set[int]

@@ -13,14 +13,13 @@ from atoll.protocol.codecs import (
     DTYPE_IDS,
     HEADER_BYTES,
     EncodedHeader,
-    codec_of,
     max_encoded_bytes,
     parse_header,
     peek_codec,
 )
 from atoll.protocol.codecs.table import CODECS, TABLE
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import DTYPE_BYTES, Role
+from atoll.protocol.layout import DTYPE_BYTES
 
 HEADER = EncodedHeader(codec="int8", zstd=False, dtype="F32", num_elements=1000)
 CHUNK = HEADER.pack() + bytes(max_encoded_bytes("int8", 1000) - HEADER_BYTES)
@@ -40,13 +39,6 @@ def test_sizes() -> None:
     assert max_encoded_bytes("int8", 1024) == 16 + 2 * 4 + 1024
     assert max_encoded_bytes("int8", 1025) == 16 + 3 * 4 + 1025
     assert max_encoded_bytes("raw", 7, 8) == 16 + 56
-
-
-def test_codec_follows_the_role() -> None:
-    for codec in CODECS:
-        assert codec_of(Role.TRAINABLE, codec) == codec
-        assert codec_of(Role.BUFFER_MEAN, codec) == "fp32"
-        assert codec_of(Role.BUFFER_LOWEST, codec) == "raw"
 
 
 def test_a_header_is_read_as_written() -> None:

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
+from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.fuzzing import fuzz
 
 RUNS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 16, 20, 1000])), max_size=6)
@@ -45,9 +46,10 @@ def test_they_are_those_of_the_chunks_of_the_layout(tensors: list[tuple[int, Rol
     specs = [w(size, role=role, name=f"t{i}") for i, (size, role) in enumerate(tensors)]
     manifest = Manifest.canonical(specs)
     layout = Layout(manifest, chunk_elements)
-    sizes = ChunkSizes.of(manifest, SyncSettings(codec="int8", chunk_elements=chunk_elements))
+    settings = SyncSettings(codec="int8", chunk_elements=chunk_elements)
+    sizes, travels = ChunkSizes.of(manifest, settings), spec_of(settings, 0, 0)
     expected = [
-        max_encoded_bytes(codec_of(c.role, "int8"), c.num_elements, manifest.tensors[c.tensor].carried_itemsize)
+        travels.max_bytes(c.role, c.num_elements, manifest.tensors[c.tensor].carried_itemsize)
         for c in layout.chunks[: layout.num_sync_chunks]
     ]
     assert [sizes.bytes_of(i, 1) for i in range(len(sizes))] == expected

@@ -8,15 +8,14 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.sync.link_health import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
 from atoll.coordinator.core.sync.topology import Reducer, direct
-from atoll.protocol.codecs import codec_of, max_encoded_bytes
-from atoll.protocol.layout import Role
+from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.time_limits import PRESETS
 
 TEN_MBIT_BYTES_PER_S = 10_000_000 / 8
 
 
 def link_bytes(codec: str, num_sites: int, num_reducers: int, num_receivers: int = 0) -> int:
-    sizes = ChunkSizes([(16, max_encoded_bytes(codec_of(Role.TRAINABLE, codec), 1 << 20, 4))])
+    sizes = ChunkSizes([(16, max_encoded_bytes(codec, 1 << 20))])
     sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in range(1, num_sites + 1)]
     avoid = frozenset(range(num_reducers + 1, num_sites + 1))
     return most_link_bytes(sizes, direct(sizes, sites, avoid=avoid), num_sites, num_receivers)

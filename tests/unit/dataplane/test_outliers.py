@@ -21,6 +21,7 @@ from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.data_plane import apply_all, filled, layout, seeded, sync_data, tensor
 from tests.harness.fuzzing import fuzz
 
@@ -143,10 +144,9 @@ def test_of_two_the_last_payload_is_what_a_contribution_is_held_against(tmp_path
             ]
         values = tensor(used, snapshot, "weight")
         values += np.float32(step) * np.random.default_rng(seed).standard_normal(values.size, np.float32)
-        return SyncData(
-            used, SyncSettings(codec=codec), outer, snapshot, {"weight": "F32", "weight.scale": "F32", "zero": "F32"},
-            last_payload=last,
-        )  # fmt: skip
+        dtypes = {"weight": "F32", "weight.scale": "F32", "zero": "F32"}
+        travels = spec_of(SyncSettings(codec=codec), 0, 0)
+        return SyncData(used, travels, outer, snapshot, dtypes, last_payload=last)
 
     for last, is_left_out in ((payloads.get, True), (lambda _: None, False)):
         sites = [site(3, 1e-4, last), site(4, 3.0, last)]
@@ -169,7 +169,7 @@ def test_a_buffer_is_held_against_how_the_others_change_it(tmp_path: Path) -> No
     def site(values: float) -> SyncData:
         snapshot = memoryview(bytearray(used.buffer_bytes))
         np.frombuffer(snapshot, np.float32)[:8] = values
-        return SyncData(used, SyncSettings(), outer, snapshot, {})
+        return SyncData(used, spec_of(SyncSettings(), 0, 0), outer, snapshot, {})
 
     def left_out(*values: float) -> list[int]:
         sites = [site(v) for v in values]

@@ -15,6 +15,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, NonFiniteError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor
 
 
@@ -195,7 +196,7 @@ def test_odd_sizes_lose_no_tensor(tmp_path: Path) -> None:
         snapshot = filled(used)
         for name in "ab":
             tensor(used, snapshot, name)[:] -= np.float32(1)
-        data = SyncData(used, SyncSettings(codec="fp32"), outer, snapshot, {"a": "F32", "b": "F32"})
+        data = SyncData(used, spec_of(SyncSettings(codec="fp32"), 0, 0), outer, snapshot, {"a": "F32", "b": "F32"})
         found = np.concatenate([np.frombuffer(data.contribution(c), np.float32, offset=16) for c in data.chunks])
         assert found.size == 12
         assert np.allclose(found, 1)

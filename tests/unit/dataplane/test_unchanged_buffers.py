@@ -19,6 +19,7 @@ from atoll.protocol.codecs import HEADER_BYTES, kernels, peek_codec, unchanged
 from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
+from atoll.protocol.spec import spec_of
 from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, tensor
 from tests.harness.fuzzing import damaged, fuzz
 
@@ -52,7 +53,7 @@ def values(mask: npt.NDArray[np.float32] = MASK) -> memoryview:
 
 
 def site(outer: OuterState, snapshot: memoryview, codec: str = "int8") -> SyncData:
-    return SyncData(LAYOUT, SyncSettings(codec=codec, zstd_level=0), outer, snapshot, {"weight": "F32"})
+    return SyncData(LAYOUT, spec_of(SyncSettings(codec=codec), 0, 0), outer, snapshot, {"weight": "F32"})
 
 
 def seeded(folder: Path, first: memoryview) -> OuterState:
