@@ -41,8 +41,9 @@ def script(text: str) -> list[str]:
 
 
 def wait_for_line(path: Path, text: str) -> None:
+    """A whole one: its end is a write of its own where a process does not buffer what it prints."""
     deadline = time.monotonic() + LIMIT_S
-    while text not in (path.read_text() if path.exists() else ""):
+    while f"{text}\n" not in (path.read_text() if path.exists() else ""):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
