@@ -29,8 +29,9 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import Listener
 from atoll.node.exchange.peers.progress import Pace
-from atoll.protocol import transport
+from atoll.node.exchange.service import PeerService
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
@@ -95,10 +96,8 @@ async def _site(args: argparse.Namespace) -> None:
         )
         hub.max_retained_bytes = 4 << 30
         hub.serve(layout, lambda: outer, log, Pace(stall_s=30, slowest_bytes_per_s=1 << 10))
-        server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
-        hub.attach(server)
-        port = transport.bind(server, f"{args.host}:0", None)
-        await server.start()
+        listener = Listener(None, PeerService(hub).handlers)
+        port = await listener.start(f"{args.host}:0")
         print(port, flush=True)
         addresses = json.loads(await asyncio.to_thread(sys.stdin.readline))
         settings = SyncSettings(codec=args.codec, chunk_elements=args.chunk_elements)
@@ -108,7 +107,7 @@ async def _site(args: argparse.Namespace) -> None:
             data = SyncData(layout, spec_of(settings, 0, 0), outer, snapshot, {"w": "F32"})
             plan = _plan(sync, addresses, layout)
             share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
-            exchange = hub.begin(plan, data, share, site_id=args.site, contributes=True)
+            exchange = hub.begin(plan, data, share, site_id=args.site)
             result = await exchange.run()
             print(
                 json.dumps(
@@ -124,7 +123,7 @@ async def _site(args: argparse.Namespace) -> None:
             hub.drop_sync(sync)
             log.drop(sync)
         await hub.close()
-        await server.stop(0)
+        await listener.stop(0)
         outer.close()
         log.close()
 

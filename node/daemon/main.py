@@ -21,8 +21,10 @@ from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
-from atoll.protocol import addresses, descriptors, transport
+from atoll.protocol import addresses, descriptors
 from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
@@ -92,22 +94,22 @@ async def _run(
         fsync=run.settings.sync.fsync,
     )
     limit = descriptors.raise_limit()
-    server = machine.network.create_server(
-        max_message_bytes=transport.MAX_FRAME_BYTES,
+    listener = Listener(
+        None,
+        PeerService(hub).handlers,
+        machine.network,
         max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
         idle_limit_s=PEER_IDLE_LIMIT_S,
     )
-    hub.attach(server)
     listen = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
-    port = transport.bind(server, listen, None)
+    port = await listener.start(listen)
     address = config.advertise or address_for_peers(listen, port, config.coordinator)
     if not addresses.is_loopback(listen):
         log.warning(
             "%s is open to the network without credentials: anybody who reaches it can read the model",
             addresses.join_address(addresses.parse_address(listen)[0], port),
         )
-    await server.start()
-    stack.push_async_callback(server.stop, 0.5)
+    stack.push_async_callback(listener.stop, 0.5)
     stack.push_async_callback(hub.close)
     node = Node(
         config=config,

@@ -298,7 +298,7 @@ class Node:
         while self._of_exchanges and self._has_buffers and self._beginning is None:
             output = self._of_exchanges.popleft()
             if isinstance(output, e.BeginExchange):
-                self._beginning = self._spawn(self._begin_exchange(output.plan, output.contributes))
+                self._beginning = self._spawn(self._begin_exchange(output.plan))
             else:
                 self._carry_out(output)
 
@@ -643,16 +643,16 @@ class Node:
         finally:
             self._sources = None
 
-    async def _begin_exchange(self, plan: m.Plan, contributes: bool) -> None:
+    async def _begin_exchange(self, plan: m.Plan) -> None:
         assert self.plane is not None
         site_id = self.core.site.site_id
         broken: e.ExchangeBroken | None = None
         try:
             data = self.plane.sync_data(plan)
             share = await run_to_its_end(self.hub.share(plan, data, site_id=site_id), self.hub.pool)
-            self._exchange = self.hub.begin(plan, data, share, site_id=site_id, contributes=contributes)
+            self._exchange = self.hub.begin(plan, data, share, site_id=site_id)
             self._spawn(self._run_exchange(self._exchange))
-            await self._exchange.make_room()  # what is forgotten is not taken for held by the next one
+            await self._exchange.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:
             broken = _broken(plan, error)
             if isinstance(error, NoRoomError):

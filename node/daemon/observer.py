@@ -97,12 +97,14 @@ class Observer:
             loss=self._loss,
             train_s=self._train_s,
             wait_s=self._wait_s,
-            sent_bytes=self._hub.sent_bytes,
-            received_bytes=self._hub.received_bytes,
+            sent_bytes=self._hub.counters.sent_bytes,
+            received_bytes=self._hub.counters.received_bytes,
             moved_bytes=self._hub.counters.moved_bytes,
             doing=doing,
             limit_s=limit_s,
-            refused_messages=self._hub.refused_messages + server.num_malformed + self._session.num_refused_messages,
+            refused_messages=self._hub.counters.refused.total()
+            + server.num_malformed
+            + self._session.num_refused_messages,
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,
             restart_wait_s=max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0,
@@ -142,8 +144,8 @@ class Observer:
                     state_hash=state_hash.hex(),
                     exchange_s=round(self.exchange_s, 4),
                     apply_s=round(self.apply_s, 4),
-                    sent_bytes=self._hub.sent_bytes,
-                    received_bytes=self._hub.received_bytes,
+                    sent_bytes=self._hub.counters.sent_bytes,
+                    received_bytes=self._hub.counters.received_bytes,
                 )
             case e.Published(content):
                 since_s = self._loop.time() - self._sealed_at

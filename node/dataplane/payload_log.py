@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.disk import REAL_DISK, Disk, allow_open_files, disk_error, make_folder, sync_folder
-from atoll.protocol.errors import ConfigError, DigestMismatch, InvalidMessage, StateError
+from atoll.protocol.errors import ConfigError, DigestMismatch, InvalidMessage, StaleError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import MAX_LOG_COMMITS, Commit
 
@@ -64,10 +65,14 @@ class PayloadLog:
 
     # --- attempts
 
-    def begin(self, sync: int, term: int, attempt: int) -> PayloadFile:
-        """The file that the payloads of this attempt go to; the same one when asked again."""
+    def begin(self, sync: int, term: int, attempt: int, *, is_over: Callable[[], bool] = lambda: False) -> PayloadFile:
+        """The file that the payloads of this attempt go to; the same one when asked again.
+
+        Raises StaleError if the attempt `is_over`: whoever ends one says so before it is dropped here."""
         key = AttemptKey(sync, term, attempt)
         with self._lock:
+            if is_over():
+                raise StaleError(f"sync {sync} attempt {attempt} was over before it began")
             if key not in self._files:
                 self._files[key] = PayloadFile.create(self._folder, self._layout, self._run_id, key)
             return self._files[key]

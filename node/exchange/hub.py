@@ -1,4 +1,4 @@
-"""What a node has once for all its exchanges: channels, threads, held contributions, counters, the peer service."""
+"""What a node has once for all its exchanges: the dialer, threads, retained contributions, counters, its donor."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
 
-import grpc
-import grpc.aio
-
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.catchup.donations import Donations
 from atoll.node.exchange.catchup.donor_server import DonorServer
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.peers.counters import Counters
-from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import check_header
-from atoll.node.exchange.peers.service import add_peer_service
 from atoll.node.exchange.peers.uplink import Uplink
+from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.exchange import Exchange
-from atoll.node.exchange.sync.ports import PayloadLog as PayloadLogPort
-from atoll.node.exchange.sync.ports import SyncData
 from atoll.node.exchange.sync.reduction import Share, share_of
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.spill import Spill
@@ -42,10 +38,10 @@ MAX_EARLY = 256
 
 
 class Hub:
-    """Lives in one event loop. `attach` it to a server; `close` it at the end.
+    """Lives in one event loop; `close` it at the end. `service.py` asks it what peers ask for.
 
-    All channels to peers are made by `dialer`; `pool` is this hub's alone, and ends with it. `allow` says what may be
-    held as a reducer: in memory, and on the disk by `spill`; without one all of it may be in memory.
+    `dialer` and `pool` end with it. `allow` says what may be held as a reducer: in memory, and on the disk by `spill`;
+    without one all of it may be in memory.
     """
 
     def __init__(
@@ -72,40 +68,20 @@ class Hub:
         """Given by the coordinator; 0 until then."""
         self.pool = pool
         self.fsync = fsync
-        self._log: PayloadLogPort | None = None
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._log: PayloadLog | None = None
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
-        self._held: dict[int, Retained] = {}  # by sync
+        self._retained: dict[int, Retained] = {}  # by sync
         self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
         self._num_early = 0
         self._begun = asyncio.Event()
-        self._closing: set[asyncio.Task[None]] = set()
-
-    # --- facts
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.counters.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        return self.counters.received_bytes
-
-    @property
-    def refused_messages(self) -> int:
-        return self.counters.refused.total()
 
     @property
     def retained_bytes(self) -> int:
         """Of contributions, and of payloads reduced here."""
-        payloads = sum(exchange.payload_bytes for exchange in self._exchanges.values())
-        return payloads + sum(held.num_bytes for held in self._held.values())
+        payloads = sum(exchange.reducer.payload_bytes for exchange in self._exchanges.values())
+        return payloads + sum(retained.num_bytes for retained in self._retained.values())
 
     # --- life
-
-    def attach(self, server: grpc.aio.Server) -> None:
-        """Answer peers on `server`."""
-        add_peer_service(self, server)
 
     def serve(self, layout: Layout, outer: Callable[[], OuterState | None], log: PayloadLog, pace: Pace) -> None:
         """From now on exchanges write to `log`, and peers that catch up are served from it and the outer state, if they
@@ -133,10 +109,7 @@ class Hub:
             exchange.cancel()
         self.expected_donors.dismiss()
         await self.donations.close()
-        for channel in self._channels.values():
-            await channel.close()
-        self._channels.clear()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await self.dialer.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         if self.spill is not None:
             await asyncio.to_thread(self.spill.clear)
@@ -154,40 +127,19 @@ class Hub:
         """Who answers here."""
         return self.header(self.site_id, 0)
 
-    async def channel(self, member: Member) -> grpc.aio.Channel:
-        """The one channel for exchanges with that member's address. Raises PeerError."""
-        if member.address not in self._channels:
-            channel = await self.dialer.dial(member)
-            if member.address in self._channels:  # another exchange was faster
-                await channel.close()
-            else:
-                self._channels[member.address] = channel
-        return self._channels[member.address]
-
-    def disconnect(self, address: str) -> None:
-        """A stream to that address broke or hung: the next one gets a connection of its own.
-
-        After one wrong byte in its framing an HTTP/2 connection may stay up with every later stream on it hanging.
-        """
-        channel = self._channels.pop(address, None)
-        if channel is not None:
-            task = asyncio.get_running_loop().create_task(channel.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
-
     # --- exchanges
 
     def share(self, plan: Plan, data: SyncData, *, site_id: int) -> Callable[[], Share]:
         """What the plan asks of this site, to be made in a thread: see `share_of`."""
-        held = self._held[plan.sync].arrived() if plan.sync in self._held else []
-        return partial(share_of, plan, data, site_id, held, self.spill)
+        retained = self._retained[plan.sync].arrived() if plan.sync in self._retained else []
+        return partial(share_of, plan, data, site_id, retained, self.spill)
 
-    def begin(self, plan: Plan, data: SyncData, share: Share, *, site_id: int, contributes: bool) -> Exchange:
+    def begin(self, plan: Plan, data: SyncData, share: Share, *, site_id: int) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for.
 
-        Raises StaleError for an old plan, RefusedError if the plan does not list this site in that role, NoRoomError if
-        it asks it to hold more than `max_retained_bytes` or the disk has room for.
+        Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
+        if it asks it to hold more than `max_retained_bytes` or the disk has room for.
         """
         assert self._log is not None, "serve() comes before begin()"
         if plan.sync in self._dropped:
@@ -195,36 +147,30 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
-        held = self._held.get(plan.sync) or Retained(self.spill)
+        retained = self._retained.get(plan.sync) or Retained(self.pool, self.spill)
+        header = self.header(site_id, plan.term)
         exchange = Exchange(
-            plan,
-            data,
+            Attempt(plan, data, header, pool=self.pool, counters=self.counters, uplink=self.uplink),
             share,
-            contributes=contributes,
-            header=self.header(site_id, plan.term),
             log=self._log,
             fsync=self.fsync,
-            held=held,
+            retained=retained,
             max_retained_bytes=self.max_retained_bytes,
             spill=self.spill,
-            counters=self.counters,
-            uplink=self.uplink,
-            pool=self.pool,
-            connect=self.channel,
-            disconnect=self.disconnect,
             dialer=self.dialer,
         )
         # One sync is under way at a time. A site that was evicted may never have heard how an earlier one ended.
-        for sync in [sync for sync in self._held if sync < plan.sync]:
+        for sync in [sync for sync in self._retained if sync < plan.sync]:
             self.drop_sync(sync)
         if old is not None:
             old.cancel()
             if _order(old.plan) < _order(plan):
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
-            old.forget_payloads()
+            old.reducer.forget_payloads()
         self._exchanges[plan.sync] = exchange
-        self._held[plan.sync] = held
-        self._close_unused_channels()
+        self._retained[plan.sync] = retained
+        used = [member for exchange in self._exchanges.values() for member in exchange.plan.contributors]
+        self.dialer.disconnect_others(used, Purpose.EXCHANGE)
         self._begun.set()
         self._begun = asyncio.Event()
         return exchange
@@ -241,18 +187,12 @@ class Hub:
         if exchange is not None:
             exchange.cancel()
             exchange.close(StaleError(f"sync {sync} is over here"))
-            exchange.forget_payloads()
-        held = self._held.pop(sync, None)
-        if held is not None:
-            held.drop(self.pool)
+            exchange.reducer.forget_payloads()
+        retained = self._retained.pop(sync, None)
+        if retained is not None:
+            retained.drop()
         if sync not in self._dropped:
             self._dropped.append(sync)
-
-    def _close_unused_channels(self) -> None:
-        plans = [exchange.plan for exchange in self._exchanges.values()]
-        used = {m.address for plan in plans for m in plan.contributors}
-        for address in [a for a in self._channels if a not in used]:
-            self.disconnect(address)
 
     def waits_for(self) -> tuple[list[int], list[int]]:
         """Of the exchange under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
@@ -307,25 +247,26 @@ class Hub:
             raise StaleError(f"{asked} is over, {_name(exchange.plan)} runs")
         if order > _order(exchange.plan):
             return f"{asked} is early, {_name(exchange.plan)} runs"
-        if isinstance(exchange.closed, NotYetError):
-            return str(exchange.closed)
-        if exchange.closed is not None:
-            raise exchange.closed
+        closed = exchange.attempt.closed
+        if isinstance(closed, NotYetError):
+            return str(closed)
+        if closed is not None:
+            raise closed
         return None
 
 
 def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
-    plan, me = exchange.plan, exchange.me
-    if message.plan_digest != exchange.plan_digest:
+    plan, attempt, me = exchange.plan, exchange.attempt, exchange.attempt.me
+    if message.plan_digest != attempt.digest:
         raise RefusedError(
-            f"{_name(plan)}: plan {message.plan_digest.hex()[:16]}, here it is {exchange.plan_digest.hex()[:16]}"
+            f"{_name(plan)}: plan {message.plan_digest.hex()[:16]}, here it is {attempt.digest.hex()[:16]}"
         )
     if message.reducer_site_id != me.site_id:
         raise RefusedError(f"meant for site {message.reducer_site_id}, this is site {me.site_id}")
     if message.reducer_incarnation != me.incarnation:
         raise StaleError(f"meant for incarnation {message.reducer_incarnation}, this is {me.incarnation}")
     header = message.header
-    found = exchange.members.get(header.site_id)
+    found = attempt.members.get(header.site_id)
     if found is None:
         raise RefusedError(f"site {header.site_id} is not in {_name(plan)}")
     member, contributes = found
@@ -334,7 +275,7 @@ def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
             f"site {member.site_id} is in {_name(plan)} as incarnation {member.incarnation}, not {header.incarnation}"
         )
     if contributes:
-        exchange.hear_weight(member, message.tokens)
+        exchange.weights.hear(member, message.tokens)
     elif message.tokens:
         raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")
     return member

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -22,7 +23,7 @@ from atoll.node.exchange.hub import MAX_EARLY, Hub
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
-from atoll.node.exchange.peers.service import PeerService
+from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.retained import Retained
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
@@ -98,7 +99,7 @@ def test_any_parts_hold_no_more_than_one_chunk(parts: list[peer_pb2.Part]) -> No
 @fuzz(100)
 @given(st.lists(st.tuples(SMALL, SMALL, st.integers(0, 3), st.binary(min_size=32, max_size=32)), max_size=8))
 def test_what_is_held_never_changes(additions: list[tuple[int, int, int, bytes]]) -> None:
-    held = Retained()
+    held = Retained(ThreadPoolExecutor(1))
     first: dict[tuple[int, int, int], bytes] = {}
     for site_id, incarnation, chunk, value in additions:
         try:
@@ -179,8 +180,11 @@ def openings(draw: st.DrawFn) -> peer_pb2.ExchangeOpen:
 def held_by(hub: Hub) -> Any:
     return (
         sorted(hub._dropped),
-        {sync: snapshot(held._in_memory) for sync, held in hub._held.items()},
-        {sync: (e.plan, e.closed, len(e.payloads), snapshot(e._lacking)) for sync, e in hub._exchanges.items()},
+        {sync: snapshot(retained._items) for sync, retained in hub._retained.items()},
+        {
+            sync: (e.plan, e.attempt.closed, len(e.reducer.payloads), snapshot(e.reducer._missing))
+            for sync, e in hub._exchanges.items()
+        },
     )
 
 
@@ -204,7 +208,7 @@ def test_a_stream_finds_its_exchange_or_is_refused(
             else:
                 assert exchange.plan == plan()
                 assert member == MEMBERS[1]
-                assert message.plan_digest == exchange.plan_digest
+                assert message.plan_digest == exchange.attempt.digest
             assert held_by(hub) == before
 
     asyncio.run(main())
@@ -231,8 +235,9 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
             assert isinstance(ended.value.args[0], grpc.StatusCode)
-            for held in hub._held.values():
-                for (site_id, incarnation, chunk), encoded in held._in_memory.items():
+            for held in hub._retained.values():
+                for (site_id, incarnation, chunk), encoded in held._items.items():
+                    assert isinstance(encoded, Encoded)
                     assert (site_id, incarnation) == (2, 1)
                     assert disk.data.payload_hash(encoded.data) == encoded.hash
                     disk.data.check(chunk, encoded.data)
@@ -243,14 +248,14 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
 
 
 @fuzz(100)
-@given(found=PLANS | instances(m.Plan), contributes=st.booleans())
-def test_a_plan_that_cannot_be_run_leaves_nothing_behind(disk: Disk, found: m.Plan, contributes: bool) -> None:
+@given(found=PLANS | instances(m.Plan))
+def test_a_plan_that_cannot_be_run_leaves_nothing_behind(disk: Disk, found: m.Plan) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
             begin(hub, plan(sync=3), disk.data)
             before = held_by(hub)
             try:
-                begin(hub, found, disk.data, contributes=contributes)
+                begin(hub, found, disk.data)
             except RefusedError:
                 assert held_by(hub) == before
 
@@ -322,7 +327,7 @@ async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     try:
         yield client
     finally:
-        await client.close()
+        client.close()
 
 
 async def true_answers(disk: Disk, chunks: list[int]) -> dict[str, list[bytes]]:

@@ -48,16 +48,16 @@ def only_waits(
     tells_the_coordinator: bool,
 ) -> None:
     """`names`: for whom it says that it waits, to its peers and, if it tells, to the coordinator."""
-    exchange.payloads = _KeptBack()
+    exchange.reducer.payloads = _KeptBack()
     num_said = 0
 
     def waiting(for_site_id: int) -> peer_pb2.Waiting:
         nonlocal num_said
         num_said += claims_to_move
-        exchange.counters.moved_bytes += claims_to_move and tells_the_coordinator
+        exchange.attempt.counters.moved_bytes += claims_to_move and tells_the_coordinator
         return peer_pb2.Waiting(moved_bytes=num_said, site_ids=names(exchange), received_bytes=num_said)
 
-    exchange.waiting = waiting  # type: ignore[method-assign]
+    exchange.reducer.waiting = waiting  # type: ignore[method-assign]
     if tells_the_coordinator:
         exchange.waits_for = lambda: (list(names(exchange)), [])  # type: ignore[method-assign]
 
@@ -71,13 +71,13 @@ def pulls_again(exchange: Exchange, *, hangs_up: bool, claims_to_move: bool) -> 
             raise PeerError("this site has had enough")
         return 0
 
-    exchange.store = store  # type: ignore[method-assign]
-    exchange._overdue = lambda *, is_last: None  # type: ignore[method-assign]
-    for link in exchange.links:
-        link.check = lambda now: None  # type: ignore[method-assign]
+    exchange.collection.store = store  # type: ignore[method-assign]
+    exchange.watchdog._overdue = lambda *, is_last: None  # type: ignore[method-assign]
+    for upstream in exchange.upstreams:
+        upstream.check = lambda now: None  # type: ignore[method-assign]
         if claims_to_move:
-            link._worth_down = Worth(1 << 40)
+            upstream._worth_down = Worth(1 << 40)
 
 
 def others(exchange: Exchange) -> list[int]:
-    return [member.site_id for member in exchange.others]
+    return [member.site_id for member in exchange.reducer.own.children]

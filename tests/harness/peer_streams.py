@@ -47,10 +47,10 @@ def plan(**changes: Any) -> m.Plan:
     return replace(whole, **changes)
 
 
-def begin(hub: Hub, plan: m.Plan, data: SyncData, *, contributes: bool = True) -> Exchange:
+def begin(hub: Hub, plan: m.Plan, data: SyncData) -> Exchange:
     """As a node does, but for the thread."""
     share = hub.share(plan, data, site_id=1)()
-    return hub.begin(plan, data, share, site_id=1, contributes=contributes)
+    return hub.begin(plan, data, share, site_id=1)
 
 
 class Aborted(Exception):

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
@@ -18,9 +17,10 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import Listener
 from atoll.node.exchange.peers.progress import Pace
+from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
-from atoll.protocol import transport
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.settings import OuterSettings, SyncSettings
@@ -72,7 +72,7 @@ class Site:
     log: PayloadLog
     outer: OuterState
     snapshot: memoryview
-    server: grpc.aio.Server
+    listener: Listener
     address: str
     incarnation: int = 1
 
@@ -86,17 +86,15 @@ class Site:
         hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
-        server = transport.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
-        hub.attach(server)
         hub.serve(layout, lambda: outer, log, PACE)
-        address = f"127.0.0.1:{transport.bind(server, f'127.0.0.1:{port}', None)}"
-        await server.start()
+        listener = Listener(None, PeerService(hub).handlers)
+        address = f"127.0.0.1:{await listener.start(f'127.0.0.1:{port}')}"
         snapshot = memoryview(bytearray(layout.buffer_bytes))
-        return cls(site_id, layout, hub, log, outer, snapshot, server, address, incarnation)
+        return cls(site_id, layout, hub, log, outer, snapshot, listener, address, incarnation)
 
     async def stop(self) -> None:
         await self.hub.close()
-        await self.server.stop(0)
+        await self.listener.stop(0)
         self.outer.close()
         self.log.close()
 
@@ -129,10 +127,9 @@ class Site:
         return Donor(site_id=self.site_id, incarnation=self.incarnation, address=self.address, commit=commit)
 
     def begin(self, plan: Plan, data: SyncData | None = None) -> Exchange:
-        contributes = any(m.site_id == self.site_id for m in plan.contributors)
         data = data or self.data
         share = self.hub.share(plan, data, site_id=self.site_id)()
-        return self.hub.begin(plan, data, share, site_id=self.site_id, contributes=contributes)
+        return self.hub.begin(plan, data, share, site_id=self.site_id)
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)

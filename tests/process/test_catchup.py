@@ -69,7 +69,7 @@ def test_a_joiner_gets_the_newest_state_from_several_donors(tmp_path: Path, monk
             assert got == Fetched(commit=2, state_hash=donors[0].outer.state_hash(), record=last)
             # Slots and outer values, all of them: the next sync of the joiner starts from what the others have.
             assert records(joiner) == records(donors[0])
-            assert all(site.hub.sent_bytes > 2 * 1000 for site in donors)
+            assert all(site.hub.counters.sent_bytes > 2 * 1000 for site in donors)
             await run.sync()
             assert len({site.outer.state_hash() for site in run.sites}) == 1
 
@@ -95,11 +95,11 @@ def test_a_site_that_lacks_commits_fetches_payloads_only(tmp_path: Path) -> None
             away_before = away.outer.commit
             for _ in range(2):
                 await run.sync([first, second])
-            received = away.hub.received_bytes
+            received = away.hub.counters.received_bytes
             got = await fetch(run, away, [first, second], sources=run.sources([first, second], after=1))
             assert (away_before, got.commit, got.state_hash) == (1, 3, first.outer.state_hash())
             payload_bytes = 2 * sum(len(first.log.read(3, c)) for c in first.data.chunks)
-            assert payload_bytes < away.hub.received_bytes - received < 1.1 * payload_bytes
+            assert payload_bytes < away.hub.counters.received_bytes - received < 1.1 * payload_bytes
             assert [c.commit for c in away.log.commits()] == [1, 2, 3]  # it is a donor of payloads too
 
     asyncio.run(main())
@@ -146,7 +146,7 @@ def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypat
             (joiner,) = await run.add(seeded=False)
             got = await fetch(run, joiner, [first, second])
             assert got.commit == 2
-            assert second.hub.sent_bytes > 3000  # it gave chunks of commit 1
+            assert second.hub.counters.sent_bytes > 3000  # it gave chunks of commit 1
             assert records(joiner) == records(first)
 
     asyncio.run(main())
@@ -211,7 +211,7 @@ def test_a_donor_that_dies_is_replaced_and_what_is_there_is_kept(
             got = await fetch(run, joiner, [first, second])
             assert relay.refusing
             assert got.state_hash == first.outer.state_hash()
-            received = joiner.hub.received_bytes
+            received = joiner.hub.counters.received_bytes
             assert received < 1.6 * sum(len(data) for _, data in records(first))
             await relay.stop()
 
@@ -252,7 +252,7 @@ def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
             await fetch(run, joiner, [first])
             assert records(joiner) == records(first)
             all_bytes = sum(len(data) for _, data in records(first))
-            assert joiner.hub.received_bytes < 0.9 * all_bytes
+            assert joiner.hub.counters.received_bytes < 0.9 * all_bytes
 
     asyncio.run(main())
 
@@ -381,7 +381,7 @@ def test_without_a_donor_the_wait_ends(tmp_path: Path) -> None:
             (first,) = await run.add()
             await run.sync()
             gone = run.sources([first])
-            await first.server.stop(0)
+            await first.listener.stop(0)
             (joiner,) = await run.add(seeded=False)
             with pytest.raises(PeerError, match=f"nothing moved.*site 1 at {first.address}"):
                 await fetch(run, joiner, [first], sources=gone, stall_limit_s=0.5)
@@ -430,12 +430,12 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 0: site.outer.chunk_hashes(0),
                 1: site.outer.chunk_hashes(1),
             }
-            assert site.hub.refused_messages == 3
+            assert site.hub.counters.refused.total() == 3
             assert site.hub.donor is not None
             monkeypatch.setattr(donor_server, "MAX_REQUESTS", 0)  # all places are taken
             with pytest.raises(NotYetError, match="ask again"):
                 await chunks(ask, [0])
-            await ask.close()
-            await foreign.close()
+            ask.close()
+            foreign.close()
 
     asyncio.run(main())

@@ -95,7 +95,7 @@ def test_state_and_payloads_come_from_donors_that_nobody_can_dial(
             transfer = Transfer(run, joiner, donors)
             assert (await transfer.fetch()).commit == 1
             assert records(joiner) == records(donors[0])
-            assert all(site.hub.sent_bytes > 2 * 1000 for site in donors), "both gave"
+            assert all(site.hub.counters.sent_bytes > 2 * 1000 for site in donors), "both gave"
             await nothing_is_left(transfer)
             last = await run.sync(donors)
             got = await transfer.fetch()
@@ -168,7 +168,7 @@ def test_a_donor_that_dies_in_mid_transfer_is_replaced_by_another(
             monkeypatch.setattr(served, "state", state)
             assert (await transfer.fetch()).commit == 0
             assert records(joiner) == records(second)
-            assert second.hub.sent_bytes > 1000
+            assert second.hub.counters.sent_bytes > 1000
             await nothing_is_left(transfer)
 
     asyncio.run(main())

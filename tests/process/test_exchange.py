@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,12 @@ import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD
-from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.exchange.sync.upstream import Stream, Upstream
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
     AverageError,
-    HostError,
     InvalidMessage,
     NonFiniteError,
     NotYetError,
@@ -81,7 +78,7 @@ def test_all_sites_hold_the_reference_payloads(tmp_path: Path, layout) -> None: 
                 assert site.payloads(plan) == expected
             for result in results:  # every chunk crosses a site's downlink twice, little else does
                 assert 1 < result.received_bytes / (4 / 3 * sum(map(len, expected))) < 1.5
-            assert all(site.hub.refused_messages == 0 and site.hub.counters.reconnects == 0 for site in sites)
+            assert all(site.hub.counters.refused.total() == 0 and site.hub.counters.reconnects == 0 for site in sites)
 
     asyncio.run(main())
 
@@ -156,8 +153,8 @@ def test_a_broken_stream_is_opened_again_and_goes_on(tmp_path: Path) -> None:
             arrived: set[int] = set()
 
             def cut_once(total: int) -> None:
-                if not arrived and second.held.num_bytes:
-                    arrived.update(second.held.chunks_of(1, 1))
+                if not arrived and second.retained.num_bytes:
+                    arrived.update(second.retained.chunks_of(1, 1))
                     relay.cut()
 
             relay.on_bytes = cut_once
@@ -237,23 +234,25 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
             tasks = [asyncio.create_task(e.run()) for e in (exchange, other)]  # the third never begins
             own = {c for c in watched.chunks if c % 3 == 1}
             await until(
-                lambda: other.held.chunks_of(1, 1) == own and exchange.held.chunks_of(2, 1) == set(exchange.own_chunks)
+                lambda: (
+                    other.retained.chunks_of(1, 1) == own
+                    and exchange.retained.chunks_of(2, 1) == set(exchange.reducer.own.chunks)
+                )
             )
             exchange.cancel()
             other.cancel()
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(result, asyncio.CancelledError)
-            held = other.held.chunks_of(1, 1)
+            held = other.retained.chunks_of(1, 1)
             if on_disk:
                 for site, begun_before in ((first, exchange), (second, other)):
-                    await begun_before.fit_memory()  # streams that ended with the attempt left some
                     assert site.hub.spill is not None
-                    assert site.hub.spill.disk_bytes == begun_before.held.num_bytes > 0
+                    assert site.hub.spill.disk_bytes == begun_before.retained.num_bytes > 0
 
             again = next_attempt(plan, run.layout, [first, second])
             watched = WatchedData(first)
             begun = [first.begin(again, watched), second.begin(again)]
-            resent = set(begun[1].own_chunks) & held
+            resent = set(begun[1].reducer.own.chunks) & held
             assert resent  # else this test shows nothing
             results = await asyncio.gather(*(e.run() for e in begun))
             assert results[0].payload_digest == results[1].payload_digest
@@ -262,8 +261,10 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
 
             first.hub.drop_sync(1)
             assert first.hub.retained_bytes == 0
-            assert begun[0].payloads == [], "exchanges are in reference cycles, and live on until the collector comes"
-            assert begun[0].held.num_bytes == 0
+            assert begun[0].reducer.payloads == [], (
+                "exchanges are in reference cycles, and live on until the collector comes"
+            )
+            assert begun[0].retained.num_bytes == 0
             if on_disk:
                 await until(lambda: not list((tmp_path / "spill-1").iterdir()))
             with pytest.raises(StaleError, match="sync 1"):
@@ -275,7 +276,7 @@ def test_the_next_attempt_does_not_send_again_what_a_reducer_holds(tmp_path: Pat
 def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each moment before: when nothing was done yet, while room is made, while it waits for a thread."""
+    """Before it runs, and while it waits for a thread."""
 
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
@@ -283,42 +284,72 @@ def test_an_attempt_that_is_cancelled_before_it_began_leaves_nothing_in_the_log(
             for site in (first, second):
                 site.train(1)
             plan = star_plan(run.layout, [first, second])
-            held = type(first.begin(plan).held)
-            fit_memory = held.fit_memory
-
-            async def full(held: Retained, pool: Executor) -> None:
-                raise HostError("the disk is full")
-
-            monkeypatch.setattr(held, "fit_memory", full)
             exchange = first.begin(plan)
             exchange.cancel()
-            with pytest.raises(asyncio.CancelledError):  # the attempt is over: the disk is nobody's concern
-                await exchange.run()
-
-            exchange = first.begin(plan)
-
-            async def cancelled_meanwhile(held: Retained, pool: Executor) -> None:
-                exchange.cancel()
-                await fit_memory(held, pool)
-
-            monkeypatch.setattr(held, "fit_memory", cancelled_meanwhile)
             with pytest.raises(asyncio.CancelledError):
                 await exchange.run()
 
-            monkeypatch.setattr(held, "fit_memory", fit_memory)
             exchange = first.begin(plan)
             queued, go_on = threading.Event(), threading.Event()
-            in_pool = exchange.in_pool
+            in_pool = exchange.attempt.in_pool
 
             def later(work: Callable[[], Any]) -> asyncio.Future[Any]:
                 queued.set()
                 return in_pool(lambda: (go_on.wait(), work())[1])
 
-            monkeypatch.setattr(exchange, "in_pool", later)
+            monkeypatch.setattr(exchange.attempt, "in_pool", later)
             task = asyncio.create_task(exchange.run())
             await until(queued.is_set)
             exchange.cancel()
             go_on.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(main())
+    assert not list((tmp_path / "site-1" / "log").iterdir())
+
+
+class ObservedLock:
+    """`waits` is set when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.waits = threading.Event()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self.waits.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_an_attempt_that_is_dropped_while_it_begins_leaves_nothing_in_the_log(tmp_path: Path) -> None:
+    """It waits for the log, and whoever drops the sync has it first."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, second = await run.add(2)
+            for site in (first, second):
+                site.train(1)
+            lock: Any = ObservedLock()
+            first.log._lock = lock
+            has_it, go_on = threading.Event(), threading.Event()
+
+            def drop() -> None:
+                with lock:
+                    has_it.set()
+                    assert go_on.wait(30)
+                    first.log.drop(1)
+
+            dropping = asyncio.create_task(asyncio.to_thread(drop))
+            await until(has_it.is_set)
+            task = asyncio.create_task(first.begin(star_plan(run.layout, [first, second])).run())
+            await until(lock.waits.is_set)
+            first.hub.drop_sync(1)
+            go_on.set()
+            await dropping
             with pytest.raises(asyncio.CancelledError):
                 await task
 
@@ -352,7 +383,7 @@ def test_an_attempt_that_is_begun_again_keeps_its_peers(tmp_path: Path) -> None:
             stopped = first.begin(plan)
             broken = asyncio.create_task(stopped.run())
             waiting = asyncio.create_task(second.begin(plan).run())
-            await until(lambda: stopped.held.num_bytes > 0)
+            await until(lambda: stopped.retained.num_bytes > 0)
             again = first.begin(plan)
             with pytest.raises(asyncio.CancelledError):
                 await broken
@@ -432,7 +463,7 @@ def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second = await run.add(2)
             first.train(1)
-            await second.server.stop(0)
+            await second.listener.stop(0)
             plan = star_plan(run.layout, [first, second], stall_limit_s=1)
             with pytest.raises(PeerError, match="site 2") as caught:
                 await first.begin(plan).run()
@@ -564,7 +595,7 @@ def test_old_plans_and_foreign_ones_are_refused(tmp_path: Path) -> None:
                 sites[0].begin(plan)
             share = sites[0].hub.share(plan, sites[0].data, site_id=9)()
             with pytest.raises(RefusedError, match="does not list site 9"):
-                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, site_id=9, contributes=True)
+                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, site_id=9)
 
     asyncio.run(main())
 
@@ -638,7 +669,7 @@ def test_who_opens_a_stream_is_checked(tmp_path: Path, monkeypatch: pytest.Monke
             await answer(StaleError, "meant for incarnation 2", reducer_incarnation=2)
             hub.drop_sync(5)
             await answer(StaleError, "that sync is over here")
-            assert hub.refused_messages == 10
+            assert hub.counters.refused.total() == 10
 
     asyncio.run(main())
 
@@ -652,7 +683,7 @@ def test_bad_parts_are_refused_and_counted_and_the_sync_goes_on(tmp_path: Path) 
             plan = star_plan(run.layout, sites)
             exchange = sites[0].begin(plan)
             running = asyncio.create_task(exchange.run())
-            chunk = exchange.own_chunks[0]
+            chunk = exchange.reducer.own.chunks[0]
             good = sites[1].data.contribution(chunk)
             value = sites[1].data.payload_hash(good)
             door = Door(sites[0], plan)
@@ -666,7 +697,7 @@ def test_bad_parts_are_refused_and_counted_and_the_sync_goes_on(tmp_path: Path) 
                 (part(total_bytes=1 << 31), "announced"),
                 (part(total_bytes=0), "announced"),
                 (part(chunk=1 << 20), "not reduced"),
-                (part(chunk=exchange.links[0].chunks[0]), "not reduced"),
+                (part(chunk=exchange.upstreams[0].chunks[0]), "not reduced"),
                 (part(offset_bytes=5), "byte 5"),
                 (part(data=good + b"x"), "a part of"),
                 (part(data=good[:-1]), "all but the last"),
@@ -685,8 +716,8 @@ def test_bad_parts_are_refused_and_counted_and_the_sync_goes_on(tmp_path: Path) 
                 error = await door.send(message)
                 assert isinstance(error, InvalidMessage), (text, error)
                 assert text in str(error)
-            assert sites[0].hub.refused_messages == len(bad)
-            assert exchange.held.num_bytes == 0
+            assert sites[0].hub.counters.refused.total() == len(bad)
+            assert exchange.retained.num_bytes == 0
 
             # The first contribution stays; another one for the same chunk is refused.
             flipped = bytearray(good)
@@ -848,12 +879,12 @@ def test_12_a_site_that_reduces_nothing_has_the_weights_from_the_plan(tmp_path: 
             reducer, other = (site.begin(ahead_of(plan, site)) for site in sites)
             first, second = asyncio.create_task(reducer.run()), asyncio.create_task(other.run())
             done = await first
-            await until(lambda: all(other.is_stored(chunk) for chunk in other.data.chunks))
+            await until(lambda: other.collection.is_complete)
             assert not second.done()
             sites[1].hub.weigh(plan)
             got = await second
             assert (got.payload_digest, got.tokens) == (done.payload_digest, done.tokens)
-            assert got.received_bytes == other.traffic.received_bytes
+            assert got.received_bytes == other.attempt.traffic.received_bytes
 
     asyncio.run(main())
 
@@ -867,7 +898,7 @@ def test_12_a_weight_that_ready_does_not_say_fails_the_exchange(tmp_path: Path) 
             plan = star_plan(run.layout, sites)
             exchange = sites[0].begin(ahead_of(plan, sites[0]))
             tasks = [asyncio.create_task(e.run()) for e in (exchange, sites[1].begin(ahead_of(plan, sites[1])))]
-            await until(lambda: len(exchange.held.weights) == 2)
+            await until(lambda: len(exchange.retained.weights) == 2)
             other = replace(plan.contributors[1], tokens=plan.contributors[1].tokens + 1)
             sites[0].hub.weigh(replace(plan, contributors=(plan.contributors[0], other, plan.contributors[2])))
             with pytest.raises(PeerError, match=r"site 2.*its Ready says otherwise"):

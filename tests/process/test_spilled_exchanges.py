@@ -66,7 +66,7 @@ async def on_disk_before_the_last_comes(plan: Plan, sites: list[Site]) -> tuple[
     tasks: list[Task] = [asyncio.create_task(exchange.run()) for exchange in exchanges]
     for me, exchange in zip(sites[:-1], exchanges, strict=True):
         others = [site for site in sites[:-1] if site is not me]
-        size = sum(len(site.data.contribution(chunk)) for site in others for chunk in exchange.own_chunks)
+        size = sum(len(site.data.contribution(chunk)) for site in others for chunk in exchange.reducer.own.chunks)
         await until(lambda me=me, size=size: is_on_disk(me, size))  # type: ignore[misc]
     exchanges.append(sites[-1].begin(plan))
     return exchanges, [*tasks, asyncio.create_task(exchanges[-1].run())]
@@ -85,12 +85,12 @@ def test_what_comes_before_the_plan_has_weights_is_on_the_disk_too(tmp_path: Pat
             first, second = begin(sites[0]), begin(sites[1])
             tasks = [asyncio.create_task(exchange.run()) for exchange in (first, second)]
             # The third still trains. What the first has of the second counts, though its weights are not complete.
-            sizes = sum(len(sites[1].data.contribution(chunk)) for chunk in first.own_chunks)
+            sizes = sum(len(sites[1].data.contribution(chunk)) for chunk in first.reducer.own.chunks)
             await until(lambda: is_on_disk(sites[0], sizes))
             spill = sites[0].hub.spill
             assert spill is not None
             assert spill.memory_bytes == 0
-            assert len(list(spill.folder.iterdir())) == len(first.own_chunks)
+            assert len(list(spill.folder.iterdir())) == len(first.reducer.own.chunks)
             tasks.append(asyncio.create_task(begin(sites[2]).run()))
             results = await asyncio.gather(*tasks)
             assert len({result.payload_digest for result in results}) == 1
@@ -136,7 +136,7 @@ def test_an_attempt_without_a_site_is_right_though_the_one_before_still_reads_it
             plan = star_plan(run.layout, sites)
             exchanges, tasks = await on_disk_before_the_last_comes(plan, sites)
             await slow.reading()
-            await until(lambda: all(exchange.held.chunks_of(3, 1) for exchange in exchanges[:2]))
+            await until(lambda: all(exchange.retained.chunks_of(3, 1) for exchange in exchanges[:2]))
             # There is room for what the next attempt needs, and not for the rest beside it: the third site's, and those
             # to chunk 3, which the first does not reduce any more.
             again = next_attempt(plan, run.layout, sites[:2])
@@ -144,12 +144,14 @@ def test_an_attempt_without_a_site_is_right_though_the_one_before_still_reads_it
                 tops = [chunk for chunk in site.data.chunks if chunk % 2 == site.site_id - 1]
                 site.hub.max_retained_bytes = 2 * sum(site.data.max_bytes(chunk) for chunk in tops)
             begun = [site.begin(again) for site in sites[:2]]
-            asked = asyncio.create_task(begun[0].held_of(replace(sites[1].member(5), incarnation=9)))  # it holds none
+            asked = asyncio.create_task(
+                begun[0].reducer.held_of(replace(sites[1].member(5), incarnation=9))
+            )  # it holds none
             await asyncio.sleep(0)
             for exchange in begun:
                 assert not asked.done(), "what a stream brings has no room before"
-                await exchange.make_room()
-                assert not exchange.held.chunks_of(3, 1)
+                await exchange.reducer.make_room()
+                assert not exchange.retained.chunks_of(3, 1)
             sites[2].hub.drop_sync(1)
             await until(lambda: not slow.path.exists())
             slow.may_go_on.set()
@@ -170,10 +172,10 @@ def test_a_chunk_is_never_averaged_without_a_contribution_that_was_dropped(tmp_p
         async with Run(tmp_path, small_layout()) as run:
             sites = await trained(run, tmp_path, 2)
             exchange = sites[0].begin(star_plan(run.layout, sites))
-            chunk = exchange.own_chunks[0]
+            chunk = exchange.reducer.own.chunks[0]
             with pytest.raises(StaleError, match=f"contribution of site 2 to chunk {chunk} was dropped"):
-                await exchange._reduce(chunk)
-            assert not exchange.payloads
+                await exchange.reducer._reduce(chunk)
+            assert not exchange.reducer.payloads
 
     asyncio.run(main())
 
@@ -226,8 +228,8 @@ def test_a_plan_that_the_disk_has_no_room_for_is_refused(tmp_path: Path, monkeyp
             sites = await trained(run, tmp_path, 2, memory_limit_bytes=1000)
             plan = star_plan(run.layout, sites)
             exchange = sites[0].begin(plan)
-            data = exchange.data
-            on_disk = sum(data.max_bytes(chunk) for chunk in exchange.own_chunks) - 1000
+            data = exchange.attempt.data
+            on_disk = sum(data.max_bytes(chunk) for chunk in exchange.reducer.own.chunks) - 1000
             log = sum(data.max_bytes(chunk) for chunk in data.chunks)
             monkeypatch.setattr(Spill, "free_bytes", lambda spill: on_disk + log)
             sites[0].begin(replace(plan, attempt=2))

@@ -439,6 +439,19 @@ def test_whom_a_reducer_cannot_wait_for_is_no_excuse(tmp_path: Path, site_ids: t
 # --- links
 
 
+def dial_through(relay: Relay, site: Site, peer: Site) -> None:
+    """Where `site` dials that peer."""
+    dialer = site.hub.dialer
+    channel = dialer.channel
+
+    async def relayed(callee: Any, purpose: Any) -> grpc.aio.Channel:
+        return await channel(
+            replace(callee, address=relay.address) if callee.address == peer.address else callee, purpose
+        )
+
+    dialer.channel = relayed  # type: ignore[method-assign]
+
+
 def test_a_link_that_lets_a_byte_through_now_and_then_is_named(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, big_layout()) as run:
@@ -472,11 +485,8 @@ def test_only_the_site_behind_the_bad_link_is_named(tmp_path: Path) -> None:
             relay.on_bytes = lambda total: relay.trickle(1, 0.2) if total > 1 << 19 else None
             plan = star_plan(run.layout, run.sites, stall_limit_s=1)
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
+            dial_through(relay, third, first)
             seen_by_third = third.begin(plan)
-            connect = seen_by_third.connect
-            seen_by_third.connect = lambda member: connect(
-                replace(member, address=relay.address) if member.address == first.address else member
-            )
             waits = asyncio.create_task(second.begin(plan).run())
             cut_off = asyncio.create_task(seen_by_third.run())
             with pytest.raises(PeerError, match="site 3") as caught:
@@ -499,11 +509,8 @@ def test_a_slow_link_is_waited_for_longer_than_a_stall_and_nobody_is_blamed(tmp_
             relay.trickle(32 << 10, 1 / 32)  # 1 MiB a second each way: 6 MiB of contributions take 6 s
             plan = star_plan(run.layout, run.sites, stall_limit_s=2.5, slowest_bytes_per_s=100 << 10)
             plan = replace(plan, trees=tuple(replace(tree, parents=(-1, 0, 0)) for tree in plan.trees))
+            dial_through(relay, third, first)
             seen_by_third = third.begin(plan)
-            connect = seen_by_third.connect
-            seen_by_third.connect = lambda member: connect(
-                replace(member, address=relay.address) if member.address == first.address else member
-            )
             loop = asyncio.get_running_loop()
             began = loop.time()
             results = await asyncio.gather(first.begin(plan).run(), second.begin(plan).run(), seen_by_third.run())
@@ -566,7 +573,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
                 await client.hash_lists([0], len(site.layout.chunks))
             await until(lambda: not served.num_requests)  # nobody read on
             assert await client.hash_lists([0], len(site.layout.chunks))
-            await client.close()
+            client.close()
             await channel.close()
 
     asyncio.run(main())
@@ -621,7 +628,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
             assert len(hashes[0]) == len(site.layout.chunks)
             assert served.num_requests <= donor_server.MAX_REQUESTS + 1, "who gives way is gone soon"
             await ended(*strangers)
-            await client.close()
+            client.close()
             await channel.close()
 
     asyncio.run(main())

@@ -314,7 +314,7 @@ def waiting_only(world: World, fault: Fault, generator: random.Random) -> None:
     def names(exchange: Exchange) -> list[int]:
         others = hostile.others(exchange)
         one = others[draw % len(others)] if others else 0
-        return {"all": others, "one": [one], "itself": [exchange.me.site_id], "nobody": []}[named]
+        return {"all": others, "one": [one], "itself": [exchange.attempt.me.site_id], "nobody": []}[named]
 
     def begin_so(*args: Any, **options: Any) -> Exchange:
         exchange = begin(*args, **options)

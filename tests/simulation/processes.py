@@ -33,6 +33,8 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
@@ -285,10 +287,8 @@ class SimNode:
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
                 fsync=self.settings.sync.fsync,
             )
-            server = self._machine.network.create_server(max_message_bytes=transport.MAX_FRAME_BYTES)
-            hub.attach(server)
-            port = transport.bind(server, f"{self.process.machine}:0", None)
-            await server.start()
+            listener = Listener(None, PeerService(hub).handlers, self._machine.network)
+            port = await listener.start(f"{self.process.machine}:0")
             config = NodeConfig(
                 coordinator=ADDRESS,
                 name=self.process.machine,
@@ -325,7 +325,7 @@ class SimNode:
             if not isinstance(node.failure, HostError):  # the disk was full
                 self.failure = node.failure
             await hub.close()
-            await server.stop(0.5)
+            await listener.stop(0.5)
             node.close()
             home.close()
         except HostError as error:  # so early that `main` says it: the disk is full

@@ -14,7 +14,7 @@ import grpc.aio
 
 from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
 from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
-from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
 from atoll.node.exchange.peers.rpc import DONATE_METHOD, NotRead, write_within
 from atoll.protocol import wire
@@ -69,7 +69,7 @@ class Donations:
         """Until that site wants nothing more, or cannot be reached."""
         where = f"site {member.site_id} at {member.address}, which asked to be dialled"
         try:
-            channel = await self._dialer.dial(member)
+            channel = await self._dialer.channel(member, Purpose.DONATE)
         except AtollError as error:
             log.info("%s: %s", where, error)
             return
@@ -80,7 +80,7 @@ class Donations:
             for stream in streams:
                 stream.cancel()
             await asyncio.gather(*streams, return_exceptions=True)
-            await channel.close()
+            self._dialer.disconnect(member, Purpose.DONATE)
 
     async def _streams(self, channel: grpc.aio.Channel, member: Member, where: str) -> None:
         """One after the other."""

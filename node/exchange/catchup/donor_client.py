@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-import grpc
 from google.protobuf.message import Message
 
 from atoll.node.exchange.catchup.donor_link import Link
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import MIN_PART_BYTES, Encoded, PartAssembler, parse
 from atoll.node.exchange.peers.progress import Pace, Progress
-from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
+from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import InvalidMessage, PeerError
 from atoll.protocol.messages import Donor, Header
-from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import peer_pb2
 
 FIRST_ANSWER_STALLS = 0.75
@@ -57,8 +55,8 @@ class DonorClient:
         self._pace = pace
         self._share = share
 
-    async def close(self) -> None:
-        await self._link.close()
+    def close(self) -> None:
+        self._link.close()
 
     async def hash_lists(self, commits: list[int], num_chunks: int) -> dict[int, list[bytes]]:
         """The chunk hashes at those of `commits` that the donor still knows, `num_chunks` each."""
@@ -139,36 +137,30 @@ class DonorClient:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
     async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
-        await self._link.ready()
-        answer = self._link.ask(method, request.SerializeToString())
+        answer = await self._link.ask(method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
         progress = Progress(self._pace, waited_s, self._share)
         try:
-            while True:
-                began = loop.time()
-                async with asyncio.timeout(self._limit_s):
-                    data = await answer.read()
-                if not isinstance(data, bytes):
-                    return
-                if not self.has_answered:
-                    self.has_answered = True
-                    self._link.judge(answered=True)
-                waited_s += loop.time() - began
-                progress.moved(len(data), waited_s)
-                problem = progress.problem(waited_s)
-                if problem:
-                    raise PeerError(f"{self.where}: {problem}", self.donor.site_id)
-                self._counters.received_bytes += len(data)
-                yield data
+            with call_errors(self.where, self.donor.site_id):
+                while True:
+                    began = loop.time()
+                    async with asyncio.timeout(self._limit_s):
+                        data = await answer.read()
+                    if not isinstance(data, bytes):
+                        return
+                    if not self.has_answered:
+                        self.has_answered = True
+                        self._link.answered()
+                    waited_s += loop.time() - began
+                    progress.moved(len(data), waited_s)
+                    problem = progress.problem(waited_s)
+                    if problem:
+                        raise PeerError(f"{self.where}: {problem}", self.donor.site_id)
+                    self._counters.received_bytes += len(data)
+                    yield data
         except TimeoutError:
             raise PeerError(f"{self.where}: no byte for {self._limit_s:.1f} s", self.donor.site_id) from None
-        except asyncio.CancelledError:
-            if was_cancelled():
-                raise
-            raise PeerError(f"{self.where}: it cancelled the stream", self.donor.site_id) from None
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, self.where) from None
         finally:
             answer.cancel()
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Protocol
 
-import grpc
 import grpc.aio
 
-from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.protocol.messages import Donor
 
 
@@ -23,15 +21,13 @@ class Answer(Protocol):
 
 
 class Link(Protocol):
-    async def ready(self) -> None:
-        """Before `ask`: until there is a connection. Raises PeerError."""
+    async def ask(self, method: str, request: bytes) -> Answer:
+        """Raises PeerError if the donor cannot be dialled now."""
 
-    def ask(self, method: str, request: bytes) -> Answer: ...
+    def answered(self) -> None:
+        """The donor answered as itself."""
 
-    def judge(self, *, answered: bool) -> None:
-        """Whether it answered to what was asked."""
-
-    async def close(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class DialledLink:
@@ -40,27 +36,16 @@ class DialledLink:
     def __init__(self, donor: Donor, dialer: Dialer) -> None:
         self._donor = donor
         self._dialer = dialer
-        self._channel: grpc.aio.Channel | None = None
-        self._dialling = asyncio.Lock()
 
-    async def ready(self) -> None:
-        async with self._dialling:
-            if self._channel is None:
-                self._channel = await self._dialer.dial(self._donor)
-
-    def judge(self, *, answered: bool) -> None:
-        if answered:
-            self._dialer.reached(self._donor)
-        else:
-            self._dialer.failed(self._donor)
-
-    def ask(self, method: str, request: bytes) -> Answer:
-        assert self._channel is not None, "ready() comes before ask()"
-        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = self._channel.unary_stream(
+    async def ask(self, method: str, request: bytes) -> Answer:
+        channel = await self._dialer.channel(self._donor, Purpose.FETCH)
+        stub: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
             method, request_serializer=None, response_deserializer=None
         )
         return stub(request)
 
-    async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close()
+    def answered(self) -> None:
+        self._dialer.reached(self._donor)
+
+    def close(self) -> None:
+        self._dialer.disconnect(self._donor, Purpose.FETCH)

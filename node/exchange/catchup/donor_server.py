@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.counters import Counters
-from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, pack_frames
+from atoll.node.exchange.peers.frames import FRAME_BYTES, Encoded, batches, pack_frames
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import NotRead, check_header, write_within
 from atoll.node.exchange.peers.uplink import Uplink
@@ -138,17 +138,7 @@ class DonorServer:
 
     def _groups(self, chunks: Sequence[int]) -> Iterator[list[int]]:
         """Chunks that are read together: small ones, or one large one."""
-        group: list[int] = []
-        size = 0
-        for chunk in chunks:
-            more = self._layout.chunks[chunk].num_bytes
-            if group and size + more > FRAME_BYTES // 2:
-                yield group
-                group, size = [], 0
-            group.append(chunk)
-            size += more
-        if group:
-            yield group
+        return batches(chunks, lambda chunk: self._layout.chunks[chunk].num_bytes, FRAME_BYTES // 2, MAX_CHUNKS)
 
     @contextmanager
     def _admitted(self, site_id: int) -> Iterator[None]:

@@ -16,6 +16,7 @@ from atoll.node.exchange.catchup.expected_donors import ExpectedDonors, Expected
 from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.frames import batches
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
@@ -83,10 +84,10 @@ class Donors:
         self._moved_at = self._loop.time()
         self._last_error: AtollError | None = None
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self._expected.dismiss()
         for client in [*self._dialled.values(), *self._here.values()]:
-            await client.close()
+            client.close()
 
     async def share_out(
         self,
@@ -101,12 +102,13 @@ class Donors:
 
         With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
         """
-        batches = deque(await run_to_its_end(partial(_batches, chunks, size_bytes)))
+        cut = partial(batches, chunks, size_bytes, BATCH_BYTES, MAX_BATCH_CHUNKS)
+        waiting = deque(await run_to_its_end(lambda: [set(batch) for batch in cut()]))
         lacking: set[DonorKey] = set()
         in_flight: Counter[DonorKey] = Counter()
 
         async def work() -> None:
-            while batches:
+            while waiting:
                 donor = self._next_free(may, in_flight)
                 if donor is None:
                     if not (rest_s := self._rest_s(may)):
@@ -114,7 +116,7 @@ class Donors:
                     await asyncio.sleep(rest_s)
                     self._check_stall("donors are busy")
                     continue
-                key, client, batch = donor_key(donor), self._client(donor), batches.popleft()
+                key, client, batch = donor_key(donor), self._client(donor), waiting.popleft()
                 in_flight[key] += 1
                 try:
                     await fetch(client, batch)
@@ -129,11 +131,11 @@ class Donors:
                 finally:
                     in_flight[key] -= 1
                     if batch:
-                        batches.append(batch)
+                        waiting.append(batch)
 
-        while batches:
+        while waiting:
             await together([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
-            if batches:
+            if waiting:
                 if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
                     raise StateError(all_may_lack)
                 if not self.usable(may):
@@ -267,19 +269,6 @@ class Donors:
 
 def donor_key(donor: Donor) -> DonorKey:
     return donor.site_id, donor.incarnation, donor.address
-
-
-def _batches(chunks: list[int], size_bytes: Callable[[int], int]) -> list[set[int]]:
-    batches: list[set[int]] = []
-    room = 0
-    for chunk in chunks:
-        size = size_bytes(chunk)
-        if not batches or size > room or len(batches[-1]) == MAX_BATCH_CHUNKS:
-            batches.append(set())
-            room = BATCH_BYTES
-        batches[-1].add(chunk)
-        room -= size
-    return batches
 
 
 async def together(work: list[Coroutine[Any, Any, None]]) -> None:

@@ -14,14 +14,13 @@ import grpc.aio
 
 from atoll.node.exchange.catchup.donor_link import Answer
 from atoll.node.exchange.peers.frames import parse
-from atoll.node.exchange.peers.rpc import FETCH_STATE_METHOD
+from atoll.node.exchange.peers.rpc import FETCH_STATE_METHOD, Context
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
 from atoll.protocol.messages import Donor, Header
 from atoll.protocol.status import error_of
 from atoll.protocol.v1 import peer_pb2
 
 Site = tuple[int, int]  # site id, incarnation
-Context = grpc.aio.ServicerContext[bytes, bytes]
 
 STREAMS_PER_DONOR = 3
 """As many as a donor serves one site at once."""
@@ -184,20 +183,17 @@ class ExpectedLink:
         self._site = donor.site_id, donor.incarnation
         self._where = f"donor site {donor.site_id}, which dialled this site"
 
-    async def ready(self) -> None:
-        """The donor's streams are waited for by the first read."""
-
-    def judge(self, *, answered: bool) -> None:
-        """The donor dials, so there is nobody to dial less often."""
-
-    def ask(self, method: str, request: bytes) -> Answer:
+    async def ask(self, method: str, request: bytes) -> Answer:
         message = peer_pb2.DonateResponse()
         asked = message.state if method == FETCH_STATE_METHOD else message.payloads
         asked.MergeFromString(request)
         asked.SetInParent()
         return _Asked(self._expected, self._site, message.SerializeToString(), self._where)
 
-    async def close(self) -> None:
+    def answered(self) -> None:
+        """The donor dials, so there is nobody to dial less often."""
+
+    def close(self) -> None:
         """Whoever expects the donor dismisses it."""
 
 

@@ -70,48 +70,46 @@ async def fetch_state(
     that it cannot dial, as far as is known now. The payloads of replayed commits end in `log`. Raises PeerError if
     nothing moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
     """
-    fetch = _Fetch(hub, site_id, refresh, undialable, outer, log, optimizer, pace)
-    fetch.known.learn(sources)
+    index = Index(outer.layout.manifest, outer.slots)
+    index.learn(sources)
+    donors = Donors(
+        index,
+        header=hub.header(site_id, 0),
+        dialer=hub.dialer,
+        counters=hub.counters,
+        refresh=refresh,
+        undialable=undialable,
+        expected=hub.expected_donors,
+        pace=pace,
+    )
     try:
+        fetch = _Fetch(hub, index=index, donors=donors, outer=outer, payload_log=log, optimizer=optimizer)
         return await fetch.run()
     finally:
-        await fetch.close()
+        donors.close()
 
 
 class _Fetch:
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         hub: Hub,
-        site_id: int,
-        refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
-        undialable: Callable[[], Collection[int]],
+        *,
+        index: Index,
+        donors: Donors,
         outer: OuterState,
         payload_log: PayloadLog,
         optimizer: OuterOptimizer,
-        pace: Pace,
     ) -> None:
         self._hub = hub
+        self._index = index
+        self._donors = donors
         self._outer = outer
         self._layout = outer.layout
         self._log = payload_log
         self._optimizer = optimizer
-        self.known = Index(outer.layout.manifest, outer.slots)
-        self._donors = Donors(
-            self.known,
-            header=hub.header(site_id, 0),
-            dialer=hub.dialer,
-            counters=hub.counters,
-            refresh=refresh,
-            undialable=undialable,
-            expected=hub.expected_donors,
-            pace=pace,
-        )
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
         self._num_fetched = 0
-
-    async def close(self) -> None:
-        await self._donors.close()
 
     # --- the whole
 
@@ -142,13 +140,13 @@ class _Fetch:
         if commit is None:
             return
         held = self._outer.state_hash()
-        if self.known.attested.get(commit, held) == held:
+        if self._index.attested.get(commit, held) == held:
             self._trusted.update(range(len(self._layout.chunks)))
 
     def _is_replayable(self) -> bool:
-        if self.known.newest < 0 or len(self._trusted) < len(self._layout.chunks):
+        if self._index.newest < 0 or len(self._trusted) < len(self._layout.chunks):
             return False
-        return all(self.known.can_replay(version) for version in self._sync_versions())
+        return all(self._index.can_replay(version) for version in self._sync_versions())
 
     def _sync_versions(self) -> set[int]:
         versions = self._outer.versions
@@ -161,21 +159,21 @@ class _Fetch:
         if commit is None:
             return None
         found = self._outer.state_hash()
-        if self.known.attested.get(commit, found) != found:
+        if self._index.attested.get(commit, found) != found:
             return None
-        return Fetched(commit=commit, state_hash=found, record=self.known.commits.get(commit))
+        return Fetched(commit=commit, state_hash=found, record=self._index.commits.get(commit))
 
     # --- chunks
 
     async def _fetch_chunks(self) -> None:
         """Every chunk at a version from which the newest commit can be reached."""
-        known = self.known
+        index = self._index
         await self._first_lists()
         await self._donors.share_out(
             await self._in_pool(self._needed),
             self._record_bytes,
             self._fetch_batch,
-            lambda donor: donor.commit > known.newest or known.can_replay(donor.commit),
+            lambda donor: donor.commit > index.newest or index.can_replay(donor.commit),
         )
 
     def _needed(self) -> list[int]:
@@ -188,8 +186,12 @@ class _Fetch:
             self._trusted.add(chunk.index)
             if not chunk.num_elements:
                 continue
-            reachable = version is not None and (frozen or self.known.can_replay(version))
-            if reachable and value is not None and self.known.is_valid(chunk.index, version or 0, value, frozen=frozen):
+            reachable = version is not None and (frozen or self._index.can_replay(version))
+            if (
+                reachable
+                and value is not None
+                and self._index.is_valid(chunk.index, version or 0, value, frozen=frozen)
+            ):
                 continue
             self._trusted.remove(chunk.index)
             needed.append(chunk.index)
@@ -206,12 +208,12 @@ class _Fetch:
     async def _take(self, client: DonorClient, received: ReceivedChunk) -> None:
         chunk, version = received.chunk, received.version
         frozen = chunk >= self._layout.num_sync_chunks
-        if not frozen and version not in self.known.lists:
+        if not frozen and version not in self._index.lists:
             await self._list_of(version, client)
-        if not frozen and not self.known.can_replay(version):
+        if not frozen and not self._index.can_replay(version):
             raise StateError(f"{client.where}: chunk {chunk} is at commit {version}, which is too old to go on from")
         value = await self._in_pool(lambda: chunk_hash(received.data))
-        if not self.known.is_valid(chunk, version, value, frozen=frozen):
+        if not self._index.is_valid(chunk, version, value, frozen=frozen):
             raise DigestMismatch(f"{client.where}: chunk {chunk} does not have the hash attested at commit {version}")
         await self._in_pool(lambda: self._outer.put(chunk, version, received.data))
         self._trusted.add(chunk)
@@ -220,15 +222,15 @@ class _Fetch:
 
     async def _first_lists(self) -> None:
         while not self._useful_lists():
-            newest = sorted(self.known.attested, reverse=True)[:LISTS_ASKED]
-            asked = [(c, {c.donor.commit} & self.known.attested.keys()) for c in self._donors.usable()]
+            newest = sorted(self._index.attested, reverse=True)[:LISTS_ASKED]
+            asked = [(c, {c.donor.commit} & self._index.attested.keys()) for c in self._donors.usable()]
             # At once: some that are silent, one after the other, would use up the time in which something has to move.
             await together([self._ask_lists(client, sorted({*newest, *own})) for client, own in asked])
             if not self._useful_lists():
                 await self._donors.ask_again("no donor has the hash list of an attested commit")
 
     def _useful_lists(self) -> bool:
-        return any(self.known.can_replay(commit) for commit in self.known.lists)
+        return any(self._index.can_replay(commit) for commit in self._index.lists)
 
     async def _ask_lists(self, client: DonorClient, commits: list[int]) -> None:
         try:
@@ -237,7 +239,7 @@ class _Fetch:
             self._donors.failed(client, error)
             return
         for commit, hashes in found.items():
-            if await self._in_pool(partial(self.known.add_list, commit, hashes)):
+            if await self._in_pool(partial(self._index.add_list, commit, hashes)):
                 self._donors.moved()
             else:
                 self._donors.failed(
@@ -247,14 +249,14 @@ class _Fetch:
     async def _list_of(self, version: int, client: DonorClient) -> None:
         """The list of a version that a donor has reached meanwhile; waits until it is attested."""
         async with self._list_lock:
-            while version not in self.known.lists:
-                if version in self.known.attested:
+            while version not in self._index.lists:
+                if version in self._index.attested:
                     for asked in [client, *(c for c in self._donors.usable() if c is not client)]:
                         await self._ask_lists(asked, [version])
-                        if version in self.known.lists:
+                        if version in self._index.lists:
                             return
                     raise StateError(f"no donor has the hash list of commit {version} any more")
-                if version < self.known.newest:
+                if version < self._index.newest:
                     raise StateError(f"{client.where}: a chunk at commit {version}, which is not attested")
                 await self._donors.ask_again(f"commit {version} is not attested yet")
 
@@ -263,8 +265,8 @@ class _Fetch:
     async def _replay(self) -> bool:
         """The commits that are lacking. False if payloads are not to be had: then chunks must be fetched."""
         versions = await self._in_pool(self._sync_versions)
-        for number in range(min(versions, default=self.known.newest) + 1, self.known.newest + 1):
-            record = self.known.commits[number]
+        for number in range(min(versions, default=self._index.newest) + 1, self._index.newest + 1):
+            record = self._index.commits[number]
             if number > max(versions) and not await self._is_obtainable(record):
                 log.info("nobody has the payloads of commit %d; this site goes on from commit %d", number, number - 1)
                 return True
@@ -272,7 +274,7 @@ class _Fetch:
                 file = await self._payloads(record)
             except StateError as error:
                 log.info("%s; fetching chunks instead", error)
-                self.known.unavailable.add(number)
+                self._index.unavailable.add(number)
                 return False
             await self._apply(record, file)
         return True
@@ -281,7 +283,7 @@ class _Fetch:
         """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
         for _ in range(DONORS_ASKED_FOR):
             has_all = await self._in_pool(lambda: self._log.open_commit(record).complete)
-            if has_all or any(d.commit >= record.commit for d in self.known.donors):
+            if has_all or any(d.commit >= record.commit for d in self._index.donors):
                 return True
             await self._donors.ask_again(f"no donor holds commit {record.commit}")
         return False
@@ -292,7 +294,7 @@ class _Fetch:
         if file is not None:
             return file
         # One of the donors sent something else: all from one of them, each in turn.
-        for donor in self.known.donors:
+        for donor in self._index.donors:
             if donor.commit >= record.commit:
                 file = await self._payloads_from(record, donor_key(donor))
                 if file is not None:

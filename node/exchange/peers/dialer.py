@@ -1,4 +1,4 @@
-"""Every connection that this node opens to another: in turn, with growing waits.
+"""Every connection that this node opens to another: in turn, with growing waits. Nothing else knows credentials.
 
 A member's address is its own word, and may be that of somebody who has nothing to do with the run. So a peer that does
 not answer as itself is dialled less and less often, and an address is dialled at a bounded pace, however many members
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import grpc
 import grpc.aio
@@ -33,6 +36,15 @@ MAX_REMEMBERED = 4096
 """Peers and addresses."""
 
 
+class Purpose(Enum):
+    """What a connection is for. Each has its own: a transfer does not wait behind a sync in one connection."""
+
+    EXCHANGE = auto()
+    PROBE = auto()
+    FETCH = auto()
+    DONATE = auto()
+
+
 class Callee(Protocol):
     """A member or a donor."""
 
@@ -51,24 +63,61 @@ class _Peer:
     has_answered: bool = False  # as itself
 
 
+Key = tuple[int, int, str]  # site id, incarnation, address
+
+
 class Dialer:
-    """Lives in one event loop. `dial`, and then say how it went: `reached` or `failed`."""
+    """Lives in one event loop. Ask for a `channel`, and then say how it went: `reached` or `failed`."""
 
     def __init__(self, credentials: grpc.ChannelCredentials | None, network: Network = transport) -> None:
         self._network = network
         self._credentials = credentials
-        self._peers: OrderedDict[tuple[int, int, str], _Peer] = OrderedDict()
+        self._peers: OrderedDict[Key, _Peer] = OrderedDict()
         self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
+        self._channels: dict[tuple[Purpose, Key], grpc.aio.Channel] = {}
+        self._dialling: WeakValueDictionary[tuple[Purpose, Key], asyncio.Lock] = WeakValueDictionary()
+        self._closing: set[asyncio.Task[None]] = set()
         self.num_dials = 0
 
-    async def dial(self, callee: Callee) -> grpc.aio.Channel:
-        """A connection of its own, once it is this peer's turn. It connects at its first call, and again after it broke
-        only as often as grpc's own back-off lets it. Raises PeerError where too many wait for the address."""
-        await self._turn(callee)
-        self.num_dials += 1
-        return self._network.open_channel(
-            callee.address, credentials=self._credentials, max_message_bytes=transport.MAX_FRAME_BYTES
-        )
+    async def channel(self, callee: Callee, purpose: Purpose) -> grpc.aio.Channel:
+        """The one connection to that peer for this purpose, opened once it is the peer's turn. It connects at its
+        first call, and again after it broke only as often as grpc's own back-off lets it. Raises PeerError where too
+        many wait for the address."""
+        place = purpose, _key(callee)
+        async with self._dialling.setdefault(place, asyncio.Lock()):
+            if place not in self._channels:
+                await self._turn(callee)
+                self.num_dials += 1
+                self._channels[place] = self._network.open_channel(
+                    callee.address, credentials=self._credentials, max_message_bytes=transport.MAX_FRAME_BYTES
+                )
+            return self._channels[place]
+
+    def disconnect(self, callee: Callee, purpose: Purpose) -> None:
+        """It is not needed any more, or a stream on it broke or hung: the next one gets a connection of its own.
+
+        After one wrong byte in its framing an HTTP/2 connection may stay up with every later stream on it hanging.
+        """
+        self._close(purpose, _key(callee))
+
+    def disconnect_others(self, callees: Collection[Callee], purpose: Purpose) -> None:
+        """All of this purpose but those to `callees`."""
+        used = {_key(callee) for callee in callees}
+        for found, key in list(self._channels):
+            if found is purpose and key not in used:
+                self._close(purpose, key)
+
+    def _close(self, purpose: Purpose, key: Key) -> None:
+        channel = self._channels.pop((purpose, key), None)
+        if channel is not None:
+            task = asyncio.get_running_loop().create_task(channel.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    async def close(self) -> None:
+        for purpose, key in list(self._channels):
+            self._close(purpose, key)
+        await asyncio.gather(*self._closing, return_exceptions=True)
 
     def reached(self, callee: Callee) -> None:
         """It answered as itself."""
@@ -111,9 +160,13 @@ class Dialer:
         return {site_id for site_id, _, named in self._peers if named == address}
 
     def _peer(self, callee: Callee) -> _Peer:
-        key = (callee.site_id, callee.incarnation, callee.address)
+        key = _key(callee)
         peer = self._peers.pop(key, None) or _Peer()
         self._peers[key] = peer  # the last used at the end
         while len(self._peers) > MAX_REMEMBERED:
             self._peers.popitem(last=False)
         return peer
+
+
+def _key(callee: Callee) -> Key:
+    return callee.site_id, callee.incarnation, callee.address

@@ -37,6 +37,10 @@ class Encoded:
     data: bytes
     hash: bytes
 
+    @property
+    def num_bytes(self) -> int:
+        return len(self.data)
+
 
 def parse(cls: type[_Message], data: bytes) -> _Message:
     """Raises InvalidMessage."""
@@ -44,6 +48,23 @@ def parse(cls: type[_Message], data: bytes) -> _Message:
         return cls.FromString(data)
     except DecodeError as error:
         raise InvalidMessage(f"{len(data)} bytes that are no {cls.DESCRIPTOR.name}: {error}") from None
+
+
+def batches(
+    chunks: Iterable[int], size_bytes: Callable[[int], int], most_bytes: int, most_chunks: int
+) -> Iterator[list[int]]:
+    """Chunks that have so many bytes together, and are not more than so many; or one larger chunk."""
+    batch: list[int] = []
+    size = 0
+    for chunk in chunks:
+        more = size_bytes(chunk)
+        if batch and (size + more > most_bytes or len(batch) == most_chunks):
+            yield batch
+            batch, size = [], 0
+        batch.append(chunk)
+        size += more
+    if batch:
+        yield batch
 
 
 def _varint(value: int) -> bytes:

@@ -38,8 +38,10 @@ class Jobs:
         task.add_done_callback(self._ended)
 
     async def finish(self) -> None:
-        """Waits for all jobs. They are short, and what a thread does cannot be stopped."""
-        await asyncio.gather(*self._jobs, return_exceptions=True)
+        """Waits for all jobs. None is ever cancelled: they are short, what a thread does cannot be stopped, and what it
+        brings is not lost."""
+        if self._jobs:
+            await asyncio.wait(self._jobs)
         if self._failed.done():
             self._failed.result()
 

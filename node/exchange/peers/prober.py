@@ -7,16 +7,14 @@ import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
-import grpc
 import grpc.aio
 
-from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
-from atoll.node.exchange.peers.rpc import PROBE_METHOD
+from atoll.node.exchange.peers.rpc import PROBE_METHOD, call_errors
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
 from atoll.protocol.messages import Header, Member
-from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import peer_pb2
 
@@ -122,23 +120,18 @@ class Prober:
         """Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
         where = f"cannot dial site {member.site_id} at {member.address}"
         limit_s = self._limits().connect_s
-        channel = await self._dialer.dial(member)
+        channel = await self._dialer.channel(member, Purpose.PROBE)
         try:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 PROBE_METHOD, request_serializer=None, response_deserializer=None
             )
-            async with asyncio.timeout(limit_s):
-                data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self._header())).SerializeToString())
+            with call_errors(where, member.site_id):
+                async with asyncio.timeout(limit_s):
+                    data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self._header())).SerializeToString())
         except TimeoutError:
             raise PeerError(f"{where}: no answer within {limit_s:g} s", member.site_id) from None
-        except asyncio.CancelledError:
-            if was_cancelled():
-                raise
-            raise PeerError(f"{where}: it cancelled the call", member.site_id) from None
-        except grpc.RpcError as error:
-            raise from_rpc_error(error, where) from None
         finally:
-            await channel.close()
+            self._dialer.disconnect(member, Purpose.PROBE)
         self._check(wire.from_proto(Header, parse(peer_pb2.ProbeResponse, data).header), member, where)
 
     def _check(self, answer: Header, member: Member, where: str) -> None:

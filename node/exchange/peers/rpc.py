@@ -1,13 +1,18 @@
-"""PeerService as it travels: the names of its methods, the header that every request passes first, and writing to a
-peer that may have stopped reading."""
+"""PeerService as it travels: the names of its methods, the header that every request passes first, how calls end, and
+writing to a peer that may have stopped reading."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+import grpc.aio
 
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import PeerError, RefusedError
+from atoll.protocol.status import from_rpc_error, was_cancelled
 from atoll.protocol.v1 import common_pb2, peer_pb2
 
 SERVICE = peer_pb2.DESCRIPTOR.services_by_name["PeerService"].full_name
@@ -16,6 +21,8 @@ FETCH_STATE_METHOD = f"/{SERVICE}/FetchState"
 FETCH_PAYLOADS_METHOD = f"/{SERVICE}/FetchPayloads"
 DONATE_METHOD = f"/{SERVICE}/Donate"
 PROBE_METHOD = f"/{SERVICE}/Probe"
+
+Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
 class NotRead(PeerError):
@@ -39,3 +46,16 @@ async def write_within(limit_s: float, write: Callable[[bytes], Awaitable[None]]
             await write(frame)
     except TimeoutError:
         raise NotRead(f"{who} has taken no byte for {limit_s:.1f} s of what it asked for") from None
+
+
+@contextmanager
+def call_errors(where: str, site_id: int) -> Iterator[None]:
+    """Around a call to that peer: raises its end as one of atoll's errors."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if was_cancelled():
+            raise
+        raise PeerError(f"{where}: it cancelled the call", site_id) from None
+    except grpc.RpcError as error:
+        raise from_rpc_error(error, where) from None

@@ -1,4 +1,4 @@
-"""What a plan asks of one site: the chunks that it reduces, and those that each other reducer does."""
+"""What a plan asks of one site: its place in the reduction of each chunk, and how much room that takes."""
 
 from __future__ import annotations
 
@@ -6,93 +6,111 @@ import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from atoll.node.exchange.sync.ports import SyncData
+from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync.retained import Site
 from atoll.node.exchange.sync.spill import Spill
+from atoll.protocol.errors import NoRoomError
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReducersShare:
-    """What one reducer averages."""
+class Reduction:
+    """One site's place in the tree of some chunks: contributions of `children` come in, go with its own to `parent`, or
+    are averaged here where there is none, and payloads go back down. In a star all but the top have no children."""
 
-    member: Member
     chunks: list[int]
     """Ascending."""
     expected: frozenset[int]
     """The same."""
+    children: tuple[Member, ...]
+    parent: Member | None
     num_bytes: int
-    """The most that their contributions can have, and their payloads."""
+    """The most that one site's contributions to them can have, and their payloads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
     """Of one (sync, attempt); grows with the model, and is made in a thread."""
 
-    own_chunks: list[int]
-    """Reduced here, ascending."""
-    of_reducers: tuple[ReducersShare, ...]
-    """The other reducers, in the order in which this site begins with them."""
-    others: tuple[Member, ...]
-    """Whose contributions to `own_chunks` are needed; none where this site reduces nothing."""
-    lacking: dict[int, set[int]]
-    """Of each own chunk: the contributors (site ids) whose contribution is not here yet."""
+    own: Reduction
+    """Whose top this site is, of no chunks if it reduces nothing."""
+    of_others: tuple[Reduction, ...]
+    """One for each other reducer, in the order in which this site begins with them."""
+    missing: dict[int, set[int]]
+    """Of each own chunk: the children (site ids) whose contribution is not here yet."""
     complete: list[int]
-    """The own chunks that lack nothing."""
-    num_lacking: dict[int, int]
-    """The same by contributor."""
-    payload_bytes: int
-    """The most that the payloads of `own_chunks` can have."""
+    """The own chunks of which none is missing."""
+    num_missing: dict[int, int]
+    """The same by child."""
     log_bytes: int
     """The most that all payloads can have."""
     free_bytes: int
     """On the disk to which contributions go; 0 without one."""
 
+    def bytes_to_retain(self, where: str, max_retained_bytes: int, spill: Spill | None) -> int:
+        """The most that this site retains for it. Raises NoRoomError if that is too much."""
+        num_children, num_bytes = len(self.own.children), self.own.num_bytes
+        need = (num_children + 1) * num_bytes
+        if need > max_retained_bytes:
+            raise NoRoomError(
+                f"{where}: this site would hold up to {need} bytes as reducer of {len(self.own.chunks)} chunks, "
+                f"its bound is {max_retained_bytes}; raise --max-retained-mib, give it more free disk, or let more "
+                "sites reduce"
+            )
+        on_disk = 0 if spill is None else num_children * num_bytes - spill.memory_limit_bytes
+        if spill is not None and on_disk > 0:
+            # All payloads of this attempt go to the same disk.
+            free_bytes = self.free_bytes + spill.disk_bytes
+            if on_disk + self.log_bytes > free_bytes:
+                raise NoRoomError(
+                    f"{where}: this site would hold up to {on_disk} bytes of contributions in {spill.folder}, "
+                    f"beside {spill.memory_limit_bytes} in memory, and {self.log_bytes} of payloads, and "
+                    f"{free_bytes} are free there; make room, raise --reduce-buffer-mib, or lower --max-retained-mib "
+                    "so that other sites reduce more"
+                )
+        return need
+
 
 def share_of(
-    plan: Plan, data: SyncData, site_id: int, held: Iterable[tuple[Site, list[int]]], spill: Spill | None
+    plan: Plan, data: SyncData, site_id: int, retained: Iterable[tuple[Site, list[int]]], spill: Spill | None
 ) -> Share:
-    """`held`: chunks of each site whose contributions are here already. One that arrives meanwhile is noted when its
-    site opens a stream.
+    """`retained`: chunks of each site whose contributions are here already. One that arrives meanwhile is noted when
+    its site opens a stream.
 
     Raises InvalidMessage if the plan's trees are not right, HostError for the disk.
     """
     tops = reducers(plan, data.layout.num_sync_chunks)
-    by_reducer: dict[int, list[int]] = {}
+    by_top: dict[int, list[int]] = {}
     for chunk in data.chunks:
-        by_reducer.setdefault(tops[chunk].site_id, []).append(chunk)
-    own_chunks = by_reducer.pop(site_id, [])
-    others = tuple(m for m in plan.contributors if m.site_id != site_id) if own_chunks else ()
+        by_top.setdefault(tops[chunk].site_id, []).append(chunk)
+
+    def reduction(chunks: list[int], children: tuple[Member, ...], parent: Member | None) -> Reduction:
+        num_bytes = sum(data.max_bytes(chunk) for chunk in chunks)
+        return Reduction(
+            chunks=chunks, expected=frozenset(chunks), children=children, parent=parent, num_bytes=num_bytes
+        )
+
+    own_chunks = by_top.pop(site_id, [])
+    own = reduction(own_chunks, tuple(m for m in plan.contributors if m.site_id != site_id) if own_chunks else (), None)
     # Each site begins with the reducer after itself, so that they do not all begin with the same one.
     turn = bisect.bisect([m.site_id for m in plan.contributors], site_id)
     in_turn = (*plan.contributors[turn:], *plan.contributors[:turn])
-    ids = [m.site_id for m in others]
-    lacking = {chunk: set(ids) for chunk in own_chunks}
-    num_lacking = dict.fromkeys(ids, len(own_chunks))
-    wanted = {(m.site_id, m.incarnation) for m in others}
-    for site, chunks in held:
+    of_others = tuple(reduction(by_top[top.site_id], (), top) for top in in_turn if top.site_id in by_top)
+    missing = {chunk: {child.site_id for child in own.children} for chunk in own_chunks}
+    num_missing = dict.fromkeys((child.site_id for child in own.children), len(own_chunks))
+    wanted = {(m.site_id, m.incarnation) for m in own.children}
+    for site, chunks in retained:
         for chunk in chunks if site in wanted else ():
-            if site[0] in lacking.get(chunk, ()):
-                lacking[chunk].remove(site[0])
-                num_lacking[site[0]] -= 1
+            if site[0] in missing.get(chunk, ()):
+                missing[chunk].remove(site[0])
+                num_missing[site[0]] -= 1
     return Share(
-        own_chunks=own_chunks,
-        of_reducers=tuple(
-            ReducersShare(
-                member=member,
-                chunks=theirs,
-                expected=frozenset(theirs),
-                num_bytes=sum(data.max_bytes(chunk) for chunk in theirs),
-            )
-            for member in in_turn
-            if (theirs := by_reducer.get(member.site_id))
-        ),
-        others=others,
-        lacking=lacking,
-        complete=[chunk for chunk in own_chunks if not lacking[chunk]],
-        num_lacking=num_lacking,
-        payload_bytes=sum(data.max_bytes(chunk) for chunk in own_chunks),
-        log_bytes=sum(data.max_bytes(chunk) for chunk in data.chunks),
+        own=own,
+        of_others=of_others,
+        missing=missing,
+        complete=[chunk for chunk in own_chunks if not missing[chunk]],
+        num_missing=num_missing,
+        log_bytes=own.num_bytes + sum(other.num_bytes for other in of_others),
         free_bytes=0 if spill is None else spill.free_bytes(),
     )

@@ -1,7 +1,7 @@
-"""Contributions that a reducer holds on its disk, because its memory has a bound.
+"""Where a reducer keeps contributions: in its memory up to a bound, beyond it on its disk.
 
-A file each: what is not wanted any more frees its space at once. Files live no longer than the process; a node that
-starts again is another incarnation, and nobody sends it less for what it held before.
+On the disk each has a file: what is not wanted any more frees its space at once. Files live no longer than the process;
+a node that starts again is another incarnation, and nobody sends it less for what it held before.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import itertools
 import logging
 import shutil
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 
 from atoll.node.exchange.peers.frames import Encoded
@@ -27,7 +26,7 @@ class Spilled:
     def __init__(self, item: Encoded, path: Path) -> None:
         self.chunk = item.chunk
         self.hash = item.hash
-        self.num_bytes = len(item.data)
+        self.num_bytes = item.num_bytes
         self.path = path
         self.is_dropped = False
         """Its sync is over, or it is in the way of a newer attempt. Set before its file is removed."""
@@ -56,11 +55,11 @@ class Spill:
         self._disk = disk
         self.memory_limit_bytes = memory_limit_bytes
         self.memory_bytes = 0
-        """Of contributions that stay in memory."""
+        """Of contributions that are kept in memory."""
         self.disk_bytes = 0
         """Of files that are written and not removed yet."""
         self._has_told = False
-        self._lock = threading.Lock()  # around these two
+        self._lock = threading.Lock()  # around these three
         self._numbers = itertools.count()
         self.clear()
         try:
@@ -78,27 +77,33 @@ class Spill:
         """Raises HostError."""
         return self._disk.free_bytes(self.folder)
 
-    def new_path(self) -> Path:
-        return self.folder / str(next(self._numbers))
-
-    def write(self, item: Encoded, path: Path) -> Spilled:
-        """In a thread. Raises HostError, and leaves no file then."""
-        self._disk.write_new(path, item.data)
+    def keep(self, item: Encoded) -> Encoded | Spilled:
+        """In a thread: the item, if there is room in memory; else a file has it. Raises HostError, and leaves no file
+        then."""
         with self._lock:
-            self.disk_bytes += len(item.data)
+            if self.memory_bytes + item.num_bytes <= self.memory_limit_bytes:
+                self.memory_bytes += item.num_bytes
+                return item
             is_first, self._has_told = not self._has_told, True
         if is_first:
-            log.info("contributions beyond %d bytes in memory are in %s", self.memory_limit_bytes, self.folder)
+            log.info("contributions beyond %d bytes in memory go to %s", self.memory_limit_bytes, self.folder)
+        path = self.folder / str(next(self._numbers))
+        self._disk.write_new(path, item.data)
+        with self._lock:
+            self.disk_bytes += item.num_bytes
         return Spilled(item, path)
 
-    def remove(self, items: Iterable[Spilled]) -> None:
-        """In a thread."""
-        for item in items:
+    def release(self, item: Encoded | Spilled) -> None:
+        """In a thread: it is not wanted any more."""
+        if isinstance(item, Spilled):
             item.is_dropped = True
             try:
                 item.path.unlink(missing_ok=True)
             except OSError as error:
                 log.warning("%s: %s; the next start removes it", item.path, error.strerror)
+                return
+        with self._lock:
+            if isinstance(item, Spilled):
+                self.disk_bytes -= item.num_bytes
             else:
-                with self._lock:
-                    self.disk_bytes -= item.num_bytes
+                self.memory_bytes -= item.num_bytes

@@ -31,8 +31,8 @@ MUTATIONS = (
         name="a hash list of a donor is checked in the loop",
         rule="nothing that grows with the model runs in an event loop",
         where="node.exchange.catchup.fetch:_Fetch._ask_lists",
-        old="await self._in_pool(partial(self.known.add_list, commit, hashes)):",
-        new="self.known.add_list(commit, hashes):",
+        old="await self._in_pool(partial(self._index.add_list, commit, hashes)):",
+        new="self._index.add_list(commit, hashes):",
         tests=("tests/process/test_catchup.py",),
     ),
     Mutation(
@@ -56,14 +56,6 @@ MUTATIONS = (
             "tests/unit/local/test_steps_in_a_loop.py"
             "::test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks",
         ),
-    ),
-    Mutation(
-        name="a donor dials out of turn",
-        rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.catchup.donations:Donations._serve",
-        old="channel = await self._dialer.dial(member)",
-        new="channel = grpc.aio.insecure_channel(member.address)",
-        tests=("tests/unit/exchange/test_dialling.py",),
     ),
     Mutation(
         name="a donor does not say that it dialled in vain",
@@ -96,14 +88,6 @@ MUTATIONS = (
         old="                if problem:",
         new="                if problem and False:",
         tests=("tests/unit/exchange/test_slow_readers.py",),
-    ),
-    Mutation(
-        name="a site that catches up dials out of turn",
-        rule="an address is dialled at a bounded pace, whoever names it",
-        where="node.exchange.catchup.donor_link:DialledLink.ready",
-        old="await self._dialer.dial(self._donor)",
-        new="grpc.aio.insecure_channel(self._donor.address)",
-        tests=("tests/unit/exchange/test_dialling.py",),
     ),
     Mutation(
         name="everybody joins from the same donors",

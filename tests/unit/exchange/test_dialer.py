@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer
+from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, MOST_WAIT_S, Dialer, Purpose
 from atoll.protocol.errors import PeerError
 from atoll.protocol.messages import Member
 from tests.simulation.loop import SimLoop
@@ -24,9 +24,19 @@ def member(site_id: int, address: str = VICTIM, incarnation: int = 1) -> Member:
 
 
 def a_dialer() -> Dialer:
-    """Its channels are addresses."""
-    network: Any = SimpleNamespace(open_channel=lambda address, **_: address)
+    """Nothing happens on its channels."""
+
+    async def close() -> None:
+        pass
+
+    network: Any = SimpleNamespace(open_channel=lambda address, **_: SimpleNamespace(address=address, close=close))
     return Dialer(None, network)
+
+
+async def dial(dialer: Dialer, callee: Member) -> None:
+    """A new connection."""
+    dialer.disconnect(callee, Purpose.PROBE)
+    await dialer.channel(callee, Purpose.PROBE)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -39,7 +49,7 @@ async def dial_in_vain(dialer: Dialer, callee: Member, dials: list[float]) -> No
     end = loop.time() + SECONDS
     while loop.time() < end:
         try:
-            await dialer.dial(callee)
+            await dial(dialer, callee)
             dials.append(loop.time())
         except PeerError:
             await asyncio.sleep(0.05)
@@ -66,7 +76,7 @@ def test_a_port_that_many_members_name_is_not_flooded() -> None:
         await asyncio.gather(*(dial_in_vain(dialer, stranger, dials) for stranger in strangers))
         assert len(dials) <= DIALS_AT_ONCE + SECONDS + LONGEST_QUEUE_S + 1
         assert dialer.num_dials == len(dials)
-        waiting = [asyncio.create_task(dialer.dial(member(1))) for _ in range(20)]
+        waiting = [asyncio.create_task(dial(dialer, member(1, incarnation=start))) for start in range(20)]
         with pytest.raises(PeerError, match=rf"site 1 at {VICTIM}: .* 16 members name it"):
             await asyncio.gather(*waiting)
         for task in waiting:
@@ -80,7 +90,7 @@ def test_a_peer_that_answers_as_itself_waits_for_no_stranger_at_its_address() ->
     async def main() -> None:
         dialer = a_dialer()
         honest = member(1)
-        await dialer.dial(honest)
+        await dial(dialer, honest)
         dialer.reached(honest)
         work = [dial_in_vain(dialer, member(site_id), []) for site_id in range(2, 40)]
         flood = asyncio.gather(*work)
@@ -88,7 +98,7 @@ def test_a_peer_that_answers_as_itself_waits_for_no_stranger_at_its_address() ->
         for _ in range(10):
             await asyncio.sleep(1.0)
             began = loop.time()
-            await dialer.dial(honest)
+            await dial(dialer, honest)
             assert loop.time() == began
         await flood
 
@@ -103,7 +113,27 @@ def test_a_peer_whose_link_was_cut_is_dialled_at_once_when_it_answered_again() -
             dialer.failed(member(1))
         dialer.reached(member(1))
         began = loop.time()
-        await dialer.dial(member(1))
+        await dial(dialer, member(1))
         assert loop.time() == began
+
+    run(main())
+
+
+def test_all_who_want_a_peer_for_one_purpose_share_a_connection_until_it_is_closed() -> None:
+    async def main() -> None:
+        dialer = a_dialer()
+        dialer.failed(member(1))  # all of them wait
+        first, second = await asyncio.gather(*(dialer.channel(member(1), Purpose.FETCH) for _ in range(2)))
+        assert first is second
+        assert dialer.num_dials == 1
+        probe = await dialer.channel(member(1), Purpose.PROBE)
+        assert probe is not first
+        other = await dialer.channel(member(2), Purpose.FETCH)
+        dialer.disconnect_others([member(2)], Purpose.FETCH)
+        assert await dialer.channel(member(1), Purpose.FETCH) is not first
+        assert await dialer.channel(member(2), Purpose.FETCH) is other
+        assert await dialer.channel(member(1), Purpose.PROBE) is probe
+        await dialer.close()
+        assert await dialer.channel(member(1), Purpose.PROBE) is not probe
 
     run(main())

@@ -19,7 +19,7 @@ import pytest
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
-from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer
+from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer, Purpose
 from atoll.node.exchange.peers.prober import Prober
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol.errors import PeerError
@@ -229,11 +229,13 @@ def test_a_peer_that_was_dialled_in_vain_is_dialled_later_whoever_wants_it(
             dialer.reached(peer)
             loop = asyncio.get_running_loop()
             began = loop.time()
-            await dialer.dial(peer)
+            await dialer.channel(peer, Purpose.PROBE)
+            dialer.disconnect(peer, Purpose.PROBE)
             assert loop.time() == began, "it answered as itself"
             await use(here, (peer,))
             began = loop.time()
-            await dialer.dial(peer)
+            await dialer.channel(peer, Purpose.PROBE)
+            dialer.disconnect(peer, Purpose.PROBE)
             assert loop.time() > began
             assert made.num_made == dialer.num_dials > 2
 

@@ -69,7 +69,7 @@ def test_a_few_of_a_thousand_are_asked_and_sites_that_join_one_after_the_other_a
         for own in range(1001, 1021):
             donors = donors_of(own, [donor(i) for i in range(1, 1001)])
             asked += [client.donor.site_id for client in donors.usable()]
-            await donors.close()
+            donors.close()
         assert len(asked) == 20 * MAX_DONORS
         assert len(set(asked)) == len(asked)
 
@@ -100,7 +100,7 @@ def test_donors_that_are_busy_are_left_for_others_that_are_idle(num_batches: int
         assert len(others) == min(num_batches, MAX_DONORS), "without waiting for those that are busy"
         free.set()
         await fetched
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -121,7 +121,7 @@ def test_the_only_donor_is_asked_again_after_a_rest(monkeypatch: pytest.MonkeyPa
 
         await donors.share_out([1], lambda chunk: 1, fetch, lambda donor: True)
         assert num_asked == 4
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -136,7 +136,7 @@ def test_donors_that_stay_busy_are_a_stall() -> None:
 
         with pytest.raises(PeerError, match=r"donors are busy.*6 requests"):
             await donors.share_out([1], lambda chunk: 1, fetch, lambda donor: True)
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -145,7 +145,7 @@ def test_the_newest_are_asked_first() -> None:
     async def main() -> None:
         donors = donors_of(1, [donor(i, commit=i % 30) for i in range(2, 60)])
         assert {client.donor.commit for client in donors.usable()} == {26, 27, 28, 29}
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -161,7 +161,7 @@ def test_who_failed_gives_way_to_others_after_the_coordinator_was_asked_too() ->
         assert second == {d.site_id for d in offered} - {client.donor.site_id for client in first}
         donors._resting.clear()  # as once the coordinator has answered
         assert {client.donor.site_id for client in donors.usable()} == second
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -191,7 +191,7 @@ def test_those_that_cannot_be_dialled_are_asked_to_dial_and_are_donors_when_they
         assert {c.donor.site_id for c in donors.usable()} == {2, 3}
         await donors.ask_again("a test")
         assert asked.undialled[1:] == [(4,)]
-        await donors.close()
+        donors.close()
         assert expected.num_here == 0
 
     asyncio.run(main())
@@ -218,7 +218,7 @@ def test_who_never_answered_is_asked_to_dial_and_is_dialled_again(monkeypatch: p
         assert again is not silent
         donors.failed(again, PeerError("reset"))
         assert {c.donor.site_id for c in donors.usable()} == {3, 4}
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -235,7 +235,7 @@ def test_no_more_donors_are_asked_to_dial_than_are_asked_at_once(monkeypatch: py
             dials(expected, asked.undialled[-1][0])
         assert [len(site_ids) for site_ids in asked.undialled] == [MAX_DONORS, MAX_DONORS - 1, MAX_DONORS - 2]
         assert len(donors.usable()) == 3
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -260,7 +260,7 @@ def test_one_that_dialled_is_asked_before_more_are_dialled_in_vain(monkeypatch: 
         await donors.ask_again("a test")
         assert expected.num_here == 1, "it was waited for"
         assert asked.undialled[0][3] in {client.donor.site_id for client in donors.usable()}
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())
 
@@ -277,6 +277,6 @@ def test_one_that_dialled_is_asked_though_the_coordinator_tells_of_others_now(mo
         for _ in range(2):
             assert [client.donor.site_id for client in donors.usable()] == [100]
             await donors.ask_again("a test")
-        await donors.close()
+        donors.close()
 
     asyncio.run(main())

@@ -89,14 +89,14 @@ def test_each_request_takes_a_stream_and_reads_its_frames() -> None:
         first, context = accept(expected, peer_pb2.DonateRequest(frame=b"a"), peer_pb2.DonateRequest(frame=b""), end)
         _, other = accept(expected, end)
         link = ExpectedLink(expected, DONOR)
-        answer = link.ask(FETCH_STATE_METHOD, peer_pb2.FetchStateRequest(chunks=[3]).SerializeToString())
+        answer = await link.ask(FETCH_STATE_METHOD, peer_pb2.FetchStateRequest(chunks=[3]).SerializeToString())
         assert [await answer.read() for _ in range(3)] == [b"a", b"", None]
         assert not first.over.done()
         answer.cancel()
         assert first.over.done()
         asked = [peer_pb2.DonateResponse.FromString(frame) for frame in context.sent]
         assert asked == [peer_pb2.DonateResponse(state=peer_pb2.FetchStateRequest(chunks=[3]))]
-        answer = link.ask(FETCH_PAYLOADS_METHOD, peer_pb2.FetchPayloadsRequest().SerializeToString())
+        answer = await link.ask(FETCH_PAYLOADS_METHOD, peer_pb2.FetchPayloadsRequest().SerializeToString())
         assert await answer.read() is None
         assert peer_pb2.DonateResponse.FromString(other.sent[0]).WhichOneof("body") == "payloads"
 
@@ -119,7 +119,7 @@ def test_an_answer_that_is_not_whole_is_an_error(last: peer_pb2.DonateRequest | 
         expected = ExpectedDonors()
         expected.expect([(2, 4)])
         accept(expected, peer_pb2.DonateRequest(frame=b"a"), *([last] if last is not None else []))
-        answer = ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
+        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
         assert await answer.read() == b"a"
         with pytest.raises(error):
             await answer.read()
@@ -135,11 +135,13 @@ def test_a_donor_that_has_left_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         expected.expect([(2, 4)])
         stream, _ = accept(expected)
         expected.gone(stream)
+        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
         with pytest.raises(PeerError, match="its connections are gone"):
-            await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"").read()
+            await answer.read()
         expected.dismiss()
+        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
         with pytest.raises(PeerError, match="its connections are gone"):
-            await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"").read()
+            await answer.read()
 
     asyncio.run(main())
 
@@ -150,9 +152,9 @@ def test_a_request_waits_for_the_next_stream_while_others_are_in_use() -> None:
         expected.expect([(2, 4)])
         busy, _ = accept(expected, peer_pb2.DonateRequest(frame=b"a"))
         link = ExpectedLink(expected, DONOR)
-        first = link.ask(FETCH_STATE_METHOD, b"")
+        first = await link.ask(FETCH_STATE_METHOD, b"")
         assert await first.read() == b"a"
-        second = link.ask(FETCH_STATE_METHOD, b"")
+        second = await link.ask(FETCH_STATE_METHOD, b"")
         reading = asyncio.create_task(second.read())
         await asyncio.sleep(0)
         first.cancel()

@@ -25,19 +25,22 @@ class Noted(bytes):
 @pytest.mark.parametrize("kept", [None, 1])
 def test_contributions_that_are_dropped_are_freed_in_a_thread(kept: int | None, tmp_path: Path) -> None:
     spill = Spill(tmp_path / "spill", 1 << 20)
-    held = Retained(spill)
+    pool = ThreadPoolExecutor(1, thread_name_prefix="freeing")
+    held = Retained(pool, spill)
     freed_in.clear()
     for chunk in range(3):
-        held.add(1, 1, Encoded(chunk, Noted(b"abcd"), b"h"))
+        for item in held.kept([Encoded(chunk, Noted(b"abcd"), b"h")]):
+            held.add(1, 1, item)
+        del item
     assert (held.num_bytes, spill.memory_bytes) == (12, 12)
-    with ThreadPoolExecutor(1, thread_name_prefix="freeing") as pool:
+    with pool:
         if kept is None:
-            held.drop(pool)
+            held.drop()
         else:
-            asyncio.run(held.keep(lambda key: key[2] == kept, pool))
-        assert held.num_bytes == spill.memory_bytes == (0 if kept is None else 4)
+            asyncio.run(held.keep(lambda key: key[2] == kept))
+    assert held.num_bytes == spill.memory_bytes == (0 if kept is None else 4)
     gc.collect()
     assert freed_in == ["freeing_0"] * (3 if kept is None else 2)
-    held.drop(pool)  # it is closed: then they are freed here
-    assert held.num_bytes == spill.memory_bytes == 0
+    held.drop()  # the pool is closed: then they are freed here
+    assert held.num_bytes == 0
     assert len(freed_in) == 3

@@ -14,12 +14,11 @@ import pytest
 
 from atoll.node.exchange.hub import MAX_EARLY
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, Encoded, pack_frames
-from atoll.node.exchange.peers.service import PeerService
-from atoll.node.exchange.sync.spill import Spill
+from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol import wire
 from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedError, StaleError
-from atoll.protocol.messages import Member
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, begin, opening, plan, serving
@@ -92,7 +91,7 @@ def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_
             await hub.find(opening(tokens=7))
             with pytest.raises(RefusedError, match="says 8 tokens, it has 7"):
                 await hub.find(opening(tokens=8))
-            assert exchange.weights() == (5, 7)
+            assert exchange.weights.vector() == (5, 7)
 
     asyncio.run(main())
 
@@ -103,7 +102,7 @@ def test_12_the_weight_of_a_plan_replaces_what_a_header_said_in_the_attempt_befo
             begin(hub, AHEAD, disk.data)
             await hub.find(opening(tokens=7))
             exchange = begin(hub, SECOND, disk.data)
-            assert exchange.weights() == (5, 5)
+            assert exchange.weights.vector() == (5, 5)
 
     asyncio.run(main())
 
@@ -114,7 +113,7 @@ def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) 
     async def main() -> None:
         async with serving(disk) as hub:
             exchange = begin(hub, AHEAD, disk.data)
-            watching = asyncio.ensure_future(exchange._watch())
+            watching = asyncio.ensure_future(exchange.watchdog.run())
             await asyncio.sleep(10 * AHEAD.deadline_s)
             assert not watching.done()
             exchange.weigh(plan())
@@ -135,7 +134,7 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
-            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._held[1]._in_memory)
+            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._retained[1]._items)
 
     return asyncio.run(main())
 
@@ -156,16 +155,18 @@ def test_a_contribution_that_is_verified_when_its_sync_is_over_is_not_held(
         async with serving(disk) as hub:
             spill = hub.spill = Spill(tmp_path, limit_bytes)
             exchange = begin(hub, plan(), disk.data)
-            take = exchange.take_contribution
+            add = exchange.retained.add
 
-            def verified(member: Member, item: Encoded) -> None:
+            def verified(site_id: int, incarnation: int, item: Encoded | Spilled) -> None:
                 hub.drop_sync(1)  # while a thread verified it
-                take(member, item)
+                add(site_id, incarnation, item)
 
-            exchange.take_contribution = verified  # type: ignore[method-assign]
+            exchange.retained.add = verified  # type: ignore[method-assign]
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted):
                 await PeerService(hub).exchange(None, context)
+            assert exchange.retained.num_bytes == 0
+            await asyncio.get_running_loop().run_in_executor(hub.pool, int)  # after what was handed in before
             assert (spill.memory_bytes, spill.disk_bytes) == (0, 0)
 
     asyncio.run(main())

@@ -77,7 +77,7 @@ def test_what_a_node_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
         log.begin(1, 1, 1)
         log.close()
         spill = Spill(home.spill_folder)
-        spill.write(Encoded(0, b"x", payload_hash(b"x")), spill.new_path())
+        spill.keep(Encoded(0, b"x", payload_hash(b"x")))
         home.keep_branch(2)
         home.close()
     finally:

@@ -333,7 +333,7 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
             slowest_bytes_per_s=1,
         )
         with patch.object(node, "handle", broken.append):
-            await node._begin_exchange(plan, contributes=False)
+            await node._begin_exchange(plan)
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")

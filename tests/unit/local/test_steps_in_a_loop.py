@@ -29,8 +29,8 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
-from atoll.node.exchange.peers.service import PeerService
-from atoll.node.exchange.sync import exchange, retained, upstream
+from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync import reducer, retained, upstream
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
@@ -152,7 +152,8 @@ class Log:
         self._chunks = layout.sync_chunks
         self._writers: dict[tuple[int, int, int], Writer] = {}
 
-    def begin(self, sync: int, term: int, attempt: int) -> Writer:
+    def begin(self, sync: int, term: int, attempt: int, *, is_over: Callable[[], bool]) -> Writer:
+        assert not is_over()
         return self._writers.setdefault((sync, term, attempt), Writer(self._chunks))
 
 
@@ -232,14 +233,14 @@ class Peers(Dialer):
         super().__init__(None)
         self.services: dict[int, PeerService] = {}
 
-    async def dial(self, callee: Any) -> Any:
+    async def channel(self, callee: Any, purpose: Any) -> Any:
         return Channel(self.services[callee.site_id])
 
 
 class Node:
     def __init__(self, site_id: int, layout: Layout, peers: Peers) -> None:
         self.site_id = site_id
-        self.data = Data(layout)
+        self.data: Any = Data(layout)
         self.hub = Hub(run_id=RUN, incarnation=1, dialer=peers, pool=ThreadPoolExecutor(2))
         self.hub.max_retained_bytes = 1 << 30
         self.hub.serve(layout, lambda: None, Log(layout), Pace(stall_s=60.0, slowest_bytes_per_s=1.0))  # type: ignore[arg-type]
@@ -247,7 +248,7 @@ class Node:
 
     async def exchange(self, plan: Plan) -> bytes:
         share = await asyncio.to_thread(self.hub.share(plan, self.data, site_id=self.site_id))
-        begun = self.hub.begin(plan, self.data, share, site_id=self.site_id, contributes=True)
+        begun = self.hub.begin(plan, self.data, share, site_id=self.site_id)
         return (await begun.run()).payload_digest
 
 
@@ -277,7 +278,7 @@ def plan(attempt: int, *of_reducers: int, num_sites: int = 2) -> Plan:
 
 def test_no_callback_of_an_exchange_goes_through_all_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained, "AT_ONCE", 32)  # as few for so few chunks as there are for a million
-    monkeypatch.setattr(exchange, "AT_ONCE", 32)
+    monkeypatch.setattr(reducer, "AT_ONCE", 32)
     monkeypatch.setattr(upstream, "MAX_BATCH_CHUNKS", 16)
     spec = TensorSpec(name="w", shape=(NUM_CHUNKS,), dtype="F32", role=Role.TRAINABLE)
     layout = Layout(Manifest.canonical([spec]), 1)

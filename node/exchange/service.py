@@ -1,0 +1,141 @@
+"""PeerService: what other nodes may ask of this one. A thin shell; messages are parsed here so that refusals count."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import wraps
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
+from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
+from atoll.node.exchange.sync.downstream import Downstream
+from atoll.node.exchange.sync.exchange import Exchange
+from atoll.protocol import wire
+from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
+from atoll.protocol.messages import Member
+from atoll.protocol.status import abort
+from atoll.protocol.v1 import common_pb2, peer_pb2
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Answer = Callable[["PeerService", Any, Context], Coroutine[Any, Any, T]]
+
+OPEN_WAIT_S = 10.0
+
+
+def _refusing(answer: Answer[T]) -> Answer[T]:
+    """What an answer raises is the peer's answer; a peer that does not read gets none."""
+
+    @wraps(answer)
+    async def refusing(service: PeerService, asked: Any, context: Context) -> T:
+        try:
+            return await answer(service, asked, context)
+        except NotRead as error:
+            log.warning("%s", error)
+            raise asyncio.CancelledError(str(error)) from None
+        except AtollError as error:
+            if isinstance(error, RefusedError):
+                service.hub.counters.refuse(error)
+            await abort(context, error)
+
+    return refusing
+
+
+class PeerService:
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self._streams: dict[tuple[int, int], asyncio.Task[Any]] = {}  # the newest of (sync, site)
+
+    @property
+    def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
+        """By the method's name."""
+        return {
+            "Exchange": grpc.stream_stream_rpc_method_handler(self.exchange),
+            "FetchState": grpc.unary_stream_rpc_method_handler(self.fetch_state),
+            "FetchPayloads": grpc.unary_stream_rpc_method_handler(self.fetch_payloads),
+            "Donate": grpc.stream_stream_rpc_method_handler(self.donate),
+            "Probe": grpc.unary_unary_rpc_method_handler(self.probe),
+        }
+
+    @_refusing
+    async def exchange(self, _requests: Any, context: Context) -> None:
+        exchange, member, has_payloads = await self._open(context)
+        key = (exchange.plan.sync, member.site_id)
+        if (old := self._streams.get(key)) is not None:
+            old.cancel()  # a peer has one stream; this one replaces a broken one
+        stream = asyncio.create_task(Downstream(exchange, context, member, has_payloads).run())
+        self._streams[key] = stream
+        try:
+            await asyncio.wait({stream})
+            if stream.cancelled():
+                raise NotYetError("another stream of this site replaced this one")
+            failure = stream.exception()
+            if isinstance(failure, RefusedError) and not isinstance(failure, InvalidMessage):
+                await abort(context, failure)  # the exchange is over: nothing that the peer sent was refused
+            stream.result()
+        finally:
+            stream.cancel()
+            await asyncio.gather(stream, return_exceptions=True)
+            if self._streams.get(key) is stream:
+                del self._streams[key]
+
+    async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
+        request = parse(peer_pb2.ExchangeRequest, await _first_message(context))
+        if request.WhichOneof("body") != "open":
+            raise InvalidMessage("the first message of a stream must open it")
+        if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
+            raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
+        exchange, member = await self.hub.find(request.open)
+        return exchange, member, set(request.open.has_payloads)
+
+    @_refusing
+    async def fetch_state(self, data: bytes, context: Context) -> None:
+        request = parse(peer_pb2.FetchStateRequest, data)
+        await self._give(self.hub.served_donor().state(request), request.header, context)
+
+    @_refusing
+    async def fetch_payloads(self, data: bytes, context: Context) -> None:
+        request = parse(peer_pb2.FetchPayloadsRequest, data)
+        await self._give(self.hub.served_donor().payloads(request), request.header, context)
+
+    @_refusing
+    async def donate(self, _requests: Any, context: Context) -> None:
+        """A donor has dialled this site. Its stream is used by whoever expects it."""
+        expected = self.hub.expected_donors
+        request = parse(peer_pb2.DonateRequest, await _first_message(context))
+        if request.WhichOneof("body") != "open":
+            raise InvalidMessage("the first message of a stream must open it")
+        check_header(request.open.header, self.hub.run_id)
+        stream = expected.accept(request.open, self.hub.identity(), context)
+        try:
+            await stream.over
+        finally:
+            expected.gone(stream)
+
+    @_refusing
+    async def probe(self, data: bytes, context: Context) -> bytes:
+        check_header(parse(peer_pb2.ProbeRequest, data).header, self.hub.run_id)
+        return peer_pb2.ProbeResponse(header=wire.to_proto(self.hub.identity())).SerializeToString()
+
+    async def _give(self, frames: AsyncGenerator[bytes], header: common_pb2.Header, context: Context) -> None:
+        try:
+            who = f"site {header.site_id} ({context.peer()})"
+            await self.hub.served_donor().give(frames, context.write, who)
+        finally:
+            await frames.aclose()  # its place is free again
+
+
+async def _first_message(context: Context) -> bytes:
+    """Empty if there is none."""
+    try:
+        async with asyncio.timeout(OPEN_WAIT_S):
+            data = await context.read()
+    except TimeoutError:
+        raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
+    return data if isinstance(data, bytes) else b""

@@ -1,0 +1,150 @@
+"""One attempt at one sync on this site, as all its parts know it: plan and members, threads and tasks, what has moved,
+and whether it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from functools import cached_property
+from typing import Any, TypeVar
+
+from atoll.node.dataplane.sync_data import SyncData
+from atoll.node.exchange.peers.counters import Counters, Traffic
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
+from atoll.node.exchange.peers.progress import Pace, Progress
+from atoll.node.exchange.peers.uplink import Uplink
+from atoll.protocol.errors import DigestMismatch, NotYetError, PeerError, RefusedError
+from atoll.protocol.messages import Header, Member, Plan
+from atoll.protocol.plans import plan_digest
+
+T = TypeVar("T")
+FRAME_RATES = 4
+"""A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
+
+
+class Attempt:
+    """Its state is changed in the event loop only."""
+
+    def __init__(
+        self, plan: Plan, data: SyncData, header: Header, *, pool: Executor, counters: Counters, uplink: Uplink
+    ) -> None:
+        """Raises RefusedError unless the plan lists this start of this site."""
+        self.plan = plan
+        self.digest = plan_digest(plan)
+        self.data = data
+        self.header = header
+        self.pool = pool
+        self.counters = counters
+        self.uplink = uplink
+        self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
+        self.me, self.contributes = self._own_place()
+        self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
+        self.num_others = len(plan.contributors) - 1
+        # Progress is seen in whole frames, and a site sends to all others at once.
+        fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, self.num_others)
+        self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
+        self.traffic = Traffic()
+        self.loop = asyncio.get_running_loop()
+        self.moved_bytes, self.moved_at = 0, self.loop.time()
+        self.finished: asyncio.Future[None] = self.loop.create_future()
+        self.finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
+        self.closed: RefusedError | NotYetError | None = None
+        """Why peers are turned away; None while they are served."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- who is in it
+
+    @cached_property
+    def members(self) -> dict[int, tuple[Member, bool]]:
+        """Who is in the plan, by site id, and whether it contributes. A thousand sites open their streams at once: each
+        is looked up, not searched."""
+        found = {member.site_id: (member, False) for member in self.plan.receivers}
+        found.update((member.site_id, (member, True)) for member in self.plan.contributors)
+        return found
+
+    def _own_place(self) -> tuple[Member, bool]:
+        plan, header = self.plan, self.header
+        found = self.members.get(header.site_id)
+        if found is None:
+            raise RefusedError(f"plan of sync {plan.sync} does not list site {header.site_id}")
+        if found[0].incarnation != header.incarnation:
+            raise RefusedError(
+                f"plan of sync {plan.sync} is for incarnation {found[0].incarnation} of this site, this is "
+                f"{header.incarnation}"
+            )
+        return found
+
+    def is_contributor(self, site_id: int) -> bool:
+        return self.members.get(site_id, (None, False))[1]
+
+    def peer_error(self, member: Member, text: str, *, sending: bool, phase: str) -> PeerError:
+        where = f"site {member.site_id} at {member.address} ({self.where}, {phase})"
+        return PeerError(f"{where}: {text}", member.site_id, sending=sending, phase=phase)
+
+    # --- its work
+
+    def in_pool(self, work: Callable[[], T]) -> asyncio.Future[T]:
+        return self.loop.run_in_executor(self.pool, work)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """What it raises ends the attempt."""
+        task = self.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    async def stop_tasks(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def fail(self, error: BaseException) -> None:
+        if not self.finished.done():
+            self.finished.set_exception(error)
+
+    def cancel(self) -> None:
+        self.finished.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def close(self, reason: RefusedError | NotYetError) -> None:
+        if self.closed is None or isinstance(reason, RefusedError):
+            self.closed = reason
+
+    def raise_if_cancelled(self) -> None:
+        if self.finished.cancelled():
+            raise asyncio.CancelledError
+
+    def verify(self, items: list[Encoded], check: Callable[[int, bytes], None]) -> None:
+        """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
+        for item in items:
+            if self.data.payload_hash(item.data) != item.hash:
+                raise DigestMismatch(f"{self.where}: the bytes of chunk {item.chunk} do not have their hash")
+            check(item.chunk, item.data)
+
+    # --- what moved
+
+    def sent(self, num_bytes: int) -> None:
+        self.traffic.sent_bytes += num_bytes
+        self.counters.sent_bytes += num_bytes
+        self.uplink.sent(num_bytes)
+
+    def received(self, num_bytes: int) -> None:
+        self.traffic.received_bytes += num_bytes
+        self.counters.received_bytes += num_bytes
+
+    def moved(self, num_bytes: int) -> None:
+        """Chunk data that got a site on."""
+        if num_bytes > 0:
+            self.moved_bytes, self.moved_at = self.moved_bytes + num_bytes, self.loop.time()
+            self.counters.moved_bytes += num_bytes
+
+    def new_progress(self) -> Progress:
+        """Of one peer in one direction, from now on."""
+        return Progress(self.pace, self.loop.time(), share=self.num_others)

@@ -1,0 +1,292 @@
+"""The chunks that this site averages: contributions come in, are averaged once all of a chunk are there, and the
+payloads wait for the sites that take them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.progress import Worth
+from atoll.node.exchange.sync.attempt import Attempt
+from atoll.node.exchange.sync.collection import Collection
+from atoll.node.exchange.sync.reduction import Share
+from atoll.node.exchange.sync.retained import AT_ONCE, Key, Retained, free
+from atoll.node.exchange.sync.spill import Spilled
+from atoll.node.exchange.sync.turns import Turns
+from atoll.node.exchange.sync.weights import Weights
+from atoll.protocol.errors import AverageError, HostError, InvalidMessage, PeerError, StaleError
+from atoll.protocol.messages import Member
+from atoll.protocol.v1 import peer_pb2
+
+REDUCTIONS_AT_ONCE = 16
+"""More than the pool has threads; a task for each of a million chunks would hold up the event loop."""
+
+
+class Reducer:
+    """Of one attempt. It averages from `start` on, and answers its peers before and after."""
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        share: Share,
+        *,
+        weights: Weights,
+        retained: Retained,
+        collection: Collection,
+        turns: Turns,
+        has_room: bool,
+    ) -> None:
+        """`has_room`: beside the contributions of other attempts that are retained; else `make_room` comes first."""
+        self.own = share.own
+        self.payloads: list[Encoded] = []  # in the order they were finished
+        self.payload_bytes = 0
+        self._attempt = attempt
+        self._weights = weights
+        self._retained = retained
+        self._collection = collection
+        self._turns = turns
+        self._has_room = asyncio.Event()
+        if has_room:
+            self._has_room.set()
+        self._makes_room = False
+        self._is_started = False
+        self._missing, self._num_missing = share.missing, share.num_missing
+        self._ready = deque(share.complete)  # to be reduced
+        self._num_reducing = 0
+        self._received_bytes = dict.fromkeys(share.num_missing, 0)  # by child
+        self._progress = {site_id: attempt.new_progress() for site_id in share.num_missing}
+        self._worth_of = {site_id: Worth(share.own.num_bytes) for site_id in share.num_missing}
+        self._worth_to = {site_id: Worth(share.own.num_bytes) for site_id in attempt.members}
+
+    # --- before it averages, and after
+
+    async def make_room(self) -> None:
+        """Forgets contributions of other attempts that are in the way. Nobody sends contributions of this one before,
+        and no other exchange may be begun meanwhile."""
+        if self._has_room.is_set() or self._makes_room:
+            await self._has_room.wait()
+            return
+        self._makes_room = True
+        children = {(child.site_id, child.incarnation) for child in self.own.children}
+
+        def wanted(key: Key) -> bool:
+            return self._attempt.closed is not None or (key[2] in self._missing and key[:2] in children)
+
+        try:
+            await self._retained.keep(wanted)
+        finally:
+            self._has_room.set()
+
+    def restore(self) -> tuple[list[Encoded], int]:
+        """In a thread: payloads that an earlier run of this attempt left in the log, and their bytes."""
+        done = []
+        for chunk in self.own.chunks:
+            if self._collection.has(chunk):
+                payload = self._collection.file.read(chunk)
+                done.append(Encoded(chunk, payload, self._attempt.data.payload_hash(payload)))
+        for _ in range(len(self._ready) if done else 0):  # nobody else takes from its left before `start`
+            if not self._collection.has(chunk := self._ready.popleft()):
+                self._ready.append(chunk)
+        return done, sum(item.num_bytes for item in done)
+
+    def start(self, restored: list[Encoded], num_bytes: int) -> None:
+        self.payloads += restored
+        self.payload_bytes += num_bytes
+        self._is_started = True
+        self._reduce_ready()
+
+    def close(self) -> None:
+        """The attempt is over."""
+        self._has_room.set()
+
+    def forget_payloads(self) -> None:
+        """An exchange is part of reference cycles, and the collector may not come for many syncs, as it counts objects,
+        not bytes."""
+        payloads, self.payloads, self.payload_bytes = self.payloads, [], 0
+        free(payloads, self._attempt.pool)
+
+    # --- contributions that arrive
+
+    def expect(self, chunk: int) -> int:
+        """The bound on the bytes of a contribution. Raises InvalidMessage if this site does not reduce `chunk`."""
+        if chunk not in self._missing:
+            site_id = self._attempt.me.site_id
+            raise InvalidMessage(f"{self._attempt.where}: chunk {chunk} is not reduced by site {site_id}")
+        return self._attempt.data.max_bytes(chunk)
+
+    def takes_from(self, site_id: int) -> bool:
+        """Whether that site contributes to what is reduced here."""
+        return site_id in self._num_missing
+
+    def misses(self, site_id: int) -> bool:
+        """Whether contributions of that site are missing here."""
+        return self._num_missing[site_id] > 0
+
+    @property
+    def missing_site_ids(self) -> list[int]:
+        return [site_id for site_id, count in self._num_missing.items() if count]
+
+    async def held_of(self, child: Member) -> list[int]:
+        """Chunks whose contribution is here, ascending. A stream of the attempt before may have brought one since
+        this attempt began."""
+        await self._has_room.wait()
+        site_id, incarnation = child.site_id, child.incarnation
+        if not self._retained.holds_any(site_id, incarnation):
+            return []
+
+        def work() -> tuple[list[int], list[int]]:
+            found = sorted(c for c in self._retained.chunks_of(site_id, incarnation) if c in self._missing)
+            return found, [c for c in found if site_id in self._missing[c]]
+
+        chunks, not_noted = await self._attempt.in_pool(work)
+        for place, chunk in enumerate(not_noted, 1):
+            self._arrived(site_id, chunk)
+            if place % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return chunks
+
+    def hear(self, site_id: int, parts: Iterable[peer_pb2.Part]) -> None:
+        """What of `parts` is progress of that child."""
+        missing = sum(len(part.data) for part in parts if site_id in self._missing.get(part.chunk, ()))
+        fresh = self._worth_of[site_id].of(missing)
+        self._received_bytes[site_id] += fresh
+        self._progress[site_id].moved(fresh, self._attempt.loop.time())
+        self._attempt.moved(fresh)
+
+    async def take(self, child: Member, items: list[Encoded]) -> None:
+        """Whole contributions. Raises DigestMismatch, InvalidMessage; HostError, which ends the attempt too."""
+        attempt, retained, start = self._attempt, self._retained, (child.site_id, child.incarnation)
+        fresh = [item for item in items if retained.is_new(*start, item)]
+
+        def work() -> list[Encoded | Spilled]:
+            attempt.verify(items, attempt.data.check)
+            return retained.kept(fresh)
+
+        try:
+            kept = await attempt.in_pool(work)
+        except HostError as error:
+            attempt.fail(error)
+            raise
+        for item in kept:
+            retained.add(*start, item)
+        for item in items:  # a stream of the attempt before may have been faster
+            self._arrived(child.site_id, item.chunk)
+
+    def _arrived(self, site_id: int, chunk: int) -> None:
+        missing = self._missing[chunk]
+        if site_id in missing:
+            missing.remove(site_id)
+            self._num_missing[site_id] -= 1
+            if not missing:
+                self._ready.append(chunk)
+                self._reduce_ready()
+
+    # --- averaging
+
+    def _reduce_ready(self) -> None:
+        """As many at once as the threads need; nothing before `start`, or after the end."""
+        if self._is_started and self._attempt.closed is None:
+            for _ in range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing)):
+                self._num_reducing += 1
+                self._attempt.spawn(self._reduce_some())
+
+    async def _reduce_some(self) -> None:
+        """One chunk after the other, while any is ready."""
+        try:
+            while self._ready:
+                chunk = self._ready.popleft()
+                if not self._collection.has(chunk):
+                    await self._reduce(chunk)
+        finally:
+            self._num_reducing -= 1
+
+    async def _reduce(self, chunk: int) -> None:
+        attempt = self._attempt
+        contributions = [(self._weights.of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
+
+        def work() -> Encoded:
+            try:
+                data = attempt.data.reduce(chunk, contributions)
+            except AverageError as error:
+                raise self._with_sites(error) from None
+            encoded = Encoded(chunk, data, attempt.data.payload_hash(data))
+            self._collection.file.put(chunk, data, encoded.hash)
+            return encoded
+
+        encoded = await attempt.in_pool(work)
+        self.payloads.append(encoded)
+        self.payload_bytes += encoded.num_bytes
+        self._collection.note([chunk])
+        self._turns.new_payload()
+
+    def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:
+        """Or what reads it in a thread. Raises StaleError if it was dropped."""
+        if member.site_id == self._attempt.me.site_id:
+            return lambda: self._attempt.data.contribution(chunk)
+        found = self._retained.get(member.site_id, member.incarnation, chunk)
+        if found is None:
+            where = self._attempt.where
+            raise StaleError(f"{where}: the contribution of site {member.site_id} to chunk {chunk} was dropped")
+        return found.read if isinstance(found, Spilled) else found.data
+
+    def _with_sites(self, error: AverageError) -> AverageError:
+        """Which sites' contributions stand out."""
+        ids = [c.site_id for c in self._attempt.plan.contributors]
+        named = tuple((ids[place], norm, limit) for place, norm, limit in error.outliers)
+        text = f"{self._attempt.where}: {error}"
+        if named:
+            text += f" of site{'s' if len(named) > 1 else ''} {', '.join(str(site_id) for site_id, _, _ in named)}"
+        return AverageError(text, error.tensor, named)
+
+    def stood_out(self) -> tuple[int, float, float] | None:
+        """Of all contributions that were averaged here, the site whose was nearest to its limit, its norm and the
+        limit."""
+        found = self._attempt.data.stood_out()
+        return None if found is None else (self._attempt.plan.contributors[found[0]].site_id, *found[1:])
+
+    # --- those who wait for payloads
+
+    def given(self, site_id: int, num_bytes: int) -> None:
+        """Payloads, to a site that says that it lacks them."""
+        self._attempt.moved(self._worth_to[site_id].of(num_bytes))
+
+    def waiting(self, for_site_id: int) -> peer_pb2.Waiting | None:
+        """For a site that waits for payloads: that contributions of others are missing here, or this site's own are
+        still on their way. None: it is this site's turn."""
+        site_ids = self.missing_site_ids or list(self._turns.unsent)
+        if not site_ids:
+            return None
+        return peer_pb2.Waiting(
+            moved_bytes=self._attempt.moved_bytes,
+            site_ids=site_ids,
+            received_bytes=self._received_bytes.get(for_site_id, 0),
+        )
+
+    # --- children that make no progress
+
+    def restart_clocks(self, now: float) -> None:
+        """What was before is not held against the children."""
+        for progress in self._progress.values():
+            progress.restart(now)
+
+    def check(self, now: float) -> None:
+        """Raises PeerError if a child makes no progress."""
+        for child in self.own.children:
+            if self.misses(child.site_id) and (problem := self._progress[child.site_id].problem(now)):
+                raise self._late(child, problem)
+
+    def overdue(self, text: str) -> PeerError | None:
+        """Of the first child whose contributions are missing."""
+        late = next((child for child in self.own.children if self.misses(child.site_id)), None)
+        return None if late is None else self._late(late, text)
+
+    def _late(self, child: Member, problem: str) -> PeerError:
+        return self._attempt.peer_error(
+            child,
+            f"{problem}; {self._num_missing[child.site_id]} of its contributions to the {len(self.own.chunks)} "
+            "chunks reduced here are missing",
+            sending=False,
+            phase="waiting for contributions",
+        )
