@@ -34,7 +34,6 @@ from atoll.node.daemon.room import Room, free_for, room_for
 from atoll.node.daemon.session import Session, SessionHandlers
 from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.footprint import footprint
-from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.prober import Prober
 from atoll.node.exchange.peers.progress import Pace
@@ -598,8 +597,7 @@ class Node:
         plane = self.plane
         assert plane is not None
         async with plane.lock:
-            fetched = await fetch_state(
-                self.hub,
+            fetched = await self.hub.fetch_state(
                 site_id=self.core.site.site_id,
                 sources=sources,
                 refresh=self._ask_for_sources,

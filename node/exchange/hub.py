@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import Executor
 from functools import partial
 
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.catchup.donations import Donations
 from atoll.node.exchange.catchup.donor_server import DonorServer
+from atoll.node.exchange.catchup.donors import Donors
 from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
+from atoll.node.exchange.catchup.fetch import Fetch, Fetched
+from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.progress import Pace
@@ -27,7 +31,7 @@ from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.layout import Layout
-from atoll.protocol.messages import Header, Member, Plan
+from atoll.protocol.messages import Header, Member, Plan, Sources
 from atoll.protocol.v1 import peer_pb2
 
 DROPPED_REMEMBERED = 256
@@ -198,6 +202,52 @@ class Hub:
         """Of the exchange under way: whose contributions are missing here, and whose payloads; see `Exchange`."""
         newest = self._exchanges[max(self._exchanges)] if self._exchanges else None
         return newest.waits_for() if newest is not None else ([], [])
+
+    # --- catching up
+
+    async def fetch_state(
+        self,
+        *,
+        site_id: int,
+        sources: Sources,
+        refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
+        undialable: Callable[[], Collection[int]],
+        outer: OuterState,
+        log: PayloadLog,
+        optimizer: OuterOptimizer,
+        pace: Pace,
+    ) -> Fetched:
+        """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name: see `Fetch`.
+
+        `refresh` asks the coordinator again, and to have donors of these site ids dial this site; `undialable` are
+        those that it cannot dial, as far as is known now. Something has to move at `pace`.
+        """
+        index = Index(outer.layout.manifest, outer.slots)
+        index.learn(sources)
+        donors = Donors(
+            index,
+            header=self.header(site_id, 0),
+            dialer=self.dialer,
+            counters=self.counters,
+            refresh=refresh,
+            undialable=undialable,
+            expected=self.expected_donors,
+            pace=pace,
+        )
+        fetch = Fetch(
+            index=index,
+            donors=donors,
+            outer=outer,
+            payload_log=log,
+            optimizer=optimizer,
+            counters=self.counters,
+            pool=self.pool,
+            fsync=self.fsync,
+        )
+        try:
+            return await fetch.run()
+        finally:
+            donors.close()
 
     # --- peers
 

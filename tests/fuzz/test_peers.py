@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane.outer_update import record_bytes
-from atoll.node.exchange.catchup.donor_client import DonorClient
-from atoll.node.exchange.catchup.donor_link import DialledLink
-from atoll.node.exchange.catchup.expected_donors import ExpectedDonors, ExpectedLink
+from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.hub import MAX_EARLY, Hub
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
@@ -318,16 +317,13 @@ class LyingDonor(DonorClient):
 async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     client = LyingDonor(
         LIAR,
-        link=DialledLink(LIAR, Dialer(None)),
+        ask=dialled(Dialer(None)),
         header=HEADER,
         counters=Counters(),
         pace=PACE,
     )
     client.frames = frames
-    try:
-        yield client
-    finally:
-        client.close()
+    yield client
 
 
 async def true_answers(disk: Disk, chunks: list[int]) -> dict[str, list[bytes]]:
@@ -445,7 +441,7 @@ def test_what_a_donor_that_dialled_sends_is_what_was_asked_for_or_an_error(disk:
         opened = peer_pb2.DonateOpen(header=wire.to_proto(replace(HEADER, site_id=2)), to_site_id=1, to_incarnation=1)
         stream = expected.accept(opened, HEADER, context)
         donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1)
-        client = DonorClient(donor, link=ExpectedLink(expected, donor), header=HEADER, counters=Counters(), pace=PACE)
+        client = DonorClient(donor, ask=expected.ask, header=HEADER, counters=Counters(), pace=PACE)
         got = []
         with suppress(InvalidMessage, *REFUSALS, PeerError):
             async for received in client.chunks(wanted, lambda c: record_bytes(LAYOUT, ("momentum",), c)):

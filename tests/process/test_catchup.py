@@ -15,9 +15,8 @@ import pytest
 from atoll.node.exchange.catchup import donor_server
 from atoll.node.exchange.catchup import donors as donor_pool
 from atoll.node.exchange.catchup import fetch as catchup
-from atoll.node.exchange.catchup.donor_client import DonorClient
-from atoll.node.exchange.catchup.donor_link import DialledLink
-from atoll.node.exchange.catchup.fetch import Fetched, fetch_state
+from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
+from atoll.node.exchange.catchup.fetch import Fetched
 from atoll.node.exchange.peers.progress import Pace
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -43,8 +42,7 @@ async def fetch(
     async def again() -> Sources:
         return run.sources(donors)
 
-    return await fetch_state(
-        site.hub,
+    return await site.hub.fetch_state(
         site_id=site.site_id,
         sources=sources or run.sources(donors),
         refresh=lambda _: (refresh or again)(),
@@ -401,7 +399,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
                 header = to.hub.header(7, 0)
                 return DonorClient(
                     site.donor() if to is site else empty.donor(),
-                    link=DialledLink(to.donor(), to.hub.dialer),
+                    ask=dialled(to.hub.dialer),
                     header=replace(header, run_id=run_id),
                     counters=empty.hub.counters,
                     pace=PACE,
@@ -425,7 +423,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             with pytest.raises(StateError, match="commit 5"):
                 await payloads(ask, 5)
             with pytest.raises(RefusedError, match="other"):
-                await chunks(foreign := client(site, "other"), [0])
+                await chunks(client(site, "other"), [0])
             assert await ask.hash_lists([0, 1, 9], len(run.layout.chunks)) == {
                 0: site.outer.chunk_hashes(0),
                 1: site.outer.chunk_hashes(1),
@@ -435,7 +433,5 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setattr(donor_server, "MAX_REQUESTS", 0)  # all places are taken
             with pytest.raises(NotYetError, match="ask again"):
                 await chunks(ask, [0])
-            ask.close()
-            foreign.close()
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.node.exchange.catchup import donors as donor_pool
 from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
-from atoll.node.exchange.catchup.fetch import Fetched, fetch_state
+from atoll.node.exchange.catchup.fetch import Fetched
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import DONATE_METHOD
 from atoll.protocol import transport, wire
@@ -60,8 +60,7 @@ class Transfer:
         return self.sources()
 
     async def fetch(self) -> Fetched:
-        return await fetch_state(
-            self.joiner.hub,
+        return await self.joiner.hub.fetch_state(
             site_id=self.joiner.site_id,
             sources=self.sources(),
             refresh=self.refresh,

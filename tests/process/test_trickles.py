@@ -15,8 +15,7 @@ import pytest
 
 from atoll.node.exchange.catchup import donor_server
 from atoll.node.exchange.catchup import donors as donor_pool
-from atoll.node.exchange.catchup.donor_client import DonorClient
-from atoll.node.exchange.catchup.donor_link import DialledLink
+from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
 from atoll.node.exchange.peers.frames import Encoded, pack_frames
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, FETCH_STATE_METHOD, SERVICE
@@ -564,7 +563,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             assert served.num_requests == donor_server.MAX_REQUESTS_OF_SITE
             client = DonorClient(
                 site.donor(),
-                link=DialledLink(site.donor(), site.hub.dialer),
+                ask=dialled(site.hub.dialer),
                 header=site.hub.header(7, 0),
                 counters=site.hub.counters,
                 pace=PACE,
@@ -573,7 +572,6 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
                 await client.hash_lists([0], len(site.layout.chunks))
             await until(lambda: not served.num_requests)  # nobody read on
             assert await client.hash_lists([0], len(site.layout.chunks))
-            client.close()
             await channel.close()
 
     asyncio.run(main())
@@ -616,7 +614,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
             await until(lambda: served.num_requests == donor_server.MAX_REQUESTS)
             client = DonorClient(
                 site.donor(),
-                link=DialledLink(site.donor(), site.hub.dialer),
+                ask=dialled(site.hub.dialer),
                 header=site.hub.header(7, 0),
                 counters=site.hub.counters,
                 pace=PACE,
@@ -628,7 +626,6 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
             assert len(hashes[0]) == len(site.layout.chunks)
             assert served.num_requests <= donor_server.MAX_REQUESTS + 1, "who gives way is gone soon"
             await ended(*strangers)
-            client.close()
             await channel.close()
 
     asyncio.run(main())

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import grpc.aio
 from google.protobuf.message import Message
 
-from atoll.node.exchange.catchup.donor_link import Link
 from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import MIN_PART_BYTES, Encoded, PartAssembler, parse
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
@@ -32,6 +34,33 @@ class ReceivedChunk:
     data: bytes
 
 
+class Answer(Protocol):
+    """Of one request; `read` and `cancel` of a call of grpc.aio."""
+
+    async def read(self) -> object:
+        """The next frame; anything but bytes: that was all. Raises grpc.RpcError or one of atoll's errors."""
+
+    def cancel(self) -> object:
+        """Nothing more is read. Also after the end."""
+
+
+Ask = Callable[[Donor, str, bytes], Awaitable[Answer]]
+"""A request by its method; raises PeerError if the donor cannot be reached now."""
+
+
+def dialled(dialer: Dialer) -> Ask:
+    """Over a connection that this site opens at the first request."""
+
+    async def ask(donor: Donor, method: str, request: bytes) -> Answer:
+        channel = await dialer.channel(donor, Purpose.FETCH)
+        call: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            method, request_serializer=None, response_deserializer=None
+        )
+        return call(request)
+
+    return ask
+
+
 class DonorClient:
     """All methods raise PeerError, NotYetError (busy), StateError (not there), RefusedError or InvalidMessage."""
 
@@ -39,24 +68,24 @@ class DonorClient:
         self,
         donor: Donor,
         *,
-        link: Link,
+        ask: Ask,
+        answered: Callable[[Donor], None] = lambda donor: None,
         header: Header,
         counters: Counters,
         pace: Pace,
         share: int = 1,
     ) -> None:
-        """`share`: how many requests, to all donors, share this site's link."""
+        """`answered` is called at the first answer. `share`: how many requests, to all donors, share this site's
+        link."""
         self.donor = donor
         self.has_answered = False
         self.where = f"donor site {donor.site_id} at {donor.address} (run {header.run_id}, catching up)"
-        self._link = link
+        self._ask = ask
+        self._answered = answered
         self._header = header
         self._counters = counters
         self._pace = pace
         self._share = share
-
-    def close(self) -> None:
-        self._link.close()
 
     async def hash_lists(self, commits: list[int], num_chunks: int) -> dict[int, list[bytes]]:
         """The chunk hashes at those of `commits` that the donor still knows, `num_chunks` each."""
@@ -137,7 +166,7 @@ class DonorClient:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
     async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
-        answer = await self._link.ask(method, request.SerializeToString())
+        answer = await self._ask(self.donor, method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
         progress = Progress(self._pace, waited_s, self._share)
@@ -151,7 +180,7 @@ class DonorClient:
                         return
                     if not self.has_answered:
                         self.has_answered = True
-                        self._link.answered()
+                        self._answered(self.donor)
                     waited_s += loop.time() - began
                     progress.moved(len(data), waited_s)
                     problem = progress.problem(waited_s)

@@ -1,7 +1,7 @@
 """The donor's side of catching up: chunks of the outer state and payloads of commits, in bounded frames.
 
-A joiner must not stop the others: few requests are served at once, each at a bounded rate and after the exchange of a
-sync (`Uplink`), and all reading of the disk is done in threads.
+A joiner must not stop the others: few requests are served at once, after the exchange of a sync (`Uplink`), and all
+reading of the disk is done in threads.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ TURN_STALLS = 6.0
 share a link of one megabyte a second; what was left of a batch is asked for again."""
 MAX_REMEMBERED = 4096
 """Sites, and when each was served last."""
-MAX_RATE_BYTES_PER_S = 256 << 20
-"""Of one request."""
 MAX_CHUNKS = 4096
 """Of one request."""
 MAX_HASH_LISTS = 16
@@ -61,7 +59,6 @@ class DonorServer:
         counters: Counters,
         pace: Pace,
         uplink: Uplink,
-        max_rate_bytes_per_s: int = MAX_RATE_BYTES_PER_S,
     ) -> None:
         self._run_id = run_id
         self._layout = layout
@@ -70,7 +67,6 @@ class DonorServer:
         self._pool = pool
         self._counters = counters
         self._uplink = uplink
-        self._max_rate_bytes_per_s = max_rate_bytes_per_s
         self.pace = pace
         self._places: list[_Place] = []
         self._served_at: OrderedDict[int, float] = OrderedDict()  # by site, the last at the end
@@ -90,18 +86,17 @@ class DonorServer:
         if outer is None:
             raise StateError("no outer state is here yet")
         with self._admitted(request.header.site_id):
-            rate = _Rate(self._max_rate_bytes_per_s)
             for commit in request.hashes_of:
                 hashes = await asyncio.get_running_loop().run_in_executor(self._pool, outer.chunk_hashes, commit)
                 for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
                     some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
                     frame = peer_pb2.FetchStateResponse(hash_lists=[listed]).SerializeToString()
-                    async with self._turn(frame, rate):
+                    async with self._turn(frame):
                         yield frame
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: _state_frames(outer, group)):  # type: ignore[misc]
-                    async with self._turn(frame, rate):
+                    async with self._turn(frame):
                         yield frame
 
     async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
@@ -122,10 +117,9 @@ class DonorServer:
             return list(pack_frames(items, wrapped=False))
 
         with self._admitted(request.header.site_id):
-            rate = _Rate(self._max_rate_bytes_per_s)
             for group in self._groups(chunks):
                 for frame in await self._in_pool(lambda group=group: read(group)):  # type: ignore[misc]
-                    async with self._turn(frame, rate):
+                    async with self._turn(frame):
                         yield frame
 
     def _checked(self, chunks: Sequence[int], limit: int) -> list[int]:
@@ -211,9 +205,8 @@ class DonorServer:
         return asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     @asynccontextmanager
-    async def _turn(self, frame: bytes, rate: _Rate) -> AsyncGenerator[None]:
+    async def _turn(self, frame: bytes) -> AsyncGenerator[None]:
         """Around handing out one frame; it ends when the next one is asked for, so when this one is written."""
-        await rate.wait(len(frame))
         async with self._uplink.give(len(frame), self.pace.stall_s / TURNS_PER_STALL):
             self._counters.sent_bytes += len(frame)
             yield
@@ -226,20 +219,6 @@ class _Place:
     site_id: int
     task: asyncio.Task[object]
     began_at: float
-
-
-class _Rate:
-    """A mean rate from the first frame on."""
-
-    def __init__(self, rate_bytes_per_s: int) -> None:
-        self._rate = rate_bytes_per_s
-        self._free_at = 0.0
-
-    async def wait(self, size: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._free_at > now:
-            await asyncio.sleep(self._free_at - now)
-        self._free_at = max(self._free_at, now) + size / self._rate
 
 
 def _state_frames(outer: OuterState, chunks: list[int]) -> list[bytes]:

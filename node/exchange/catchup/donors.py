@@ -10,12 +10,11 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from atoll.node.exchange.catchup.donor_client import DonorClient
-from atoll.node.exchange.catchup.donor_link import DialledLink
-from atoll.node.exchange.catchup.expected_donors import ExpectedDonors, ExpectedLink
+from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
+from atoll.node.exchange.catchup.expected_donors import ExpectedDonors
 from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
-from atoll.node.exchange.peers.dialer import Dialer
+from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import batches
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
@@ -86,8 +85,8 @@ class Donors:
 
     def close(self) -> None:
         self._expected.dismiss()
-        for client in [*self._dialled.values(), *self._here.values()]:
-            client.close()
+        for client in self._dialled.values():
+            self._dialer.disconnect(client.donor, Purpose.FETCH)
 
     async def share_out(
         self,
@@ -192,7 +191,8 @@ class Donors:
         if key not in clients:
             clients[key] = DonorClient(
                 donor,
-                link=ExpectedLink(self._expected, donor) if here else DialledLink(donor, self._dialer),
+                ask=self._expected.ask if here else dialled(self._dialer),
+                answered=(lambda donor: None) if here else self._dialer.reached,
                 header=self._header,
                 counters=self._counters,
                 pace=self._pace,

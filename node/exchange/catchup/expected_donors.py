@@ -12,7 +12,7 @@ from collections.abc import Collection
 import grpc
 import grpc.aio
 
-from atoll.node.exchange.catchup.donor_link import Answer
+from atoll.node.exchange.catchup.donor_client import Answer
 from atoll.node.exchange.peers.frames import parse
 from atoll.node.exchange.peers.rpc import FETCH_STATE_METHOD, Context
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError, StaleError
@@ -144,6 +144,15 @@ class ExpectedDonors:
         streams.busy.append(stream)
         return stream
 
+    async def ask(self, donor: Donor, method: str, request: bytes) -> Answer:
+        """Over the next free one of the connections that the donor opened to this site."""
+        message = peer_pb2.DonateResponse()
+        asked = message.state if method == FETCH_STATE_METHOD else message.payloads
+        asked.MergeFromString(request)
+        asked.SetInParent()
+        where = f"donor site {donor.site_id}, which dialled this site"
+        return _Asked(self, (donor.site_id, donor.incarnation), message.SerializeToString(), where)
+
     def accept(self, message: peer_pb2.DonateOpen, me: Header, context: Context) -> DonorStream:
         """Raises RefusedError for one that is not expected, or not here, or one too many."""
         if (message.to_site_id, message.to_incarnation) != (me.site_id, me.incarnation):
@@ -173,28 +182,6 @@ class ExpectedDonors:
             if stream in some:
                 some.remove(stream)
         streams.notify()
-
-
-class ExpectedLink:
-    """Connections that a donor opened to this site."""
-
-    def __init__(self, expected: ExpectedDonors, donor: Donor) -> None:
-        self._expected = expected
-        self._site = donor.site_id, donor.incarnation
-        self._where = f"donor site {donor.site_id}, which dialled this site"
-
-    async def ask(self, method: str, request: bytes) -> Answer:
-        message = peer_pb2.DonateResponse()
-        asked = message.state if method == FETCH_STATE_METHOD else message.payloads
-        asked.MergeFromString(request)
-        asked.SetInParent()
-        return _Asked(self._expected, self._site, message.SerializeToString(), self._where)
-
-    def answered(self) -> None:
-        """The donor dials, so there is nobody to dial less often."""
-
-    def close(self) -> None:
-        """Whoever expects the donor dismisses it."""
 
 
 class _Asked:

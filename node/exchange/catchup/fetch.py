@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -23,13 +24,12 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup.donor_client import DonorClient, ReceivedChunk
 from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key, together
 from atoll.node.exchange.catchup.index import Index
-from atoll.node.exchange.hub import Hub
+from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import Encoded
-from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
-from atoll.protocol.messages import Commit, Donor, Sources
+from atoll.protocol.messages import Commit, Donor
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import max_payload_bytes
 
@@ -52,61 +52,30 @@ class Fetched:
     """Of `commit`; None for commit 0."""
 
 
-async def fetch_state(
-    hub: Hub,
-    *,
-    site_id: int,
-    sources: Sources,
-    refresh: Callable[[tuple[int, ...]], Awaitable[Sources]],
-    undialable: Callable[[], Collection[int]],
-    outer: OuterState,
-    log: PayloadLog,
-    optimizer: OuterOptimizer,
-    pace: Pace,
-) -> Fetched:
-    """Brings `outer` to the newest commit that `sources`, or what `refresh` brings meanwhile, name and somebody has.
+class Fetch:
+    """`run` it once, then close its donors."""
 
-    `refresh` asks the coordinator again, and to have donors of these site ids dial this site; `undialable` are those
-    that it cannot dial, as far as is known now. The payloads of replayed commits end in `log`. Raises PeerError if
-    nothing moves at `pace`, StateError if the result does not have the attested hash, HostError for this disk.
-    """
-    index = Index(outer.layout.manifest, outer.slots)
-    index.learn(sources)
-    donors = Donors(
-        index,
-        header=hub.header(site_id, 0),
-        dialer=hub.dialer,
-        counters=hub.counters,
-        refresh=refresh,
-        undialable=undialable,
-        expected=hub.expected_donors,
-        pace=pace,
-    )
-    try:
-        fetch = _Fetch(hub, index=index, donors=donors, outer=outer, payload_log=log, optimizer=optimizer)
-        return await fetch.run()
-    finally:
-        donors.close()
-
-
-class _Fetch:
     def __init__(
         self,
-        hub: Hub,
         *,
         index: Index,
         donors: Donors,
         outer: OuterState,
         payload_log: PayloadLog,
         optimizer: OuterOptimizer,
+        counters: Counters,
+        pool: Executor,
+        fsync: bool,
     ) -> None:
-        self._hub = hub
         self._index = index
         self._donors = donors
         self._outer = outer
         self._layout = outer.layout
         self._log = payload_log
         self._optimizer = optimizer
+        self._counters = counters
+        self._pool = pool
+        self._fsync = fsync
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
         self._num_fetched = 0
@@ -114,6 +83,12 @@ class _Fetch:
     # --- the whole
 
     async def run(self) -> Fetched:
+        """Brings the outer state to the newest commit that the index, or what the donors hear meanwhile, names and
+        somebody has. The payloads of replayed commits end in the log.
+
+        Raises PeerError if nothing moves, StateError if the result does not have the attested hash, HostError for this
+        disk.
+        """
         await self._in_pool(self._trust_own_state)
         distrusted = False
         while True:
@@ -318,13 +293,13 @@ class _Fetch:
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
                 return False
-            file.seal(self._hub.fsync)
+            file.seal(self._fsync)
             self._log.commit(record)
             return True
 
         if await self._in_pool(finish):
             return file
-        self._hub.counters.refuse(DigestMismatch("payloads"))
+        self._counters.refuse(DigestMismatch("payloads"))
         return None
 
     def _payload_bytes(self, chunk: int) -> int:
@@ -366,4 +341,4 @@ class _Fetch:
         self._donors.moved()
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await run_to_its_end(work, self._hub.pool)
+        return await run_to_its_end(work, self._pool)

@@ -154,7 +154,8 @@ MUTATIONS = (
         rule="a chunk is averaged over the plan's contributors or not at all",
         where="node.exchange.sync.reducer:Reducer._contribution",
         old="        if member.site_id == self._attempt.me.site_id:\n            return lambda",
-        new="        if self._retained.get(member.site_id, member.incarnation, chunk) is None:\n            return lambda",
+        new="        if self._retained.get(member.site_id, member.incarnation, chunk) is None:\n"
+        "            return lambda",
         tests=(
             "tests/process/test_spilled_exchanges.py"
             "::test_a_chunk_is_never_averaged_without_a_contribution_that_was_dropped",

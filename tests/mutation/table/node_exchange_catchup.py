@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="the state where catching up begins is hashed in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup.fetch:_Fetch.run",
+        where="node.exchange.catchup.fetch:Fetch.run",
         old="await self._in_pool(self._trust_own_state)",
         new="self._trust_own_state()",
         tests=(
@@ -19,7 +19,7 @@ MUTATIONS = (
     Mutation(
         name="what has to be fetched is looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup.fetch:_Fetch._fetch_chunks",
+        where="node.exchange.catchup.fetch:Fetch._fetch_chunks",
         old="            await self._in_pool(self._needed),",
         new="            self._needed(),",
         tests=(
@@ -30,7 +30,7 @@ MUTATIONS = (
     Mutation(
         name="a hash list of a donor is checked in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup.fetch:_Fetch._ask_lists",
+        where="node.exchange.catchup.fetch:Fetch._ask_lists",
         old="await self._in_pool(partial(self._index.add_list, commit, hashes)):",
         new="self._index.add_list(commit, hashes):",
         tests=("tests/process/test_catchup.py",),
@@ -38,7 +38,7 @@ MUTATIONS = (
     Mutation(
         name="the commits of chunks are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup.fetch:_Fetch._replay",
+        where="node.exchange.catchup.fetch:Fetch._replay",
         old="versions = await self._in_pool(self._sync_versions)",
         new="versions = self._sync_versions()",
         tests=(
@@ -49,7 +49,7 @@ MUTATIONS = (
     Mutation(
         name="chunks that are behind are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
-        where="node.exchange.catchup.fetch:_Fetch._apply",
+        where="node.exchange.catchup.fetch:Fetch._apply",
         old="iter(await self._in_pool(at_the_commit_before))",
         new="iter(at_the_commit_before())",
         tests=(

@@ -17,7 +17,6 @@ import grpc.aio
 import pytest
 
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import DIALS_AT_ONCE, LONGEST_QUEUE_S, Dialer, Purpose
 from atoll.node.exchange.peers.prober import Prober
@@ -171,8 +170,7 @@ class Node:
 
         assert self.hub.donor is not None
         with pytest.raises(PeerError, match="nothing moved"):
-            await fetch_state(
-                self.hub,
+            await self.hub.fetch_state(
                 site_id=1,
                 sources=sources,
                 refresh=again,

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from atoll.node.exchange.catchup import expected_donors
-from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR, DonorStream, ExpectedDonors, ExpectedLink
+from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR, DonorStream, ExpectedDonors
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StaleError, StateError
 from atoll.protocol.messages import Donor
@@ -88,15 +88,16 @@ def test_each_request_takes_a_stream_and_reads_its_frames() -> None:
         end = peer_pb2.DonateRequest(end=peer_pb2.DonateEnd())
         first, context = accept(expected, peer_pb2.DonateRequest(frame=b"a"), peer_pb2.DonateRequest(frame=b""), end)
         _, other = accept(expected, end)
-        link = ExpectedLink(expected, DONOR)
-        answer = await link.ask(FETCH_STATE_METHOD, peer_pb2.FetchStateRequest(chunks=[3]).SerializeToString())
+        answer = await expected.ask(
+            DONOR, FETCH_STATE_METHOD, peer_pb2.FetchStateRequest(chunks=[3]).SerializeToString()
+        )
         assert [await answer.read() for _ in range(3)] == [b"a", b"", None]
         assert not first.over.done()
         answer.cancel()
         assert first.over.done()
         asked = [peer_pb2.DonateResponse.FromString(frame) for frame in context.sent]
         assert asked == [peer_pb2.DonateResponse(state=peer_pb2.FetchStateRequest(chunks=[3]))]
-        answer = await link.ask(FETCH_PAYLOADS_METHOD, peer_pb2.FetchPayloadsRequest().SerializeToString())
+        answer = await expected.ask(DONOR, FETCH_PAYLOADS_METHOD, peer_pb2.FetchPayloadsRequest().SerializeToString())
         assert await answer.read() is None
         assert peer_pb2.DonateResponse.FromString(other.sent[0]).WhichOneof("body") == "payloads"
 
@@ -119,7 +120,7 @@ def test_an_answer_that_is_not_whole_is_an_error(last: peer_pb2.DonateRequest | 
         expected = ExpectedDonors()
         expected.expect([(2, 4)])
         accept(expected, peer_pb2.DonateRequest(frame=b"a"), *([last] if last is not None else []))
-        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
+        answer = await expected.ask(DONOR, FETCH_STATE_METHOD, b"")
         assert await answer.read() == b"a"
         with pytest.raises(error):
             await answer.read()
@@ -135,11 +136,11 @@ def test_a_donor_that_has_left_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
         expected.expect([(2, 4)])
         stream, _ = accept(expected)
         expected.gone(stream)
-        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
+        answer = await expected.ask(DONOR, FETCH_STATE_METHOD, b"")
         with pytest.raises(PeerError, match="its connections are gone"):
             await answer.read()
         expected.dismiss()
-        answer = await ExpectedLink(expected, DONOR).ask(FETCH_STATE_METHOD, b"")
+        answer = await expected.ask(DONOR, FETCH_STATE_METHOD, b"")
         with pytest.raises(PeerError, match="its connections are gone"):
             await answer.read()
 
@@ -151,10 +152,9 @@ def test_a_request_waits_for_the_next_stream_while_others_are_in_use() -> None:
         expected = ExpectedDonors()
         expected.expect([(2, 4)])
         busy, _ = accept(expected, peer_pb2.DonateRequest(frame=b"a"))
-        link = ExpectedLink(expected, DONOR)
-        first = await link.ask(FETCH_STATE_METHOD, b"")
+        first = await expected.ask(DONOR, FETCH_STATE_METHOD, b"")
         assert await first.read() == b"a"
-        second = await link.ask(FETCH_STATE_METHOD, b"")
+        second = await expected.ask(DONOR, FETCH_STATE_METHOD, b"")
         reading = asyncio.create_task(second.read())
         await asyncio.sleep(0)
         first.cancel()

@@ -23,7 +23,6 @@ from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup import donor_server, donors
-from atoll.node.exchange.catchup.fetch import fetch_state
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded
@@ -350,8 +349,7 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
             return sources
 
         try:
-            fetched = await fetch_state(
-                hubs[1],
+            fetched = await hubs[1].fetch_state(
                 site_id=2,
                 sources=sources,
                 refresh=again,
