@@ -86,7 +86,7 @@ class Spill:
                 return item
             is_first, self._has_told = not self._has_told, True
         if is_first:
-            log.info("contributions beyond %d bytes in memory go to %s", self.memory_limit_bytes, self.folder)
+            log.info("contributions beyond %d bytes in memory are in %s", self.memory_limit_bytes, self.folder)
         path = self.folder / str(next(self._numbers))
         self._disk.write_new(path, item.data)
         with self._lock:
