@@ -537,7 +537,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         assert list(node._of_exchanges) == outputs
         pieces = SimpleNamespace(manifest=None)
         plane: Any = SimpleNamespace(
-            snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None, sync_data=lambda: None
+            snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None, sync_data=lambda plan: None
         )
 
         def share() -> str:
