@@ -30,9 +30,9 @@ from atoll.coordinator.core.log import evidence, going_back, rollback, starting_
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
-from atoll.coordinator.core.sites.membership import Site, Standing, Stream
+from atoll.coordinator.core.sites.membership import Site, Stream
 from atoll.coordinator.core.suspend_clock import OwnTime
-from atoll.coordinator.core.sync import decisions, divergence, driver, reach, standstill
+from atoll.coordinator.core.sync import divergence, driver, outcomes, reach, standstill
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
 from atoll.coordinator.core.view.document import RangeView, RunView
@@ -56,8 +56,7 @@ class Core:
         self._pardoned_until = now
         self._state = ""
         self._roster = reach.Roster()
-        self._due = self._next_due()  # own time at which something becomes possible or impossible by itself
-        self._settled = False
+        self._due: float | None = now  # own time at which everything is looked at again
 
     def handle(self, event: Event, now: float) -> list[Output]:
         return self.handle_all((event,), now)
@@ -69,11 +68,11 @@ class Core:
         expected = bool(run.members.streams) or bool(run.members.live())
         run.now, stopped_s = self._time.advance(now, self._next_pulse_at if expected else None)
         if stopped_s:
-            self._settled = False
+            self._due = run.now
             self._pardon(stopped_s)
         for event in events:
             self._dispatch(event)
-        if not self._settled or (self._due is not None and run.now >= self._due):
+        if self._due is not None and run.now >= self._due:
             self._settle()
         return run.out.take()
 
@@ -88,7 +87,7 @@ class Core:
         except IllegalStep as error:
             if self.is_strict or run.sync is None:
                 raise
-            decisions.abandon(run, run.sync, f"a fault of the coordinator: {error}")  # contributions carry over
+            outcomes.abandon(run, run.sync, f"a fault of the coordinator: {error}")  # contributions carry over
             driver.advance(run)
         forgetting.advance(run)
         self._roster.tell(run)
@@ -97,56 +96,17 @@ class Core:
             run.report(logging.INFO, f"run {run.run_id}: {state}")
             self._state = state
         self._due = self._next_due()
-        self._settled = True
 
     def next_deadline(self) -> float | None:
         """When `Tick` is due at the latest; None if nothing is waited for."""
         return None if self._due is None else self._time.outer(self._due)
 
     def _next_due(self) -> float | None:
-        run, limits = self.run, self.run.limits
-        times: list[float] = []
-        if run.members.streams or run.members.live():
-            times.append(self._next_pulse_at)
-        for stream in run.members.streams.values():
-            if stream.site is None or stream.site.standing is Standing.OUT:
-                times.append(stream.waiting_since + limits.lease_s)
-            else:
-                times.append(stream.site.heard_at + limits.lease_s)
-                if stream.unacked_since is not None:
-                    times.append(stream.unacked_since + limits.lease_s)
-        times.extend(s.away_until for s in run.members.live() if s.stream is None and s.away_until is not None)
-        waiting = [s for s in run.members.sites.values() if s.waits_with is not None]
-        times.extend(s.conduct.admitted_again_at for s in waiting)
-        times.extend(found.at for s in run.members.live() if (found := liveness.hang(run, s)) is not None)
-        if (part_due := manifests.next_due(run)) is not None:
-            times.append(part_due)
-        if run.going_back is not None:
-            times.append(run.going_back.until)
-        if run.dispute is not None and run.dispute.asked is not None:
-            times.append(run.dispute.asked.until)
-        if run.disputed and run.stop_reason and run.dispute is not None and run.now < run.dispute.until:
-            times.append(run.dispute.until)
-        sync = run.sync
-        if sync is not None:
-            later = [sync.not_before]
-            if sync.first_ready_at is not None:
-                later.append(sync.first_ready_at + limits.sync_wait_s)
-            if sync.patience is not None:
-                later.append(sync.patience.until)
-            if sync.attempt is not None:
-                attempt = sync.attempt
-                if lost := sync.lost():
-                    later.append(driver.replan_at(run, lost.values()))
-                if (due := driver.retry_at(run, attempt)) is not None:
-                    later.append(due)
-                if attempt.lists is not None:
-                    later.append(attempt.lists.until)
-                if attempt.is_weighed:
-                    awaited = [i for i in sync.survivors() if i not in attempt.done]
-                    later.extend(standstill.stuck_at(run, attempt, awaited))
-            times.extend(t for t in later if t > run.now)
-        return min(times, default=None)
+        """Own time at which something becomes possible or impossible by itself."""
+        run = self.run
+        expected = run.members.streams or run.members.live()
+        times = [self._next_pulse_at if expected else None, liveness.next_limit(run), manifests.next_due(run)]
+        return min((t for t in (*times, *(wait.until for wait in run.waits)) if t is not None), default=None)
 
     def view(self, now: float) -> RunView:
         """For people; `now` says how old the last words of each site are."""
@@ -163,7 +123,7 @@ class Core:
         if isinstance(event, Received) and isinstance(event.message, m.Heartbeat):
             self._heartbeat(event.stream, event.header, event.message, event.ack)
             return
-        self._settled = False
+        self._due = run.now
         match event:
             case StreamOpened(stream):
                 run.members.streams[stream] = Stream(waiting_since=run.now)
@@ -318,13 +278,13 @@ class Core:
         """Most of what arrives. It only moves limits of its own site away, as a rule: then nothing follows from it."""
         site = self._site_of(number, header, message, ack)
         if site is None:
-            self._settled = False
+            self._due = self.run.now
             return
         standstill.note_traffic(self.run, site, message)
         if liveness.has_got_on(site.heartbeat, message):
             site.progress_at = self.run.now
         if message.limit_s != site.heartbeat.limit_s:
-            self._settled = False  # a limit that may be nearer
+            self._due = self.run.now  # a limit that may be nearer
             liveness.note_limit(self.run, site, message)
         site.heartbeat = message
 
@@ -347,36 +307,32 @@ class Core:
                 site.away_until = max(site.away_until, self._pardoned_until)
 
     def _expire(self) -> None:
-        run, limits = self.run, self.run.limits
+        run = self.run
         for number, stream in list(run.members.streams.items()):
-            site = stream.site
-            if site is None or site.standing is Standing.OUT:
-                if run.now >= stream.waiting_since + limits.lease_s:
-                    run.close(number, f"no Hello for {limits.lease_s:g} s")
-            elif run.now >= site.heard_at + limits.lease_s:
-                self._lose(number, site, f"silent for {limits.lease_s:g} s")
-            elif stream.unacked_since is not None and run.now >= stream.unacked_since + limits.lease_s:
-                self._lose(number, site, f"sends, but has heard nothing for {limits.lease_s:g} s")
-                run.close(number, "the site does not hear")
+            if (limit := liveness.passed(run.now, liveness.limits_of_stream(run, stream))) is not None:
+                self._follow(limit, stream.site, number)
         for site in run.members.live():
             liveness.note_held_up(run, site)
-            hang = liveness.hang(run, site)
-            if site.stream is None and site.away_until is not None and run.now >= site.away_until:
-                run.lose(site, "its stream closed and it did not come back")
-            elif hang is not None and run.now >= hang.at:
-                run.evict(site, liveness.in_words(site, hang, run.now))
+            if (limit := liveness.passed(run.now, liveness.limits_of_site(run, site))) is not None:
+                self._follow(limit, site, None)
         if run.now >= self._next_pulse_at:
-            self._next_pulse_at = run.now + limits.heartbeat_s
+            self._next_pulse_at = run.now + run.limits.heartbeat_s
             pulse = m.Pulse()  # one for all, which is encoded once
             for number, stream in run.members.streams.items():
                 if stream.site is not None:
                     run.send_on(number, pulse)
 
-    def _lose(self, number: int, site: Site, reason: str) -> None:
-        if site.live:
-            self.run.lose(site, reason)
-        else:
-            self.run.close(number, reason)
+    def _follow(self, limit: liveness.Limit, site: Site | None, stream: int | None) -> None:
+        """Does what follows from a limit that has passed."""
+        run = self.run
+        if limit.is_hang and site is not None:
+            run.evict(site, limit.why)
+        elif site is not None and site.live:
+            run.lose(site, limit.why)
+        elif stream is not None:
+            run.close(stream, limit.why)
+        if limit.closes and stream is not None:
+            run.close(stream, limit.closes)
 
 
 def _known_of(run: Run, site: Site) -> tuple[object, ...]:

@@ -37,6 +37,7 @@ from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes
+from atoll.coordinator.core.sync.decision import Cause, Wait
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.left_out import LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
@@ -107,11 +108,8 @@ class Run:
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None
         self.reads_commits = False  # older ones than the log has are being read from the store
-        self.paused = ""  # why no sync can be planned
-        self.unreachable = ""  # why the newest commit cannot be reached, and who may still have it
+        self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
         self.dispute: Dispute | None = None
-        self.dispute_is_over = False  # it is, and stays, undecided
-        self.disputed = ""  # who holds different states of one commit, while nobody knows who is right
         self.num_recomputed = 0  # chunks, to settle disputes
         self.num_wrong_states = 0
         self.num_refused = 0
@@ -133,6 +131,16 @@ class Run:
     @property
     def started(self) -> bool:
         return self.last_sync > 0
+
+    @property
+    def unreachable(self) -> str:
+        """Why the newest commit cannot be reached, and who may still have it; empty if it can."""
+        return next((w.reason for w in self.waits if w.cause is Cause.UNREACHABLE), "")
+
+    @property
+    def disputed(self) -> str:
+        """Who holds different states of one commit, while nobody knows who is right; empty if nobody does."""
+        return self.dispute.words if self.dispute is not None else ""
 
     @property
     def branch(self) -> int:

@@ -14,7 +14,7 @@ from atoll.coordinator.core.log.disputes import Need
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import decisions as sync_decisions
+from atoll.coordinator.core.sync import outcomes
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.document import RunView
@@ -375,8 +375,8 @@ class CoordinatorQuestions:
 
     def abandon_sync(self, reason: str) -> None:
         """As if its attempts were used up, which they may be at any time."""
-        sync_decisions.abandon(self.core.run, self._sync(), reason)
-        self.core._settled = False
+        outcomes.abandon(self.core.run, self._sync(), reason)
+        self.core._due = self.core.run.now
 
     def count_looks_at_traffic(self) -> Looks:
         """At when a site of the attempt last exchanged anything, from now on."""
@@ -417,7 +417,7 @@ def of_server(server: CoordinatorServer) -> CoordinatorQuestions:
 
 STREAMS_AND_SIGNS_OF_LIFE = frozenset(
     {
-        "out", "now", "streams", "num_refused", "num_malformed", "gone", "paused", "hello",
+        "out", "now", "streams", "num_refused", "num_malformed", "gone", "waits", "hello",
         "settings", "limits", "heard_at", "progress_at", "offers",
     }
 )  # fmt: skip

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from atoll.coordinator.core.data.ledger import KEPT
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
@@ -35,10 +33,9 @@ def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
     elif line.num_samples != message.num_samples:
         _refuse_other_data(run, stream, site, message.num_samples, line.num_samples)
         return
-    holder = (site.site_id, site.incarnation)
-    run.ledger.grant(number, holder, message.wanted)
+    run.ledger.grant(number, site.start, message.wanted)
     run.persist_ledger()
-    run.send(site, m.Leases(ranges=run.ledger.held(number, holder).as_tuple()))
+    run.send(site, m.Leases(ranges=run.ledger.held(number, site.start).as_tuple()))
 
 
 def most_wanted(settings: RunSettings) -> int:
@@ -62,13 +59,9 @@ def _refuse_other_data(run: Run, stream: int, site: Site, theirs: int, ours: int
 
 
 def may_list(run: Run, site: Site, ranges: tuple[m.DataRange, ...]) -> bool:
-    """Whether a Ready of this site may list them. If not, the site is evicted: its progress is on others' samples."""
-    held = run.ledger.held(run.line_of(site.site_id), (site.site_id, site.incarnation))
-    if is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges):
-        return True
-    run.report(logging.ERROR, f"the Ready of {site.label} is refused: it lists data that this start does not lease")
-    run.evict(site, "it trained on data that it does not lease; it discards that and takes leases of its own")
-    return False
+    """Whether a Ready of this site may list them. If not, its progress is on others' samples."""
+    held = run.ledger.held(run.line_of(site.site_id), site.start)
+    return is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges)
 
 
 def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:

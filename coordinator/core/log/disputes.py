@@ -70,6 +70,11 @@ class Dispute:
     computed: bytes | None = None  # its hash
     problem: str = ""  # why it cannot be computed here
     undecided: str = ""  # why nobody can find out, as things stand
+    words: str = ""  # who holds what, and what is done about it; empty while that is looked at
+
+    def look_anew(self) -> None:
+        """Nothing is said of it until it is known what is claimed now."""
+        self.words = ""
 
     def compare(self, pair: tuple[bytes, ...]) -> None:
         """What was found out of two others is void."""
@@ -83,10 +88,11 @@ class Dispute:
         """Whether no answer can decide it as things stand, or none came in time."""
         return bool(self.undecided) or now >= self.until
 
-    def in_words(self, holders: Holders) -> str:
+    def say(self, holders: Holders) -> None:
+        """Says in words who holds what."""
         sides = {claim: " and ".join(site.label for site in sites) for claim, sites in holders.items()}
         hold = ", ".join(f"{names} {claim.hex()[:12]}" for claim, names in sides.items())
         text = f"sites hold different states of commit {self.commit} ({hold})"
-        if not self.undecided:
-            return f"{text}; their states are being checked"
-        return f"{text}, and {self.undecided}: keep those out that you do not trust (atoll evict NAME --keep-out)"
+        todo = "keep those out that you do not trust (atoll evict NAME --keep-out)"
+        rest = f", and {self.undecided}: {todo}" if self.undecided else "; their states are being checked"
+        self.words = text + rest

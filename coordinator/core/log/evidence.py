@@ -242,6 +242,17 @@ def _ask(run: Run, asked: Asked) -> None:
     run.send_on(asked.stream, show)
 
 
+def next_due(run: Run) -> float | None:
+    """When whoever is asked must have answered, or a run that is to stop ends without that."""
+    dispute = run.dispute
+    if dispute is None:
+        return None
+    times = [dispute.asked.until] if dispute.asked is not None else []
+    if run.stop_reason and run.now < dispute.until:
+        times.append(dispute.until)
+    return min(times, default=None)
+
+
 def expire(run: Run, dispute: Dispute) -> bool:
     """Who was asked may be gone, or silent. Whether it was evicted for that."""
     asked = dispute.asked

@@ -19,7 +19,8 @@ from atoll.coordinator.core.events import (
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import decisions
+from atoll.coordinator.core.sync import outcomes
+from atoll.coordinator.core.sync.decision import Cause, Wait
 from atoll.protocol import messages as m
 
 
@@ -33,29 +34,28 @@ class _Unreachable:
     absent: tuple[str, ...]  # who may have more
 
 
-def advance(run: Run) -> bool:
-    """Goes back if that is safe; else says what is waited for. True if it did."""
-    run.unreachable = ""
+def advance(run: Run) -> Wait | None:
+    """Goes back if that is safe, and returns None; else what is waited for."""
     _read_older(run)
     found = _assess(run)
     if found is None:
-        return False
+        return Wait()
     if not found.obstacle and not found.absent:
         _go_back_to(run, found, "every site that may have had it is back without it")
-        return True
+        return None
     names = ", ".join(s.label for s in found.holders)
-    run.unreachable = (
+    reason = (
         f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
         f"{names}, and the payloads of the next are on no disk here"
     )
     if found.obstacle:
-        run.unreachable += f"; {found.obstacle}"
+        reason += f"; {found.obstacle}"
     else:
-        run.unreachable += (
+        reason += (
             f". {', '.join(found.absent)} may have them: start what is missing, or give the later commits up with "
             "`atoll rollback`"
         )
-    return False
+    return Wait(None, reason, Cause.UNREACHABLE)
 
 
 def asked(run: Run, reason: str) -> None:
@@ -172,7 +172,6 @@ def go_back(
     if commit not in run.log.attested:
         run.log.attest(commit, state_hash)
         run.persist(AttestationRecord(commit, state_hash))
-    run.unreachable = ""
     run.dispute = None  # over another commit of that number, perhaps
     for site in holders:
         site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
@@ -187,7 +186,7 @@ def go_back(
             site.may_hold = commit
             run.persist(site.record())
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
-    decisions.open_next(run, holders, before=message(run, commit), returning=returning)
+    outcomes.open_next(run, holders, before=message(run, commit), returning=returning)
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
     for site in run.members.sites.values():
         if site.standing is not Standing.OUT and site not in holders:

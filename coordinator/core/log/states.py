@@ -128,7 +128,8 @@ def advance(run: Run) -> None:
     if not run.started and 0 not in run.log.attested:
         _advance_commit_0(run)
     _evict_who_contradicts_itself(run)
-    run.disputed = ""
+    if run.dispute is not None:
+        run.dispute.look_anew()
     undecided: set[int] = set()
     for commit in run.log.reported():
         contributors = run.log.contributors(commit)
@@ -219,8 +220,7 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
     if finding.wrong:
         _settle(run, commit, finding)
         return
-    run.disputed = dispute.in_words(holders)
-    run.dispute_is_over = dispute.is_over(run.now)
+    dispute.say(holders)
     for site in [s for sites in holders.values() for s in sites if s.applied == commit and s.stream is not None]:
         said = (site.stream or 0, bool(dispute.undecided))
         if dispute.told.get(site.site_id) != said:
@@ -230,7 +230,7 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
 
 def _end_dispute(run: Run) -> None:
     """What is attested stands again, also after a restart."""
-    dispute, run.dispute, run.disputed = run.dispute, None, ""
+    dispute, run.dispute = run.dispute, None
     known = run.log.attested.get(dispute.commit) if dispute is not None else None
     if dispute is not None and known is not None:
         run.persist(AttestationRecord(dispute.commit, known))

@@ -19,6 +19,11 @@ from atoll.protocol.settings import SITE_NAME
 KEY_BYTES = 32
 HASH_BYTES = 32
 MAX_INCARNATION = 1 << 63  # stores keep signed integers
+STANDING = {
+    AdmittedAs.SEEDER: Standing.SEEDER,
+    AdmittedAs.JOINER: Standing.JOINER,
+    AdmittedAs.MEMBER: Standing.MEMBER,
+}
 
 
 def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
@@ -241,7 +246,19 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         return
     if site.standing is Standing.OUT:
         return  # it has yet to hear that it was evicted
-    if not _has_fingerprint(run, stream, site, message) or not manifests.is_the_runs(run, stream, site, message):
+    if not _has_fingerprint(run, message):
+        text = (
+            f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}: give "
+            f"atoll.join(data_fingerprint=...) {HASH_BYTES} bytes that are the same for the same data, or start a run "
+            'with data = "local"'
+        )
+        run.refuse(stream, RefusedKind.DATA, text, message.data_fingerprint.hex())
+        return
+    if not manifests.is_the_runs(run, message):
+        run.offers.waiting[stream] = message  # its manifest is asked for in its turn
+        return
+    if manifests.has_other_data(run, message):
+        manifests.refuse_data(run, stream, site, message)
         return
     if not site.live and len(run.members.live()) >= run.settings.max_sites:
         text = (
@@ -263,11 +280,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     hello = site.hello
     assert hello is not None
     admitted_as, why = place(run, site, hello)
-    site.standing = {
-        AdmittedAs.SEEDER: Standing.SEEDER,
-        AdmittedAs.JOINER: Standing.JOINER,
-        AdmittedAs.MEMBER: Standing.MEMBER,
-    }[admitted_as]
+    site.standing = STANDING[admitted_as]
     site.gone = ""
     site.progress_at = run.now  # it may have had to wait for this
     run.log.forget(site.site_id)  # what it said of states before: it says it again
@@ -298,29 +311,15 @@ def advance(run: Run) -> None:
             offer(run, stream, state.site, message)
 
 
-def _has_fingerprint(run: Run, stream: int, site: Site, message: m.Offer) -> bool:
-    if run.settings.data == "local" or len(message.data_fingerprint) == HASH_BYTES:
-        return True
-    run.refuse(
-        stream,
-        RefusedKind.DATA,
-        f"{site.label} offers no fingerprint of its data, and the run asks for data {run.settings.data!r}: give "
-        f"atoll.join(data_fingerprint=...) {HASH_BYTES} bytes that are the same for the same data, or start a run "
-        'with data = "local"',
-        message.data_fingerprint.hex(),
-    )
-    return False
+def _has_fingerprint(run: Run, message: m.Offer) -> bool:
+    return run.settings.data == "local" or len(message.data_fingerprint) == HASH_BYTES
 
 
 def _admit_again(run: Run, site: Site) -> None:
     """The same incarnation after a new stream, or with restarted workers: it goes on as what it is."""
     run.persist(site.record())
-    kinds = {
-        Standing.SEEDER: AdmittedAs.SEEDER,
-        Standing.JOINER: AdmittedAs.JOINER,
-        Standing.MEMBER: AdmittedAs.MEMBER,
-    }
-    run.send(site, states.admitted(run, site, kinds[site.standing]))
+    (admitted_as,) = (kind for kind, standing in STANDING.items() if standing is site.standing)
+    run.send(site, states.admitted(run, site, admitted_as))
 
 
 def place(run: Run, site: Site, hello: m.Hello) -> tuple[AdmittedAs, str]:

@@ -1,17 +1,19 @@
-"""Sites that are connected, send heartbeats, and get no further. Pure.
+"""How long the coordinator waits for a site: the timer and what follows read the same limits. Pure.
 
-Two limits, for two ways to hang. The workers of a site hang: its node restarts them after the limit that it announces,
-and a node that has not done so much later hangs as well. The node itself hangs: its heartbeats go on, from another part
-of it, and announce no limit, while the coordinator owes it nothing.
+Sites that are connected, send heartbeats, and get no further have two limits, for two ways to hang. The workers of a
+site hang: its node restarts them after the limit that it announces, and a node that has not done so much later hangs as
+well. The node itself hangs: its heartbeats go on, from another part of it, and announce no limit, while the coordinator
+owes it nothing.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.core.run import Run
-from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sites.membership import Site, Standing, Stream
 from atoll.protocol import messages as m
 
 IDLE_STALLS = 4
@@ -20,12 +22,16 @@ SLOWEST_DISK_BYTES_PER_S = 32 << 20
 """While a node applies, publishes, saves or rolls back a large model it says nothing new either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """When a site is evicted unless it gets on, and why it is then."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """How long the coordinator waits, and why the site is lost or the stream ends then."""
 
     at: float
     why: str
+    is_hang: bool = False
+    """The site is here, and is found out."""
+    closes: str = ""
+    """Why its stream ends as well."""
 
 
 def has_got_on(before: m.Heartbeat, now: m.Heartbeat) -> bool:
@@ -37,25 +43,59 @@ def has_got_on(before: m.Heartbeat, now: m.Heartbeat) -> bool:
     return work(before) != work(now)
 
 
-def hang(run: Run, site: Site) -> Hang | None:
+def passed(now: float, limits: Sequence[Limit]) -> Limit | None:
+    """The first one that has."""
+    return next((limit for limit in limits if now >= limit.at), None)
+
+
+def next_limit(run: Run) -> float | None:
+    """When the first one passes, of all streams and sites; offers that wait for their time among them."""
+    members = run.members
+    of_streams = (limit.at for stream in members.streams.values() for limit in limits_of_stream(run, stream))
+    of_sites = (limit.at for site in members.live() for limit in limits_of_site(run, site))
+    of_offers = (site.conduct.admitted_again_at for site in members.sites.values() if site.waits_with is not None)
+    return min((*of_streams, *of_sites, *of_offers), default=None)
+
+
+def limits_of_stream(run: Run, stream: Stream) -> list[Limit]:
+    """For a Hello; or of a session, in both directions."""
+    lease_s, site = run.limits.lease_s, stream.site
+    if site is None or site.standing is Standing.OUT:
+        return [Limit(at=stream.waiting_since + lease_s, why=f"no Hello for {lease_s:g} s")]
+    found = [Limit(at=site.heard_at + lease_s, why=f"silent for {lease_s:g} s")]
+    if stream.unacked_since is not None:
+        why = f"sends, but has heard nothing for {lease_s:g} s"
+        found.append(Limit(at=stream.unacked_since + lease_s, why=why, closes="the site does not hear"))
+    return found
+
+
+def limits_of_site(run: Run, site: Site) -> list[Limit]:
+    """Of a site that is in the run: to come back, or to get on."""
+    if site.stream is None:
+        why = "its stream closed and it did not come back"
+        return [] if site.away_until is None else [Limit(at=site.away_until, why=why)]
+    hang = _hang(run, site)
+    return [] if hang is None else [hang]
+
+
+def _hang(run: Run, site: Site) -> Limit | None:
     """None while the site waits for the coordinator or for other sites."""
-    if not site.live or site.stream is None:
-        return None
     heartbeat = site.heartbeat
+    silent = f"it is connected, but for {run.now - site.progress_at:.0f} s"
     if heartbeat.limit_s > 0:
         limit_s = min(heartbeat.limit_s, float(run.settings.max_busy_s))
         bound = "" if limit_s == heartbeat.limit_s else f", of {heartbeat.limit_s:.0f} s that it announced"
         what = f"{heartbeat.doing}, step {heartbeat.inner_step}; {limit_s:.0f} s are its limit{bound}"
-        why = f"its workers have got no further ({what}) and its node does not restart them"
-        return Hang(site.progress_at + limit_s + 2 * run.limits.stall_s, why)
+        why = f"{silent} its workers have got no further ({what}) and its node does not restart them"
+        return Limit(at=site.progress_at + limit_s + 2 * run.limits.stall_s, why=why, is_hang=True)
     if not _owes_progress(run, site):
         return None
     since, what = max(site.progress_at, site.held_up_at), "fetched nor made a state"
     if site.standing is Standing.MEMBER:
         assert run.sync is not None
         what = f"trained nor been ready for sync {run.sync.open.sync}"
-    why = f"it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
-    return Hang(since + idle_limit_s(run), why)
+    why = f"{silent} it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
+    return Limit(at=since + idle_limit_s(run), why=why, is_hang=True)
 
 
 def note_held_up(run: Run, site: Site) -> None:
@@ -90,7 +130,3 @@ def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:
     if site.live and message.limit_s > most_s >= site.heartbeat.limit_s:
         text = f"announces {message.limit_s:.0f} s without progress ({message.doing}); run.max_busy_s allows {most_s}"
         run.report(logging.WARNING, f"{site.label} {text}")
-
-
-def in_words(site: Site, found: Hang, now: float) -> str:
-    return f"it is connected, but for {now - site.progress_at:.0f} s {found.why}"

@@ -31,25 +31,25 @@ def fingerprint_of(run: Run, offer: m.Offer) -> bytes:
     return b"" if run.settings.data == "local" else offer.data_fingerprint
 
 
-def is_the_runs(run: Run, stream: int, site: Site, offer: m.Offer) -> bool:
-    """Whether the site offers the model and the data of the run. If that is not known, its manifest is asked for in
-    its turn; a site with other data is refused."""
-    if run.manifest is None or offer.manifest_digest != run.manifest.manifest.digest:
-        run.offers.waiting[stream] = offer
-        return False
-    fingerprint = fingerprint_of(run, offer)
-    if fingerprint != run.manifest.data_fingerprint:
-        run.refuse(
-            stream,
-            RefusedKind.DATA,
-            f"{site.label} has other data ({_short(fingerprint)}) than the sites before it "
-            f"({_short(run.manifest.data_fingerprint)}, data {run.settings.data!r}): give it the same files, or start "
-            'a run with data = "local"',
-            fingerprint.hex(),
-            run.manifest.data_fingerprint.hex(),
-        )
-        return False
-    return True
+def is_the_runs(run: Run, offer: m.Offer) -> bool:
+    """Whether the model that is offered is known to be the run's."""
+    return run.manifest is not None and offer.manifest_digest == run.manifest.manifest.digest
+
+
+def has_other_data(run: Run, offer: m.Offer) -> bool:
+    """Whether the data is not that of the sites before, which have the same model."""
+    return run.manifest is not None and fingerprint_of(run, offer) != run.manifest.data_fingerprint
+
+
+def refuse_data(run: Run, stream: int, site: Site, offer: m.Offer) -> None:
+    """Names both fingerprints."""
+    assert run.manifest is not None
+    theirs, ours = fingerprint_of(run, offer), run.manifest.data_fingerprint
+    text = (
+        f"{site.label} has other data ({_short(theirs)}) than the sites before it ({_short(ours)}, data "
+        f'{run.settings.data!r}): give it the same files, or start a run with data = "local"'
+    )
+    run.refuse(stream, RefusedKind.DATA, text, theirs.hex(), ours.hex())
 
 
 def advance(run: Run) -> list[tuple[int, m.Offer]]:
@@ -66,7 +66,7 @@ def advance(run: Run) -> list[tuple[int, m.Offer]]:
     for stream, offer in list(offers.waiting.items()):
         if stream not in streams:
             del offers.waiting[stream]
-        elif run.manifest is not None and offer.manifest_digest == run.manifest.manifest.digest:
+        elif is_the_runs(run, offer):
             del offers.waiting[stream]
             known.append((stream, offer))
         elif offers.incoming is None:

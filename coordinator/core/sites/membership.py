@@ -62,7 +62,7 @@ class Site:
     fetches: bool = False  # asked for sources, and has not said since what it holds
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=""))
     conduct: Conduct = field(default_factory=Conduct)
-    num_heard: int = 0  # times in a row that it got no further and said for whom it waits
+    num_heard: int = 0  # times in a row that it got no further and was taken at its word
     waits_with: Offer | None = None  # it has offered, and is not admitted yet
 
     @property
@@ -203,6 +203,14 @@ class Membership:
     def live(self) -> list[Site]:
         """In the order of ids."""
         return [s for s in self._by_id.values() if s.live]
+
+    def at(self, commit: int) -> list[Site]:
+        """Members that hold just that commit, in the order of ids."""
+        return [s for s in self.live() if s.standing is Standing.MEMBER and s.applied == commit]
+
+    def known(self, site_id: int) -> Site:
+        """A site that was planned, or is in the run: it is not forgotten."""
+        return self._by_id[site_id]
 
     def connected(self) -> list[Site]:
         return [s for s in self.live() if s.stream is not None]

@@ -36,8 +36,7 @@ def exclude(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> str:
     An absurd contribution stands out from most. Where most are said to be, that is believed of two attempts alone.
     """
     plan, accused = attempt.plan, found.accused
-    reducer = run.members.by_id(found.by_site_id)
-    assert reducer is not None, "who was in the run keeps its id"
+    reducer = run.members.known(found.by_site_id)
     if len(accused) > max(1, len(attempt.ids()) // 2):
         before = {i for other in sync.attempts[:-1] if other.no_average is not None for i in other.no_average.accused}
         accused = {i: words for i, words in accused.items() if i in before}

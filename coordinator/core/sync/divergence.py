@@ -9,7 +9,6 @@ import logging
 from atoll.coordinator.core.log import going_back
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import decisions
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.protocol import messages as m
 
@@ -34,7 +33,7 @@ def advance(run: Run) -> bool:
     if sync is None or not sync.diverged or sync.has_gone_back:
         return False
     base = sync.open.base_commit
-    members = decisions.members_at(run, base)
+    members = run.members.at(base)
     names = [s.label for s in members if s.site_id in sync.diverged]
     if base == 0 or 2 * len(names) <= len(members):
         return False

@@ -5,35 +5,39 @@ Every payload was checked against the hash that its reducer sent, so this takes 
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 
 from atoll.coordinator.core.log.hash_lists import first_difference
 from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Pair
+from atoll.coordinator.core.sync.decision import AskForLists, Wait
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.messages import MAX_LISTED_CHUNKS
 from atoll.protocol.plans import top_of
 
 
-def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
-    """Asks for lists that are not here, each stream once; whether there is still time for them."""
+def awaited(run: Run, attempt: Attempt, survivors: list[int]) -> AskForLists | Wait | None:
+    """Sites whose lists are not here are asked, each stream once, or waited for; None: no longer."""
     if len(run.chunk_sizes) > MAX_LISTED_CHUNKS:
-        return False
-    lists, plan = attempt.lists, attempt.plan
-    missing = [i for i in survivors if lists is None or i not in lists.here]
-    streams: dict[int, int] = {}
-    for site_id in missing:
-        site = run.members.by_id(site_id)
-        if site is None or site.stream is None or (lists is not None and lists.asked.get(site_id) == site.stream):
-            continue
-        streams[site_id] = site.stream
-        run.send(site, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
-    attempt.ask_for_lists(streams, run.now + run.limits.stall_s)
-    assert attempt.lists is not None
-    return bool(missing) and run.now < attempt.lists.until
+        return None
+    lists = attempt.lists
+    missing = [run.members.known(i) for i in survivors if lists is None or i not in lists.here]
+    asked = lists.asked if lists is not None else {}
+    streams = {s.site_id: s.stream for s in missing if s.stream is not None and asked.get(s.site_id) != s.stream}
+    if streams or lists is None:
+        return AskForLists(streams=streams, until=run.now + run.limits.stall_s)
+    return Wait(lists.until) if missing and run.now < lists.until else None
+
+
+def ask(run: Run, attempt: Attempt, asked: AskForLists) -> None:
+    """The time for all of them runs from the first question on."""
+    plan = attempt.plan
+    for stream in asked.streams.values():
+        run.send_on(stream, m.ListPayloads(sync=plan.sync, attempt=plan.attempt, term=plan.term))
+    attempt.ask_for_lists(asked.streams, asked.until)
 
 
 def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
@@ -41,11 +45,12 @@ def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -
         attempt.note_list(site_id, message.hashes)
 
 
-def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
-    """Those who have another payload than its reducer; False if nobody has, or all are, or lists are missing."""
+def outliers(run: Run, attempt: Attempt, survivors: list[int]) -> tuple[tuple[Site, str, str], ...]:
+    """Those who have another payload than its reducer, what is said of each, and why it is evicted; none if all are, or
+    lists are missing."""
     listed = attempt.lists.here if attempt.lists is not None else {}
     if not all(i in listed for i in survivors):
-        return False
+        return ()
     wrong: dict[int, int] = {}  # site id -> the first chunk
     for tree in attempt.plan.trees:
         reducer = attempt.plan.contributors[top_of(tree)].site_id
@@ -56,14 +61,17 @@ def evict_outliers(run: Run, attempt: Attempt, survivors: list[int]) -> bool:
             place = first_difference(_of(listed[site_id], tree), right)
             if place is not None:
                 wrong.setdefault(site_id, tree.first_chunk + place)
-    if not wrong or len(wrong) == len(survivors):
-        return False
-    for site_id, chunk in sorted(wrong.items()):
-        site = run.members.by_id(site_id)
-        assert site is not None, "survivors are in the run"
-        run.report(logging.ERROR, f"{site.label} has another payload of chunk {chunk} than the site that reduced it")
-        run.evict(site, f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit")
-    return True
+    if len(wrong) == len(survivors):
+        return ()
+    found = ((run.members.known(i), chunk) for i, chunk in sorted(wrong.items()))
+    return tuple(
+        (
+            site,
+            f"{site.label} has another payload of chunk {chunk} than the site that reduced it",
+            f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit",
+        )
+        for site, chunk in found
+    )
 
 
 def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair, bool]:

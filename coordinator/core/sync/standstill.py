@@ -8,13 +8,14 @@ long as one of these does, and is not evicted for their standing still. It is he
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from heapq import nlargest
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync import waits
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.decision import Stuck, Wait
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.sync.waits import Waits
 from atoll.protocol import messages as m
@@ -55,54 +56,53 @@ def stuck_at(run: Run, attempt: Attempt, site_ids: Sequence[int]) -> list[float]
     return list(found.values())
 
 
-def advance(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> bool:
-    """Whether somebody was evicted, or heard."""
+def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> Wait | Stuck:
+    """Who of the survivors is evicted or heard now; or until when nobody is."""
     reporters = attempt.reporters()
-    late = [i for i in survivors if i not in attempt.done and i not in reporters]
-    stuck = [i for i, at in zip(late, stuck_at(run, attempt, late), strict=True) if run.now >= at]
-    said = _said(run, attempt) if stuck else {}  # once for all: a reducer that gives nothing holds up a thousand
+    silent = [i for i in survivors if i not in attempt.done and i not in reporters]
+    limits = stuck_at(run, attempt, silent)
+    stuck = [run.members.known(i) for i, at in zip(silent, limits, strict=True) if run.now >= at]
+    if not stuck:
+        return Wait(min(limits, default=None))
+    said = _said(run, attempt)  # once for all: a reducer that gives nothing holds up a thousand
+    found: list[tuple[Site, str]] = []
     heard: list[int] = []
-    for site_id in stuck:
-        site = run.members.by_id(site_id)
-        assert site is not None, "who contributes is in the run, or lost"
-        deadline_s = attempt.plan.deadline_s
-        if run.now >= attempt.planned_at + deadline_s + _patience_s(run):
-            _evict(run, sync, site, f"went beyond the deadline of sync {sync.open.sync}, {deadline_s:.0f} s")
-        elif _take_at_its_word(run, attempt, site, said[site_id].all):
-            heard.append(site_id)
+    number, patience_s, deadline_s = sync.open.sync, _patience_s(run), attempt.plan.deadline_s
+    for site in stuck:
+        named = said[site.site_id].all
+        what = ""
+        if run.now >= attempt.planned_at + deadline_s + patience_s:
+            what = f"went beyond the deadline of sync {number}, {deadline_s:.0f} s"
+        elif not named or site.conduct.is_on_trial or site.num_heard >= MOST_HEARD:
+            seen = "" if run.now - site.progress_at >= patience_s else " that another site saw"
+            what = f"has made no progress{seen} in sync {number} for {patience_s:g} s"
+        if what:
+            found.append((site, f"it is connected, but {what} (phase {site.heartbeat.phase!r})"))
+            continue
+        names = ", ".join(str(i) for i in sorted(named))
+        heard.append(site.site_id)
+        what = f"waits for site{'s' if len(named) > 1 else ''} {names}, and nothing has moved for {patience_s:g} s"
+        found.append((site, f"sync {number} attempt {attempt.plan.attempt}: {site.label} {what}"))
+    pairs = waits.to_blame(heard, said, tuple(attempt.failing), attempt.done) if heard else ()
+    return Stuck(sites=tuple(found), heard=frozenset(heard), pairs=dict.fromkeys(sorted(pairs), True))
+
+
+def carry_out(run: Run, attempt: Attempt, found: Stuck) -> None:
+    """Evicts those who do not get on, and takes the others at their word."""
+    for site, words in found.sites:
+        if site.site_id in found.heard:
+            site.num_heard += 1
+            run.report(logging.WARNING, words)
         else:
-            seen = "" if run.now - site.progress_at >= _patience_s(run) else " that another site saw"
-            what = f"has made no progress{seen} in sync {sync.open.sync} for {_patience_s(run):g} s"
-            _evict(run, sync, site, what)
-    if heard:
-        attempt.note_heard(heard)
-        named = waits.to_blame(heard, said, tuple(attempt.failing), attempt.done)
-        attempt.note_failing(dict.fromkeys(sorted(named), True), run.now)
-    return bool(stuck)
+            run.trouble.receive_only.note([site.site_id], attempt.plan.sync)
+            run.evict(site, words)
+    attempt.note_heard(found.heard)
+    attempt.note_failing(found.pairs, run.now)
 
 
 def _said(run: Run, attempt: Attempt) -> dict[int, Waits]:
     contributors = frozenset(attempt.ids())
     return {i: _waits_of(run, i, contributors) for i in contributors}
-
-
-def _take_at_its_word(run: Run, attempt: Attempt, site: Site, named: Collection[int]) -> bool:
-    """False if it waits for nobody, or says so again and again, whoever reduces meanwhile."""
-    site.num_heard += 1
-    if not named or site.conduct.is_on_trial or site.num_heard > MOST_HEARD:
-        return False
-    names = ", ".join(str(i) for i in sorted(named))
-    run.report(
-        logging.WARNING,
-        f"sync {attempt.plan.sync} attempt {attempt.plan.attempt}: {site.label} waits for site"
-        f"{'s' if len(named) > 1 else ''} {names}, and nothing has moved for {_patience_s(run):g} s",
-    )
-    return True
-
-
-def _evict(run: Run, sync: Sync, site: Site, what: str) -> None:
-    run.trouble.receive_only.note([site.site_id], sync.open.sync)
-    run.evict(site, f"it is connected, but {what} (phase {site.heartbeat.phase!r})")
 
 
 def _waits_of(run: Run, site_id: int, contributors: frozenset[int]) -> Waits:

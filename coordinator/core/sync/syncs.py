@@ -11,8 +11,8 @@ from atoll.coordinator.core.sync.assignments import assign, suspects_of
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.decision import Propose
 from atoll.coordinator.core.sync.exclusions import Exclusion, Exclusions, Kind, Start
-from atoll.coordinator.core.sync.stragglers import Patience
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.messages import Open, Ready, Tree
 
@@ -81,7 +81,7 @@ class Sync:
         self.losses: dict[int, float] = {}
         self.opened_at = now
         self.first_ready_at: float | None = None
-        self.patience: Patience | None = None  # with those who are not ready
+        self.late: frozenset[int] = frozenset()  # who is slower than most, and was not waited for
         self.not_before = not_before
         self.attempts: list[Attempt] = []
         self.exclusions = Exclusions()
@@ -200,10 +200,11 @@ class Sync:
         self._step(Step.WEIGH, "")
         self.attempts[-1].weigh(record, now)
 
-    def propose(self, record: PlanRecord, suspects: frozenset[int], why: str, now: float) -> Attempt:
-        """Another attempt, with weights. `suspects` reduce nothing in it."""
-        self._step(Step.PROPOSE, why)
-        self._begin(Attempt(record, now, suspects=suspects))
+    def propose(self, decision: Propose, now: float) -> Attempt:
+        """Another attempt, with weights."""
+        self._step(Step.PROPOSE, decision.why)
+        self.late = decision.late
+        self._begin(Attempt(decision.record, now, suspects=decision.suspects))
         return self.attempts[-1]
 
     def collect_again(self, reason: str, expected: Iterable[int], now: float) -> None:
@@ -244,10 +245,6 @@ class Sync:
         if self.first_ready_at is None:
             self.first_ready_at = now
 
-    def wait(self, patience: Patience) -> None:
-        """So long those who are ready wait for the others."""
-        self.patience = patience
-
     def note_diverged(self, site_id: int, text: str) -> None:
         """The site's loss is not finite since the base."""
         self.diverged[site_id] = text
@@ -256,10 +253,9 @@ class Sync:
         """The run goes back because of these, or that was tried: once."""
         self.has_gone_back = True
 
-    def note_digest_conflict(self) -> int:
-        """Contributors are done with different payloads. How often that was so."""
+    def note_digest_conflict(self) -> None:
+        """Contributors are done with different payloads."""
         self.num_digest_conflicts += 1
-        return self.num_digest_conflicts
 
     # --- what keeps sites from it
 

@@ -68,9 +68,7 @@ def cut_now(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[str, ..
 
 def cut_of(run: Run, attempt: Attempt) -> tuple[str, ...]:
     """Which weights of this attempt are less than what the Ready of their sites said, in words."""
-    found = [run.members.by_id(site_id) for site_id in attempt.ids()]
-    sites = [site for site in found if site is not None]
-    assert len(sites) == len(found), "who is planned is not forgotten"
+    sites = [run.members.known(site_id) for site_id in attempt.ids()]
     return _in_words(sites, attempt.said, planned_weights(attempt.plan))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from atoll.coordinator.core.log import going_back, states
+from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import driver, reach
+from atoll.coordinator.core.sync import deciding, reach
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, RunView, SiteView, SyncView
 from atoll.protocol.text import last_line
@@ -19,29 +19,27 @@ SHOWN_GONE = 16
 
 def state_in_words(run: Run) -> str:
     """One line: waiting for state, waiting for sites 1 of 2, training, syncing, paused: ..., finished: ...."""
+    return "".join(_state(run))
+
+
+def _state(run: Run) -> tuple[str, str]:
+    """The kind of it, and the rest."""
     if run.finished is not None:
-        return f"finished: {last_line(run.finished.reason)}"
+        return "finished", f": {last_line(run.finished.reason)}"
     if run.sync is None:
-        return _waiting(run)
-    if run.going_back is not None:
-        return f"paused: {going_back.in_words(run, run.going_back)}"
-    if run.disputed:
-        return f"paused: {last_line(run.disputed)}"
-    if run.unreachable:
-        return f"paused: {run.unreachable}"
-    if run.paused:
-        return f"paused: {last_line(run.paused)}"
+        return "waiting", _waiting(run)
+    if reason := next((w.reason for w in run.waits if w.reason), ""):
+        return "paused", f": {last_line(reason)}"
     ending = " (the last sync)" if run.stop_reason else ""
-    if run.sync.attempt is not None and run.sync.attempt.is_weighed:
-        return f"syncing{ending}"
-    if not run.members.live():
-        return "paused: no site is here"
+    if run.sync.exchange is not None:
+        return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
         back = [s.label for s in run.members.live() if s.site_id in run.sync.expected]
+        what = f"the state of commit {run.log.last}"
         if back:
-            return f"paused: {', '.join(back)} bring{'s' * (len(back) == 1)} the state of commit {run.log.last} back"
-        return f"paused: no site that is here holds the state of commit {run.log.last}; start one that did"
-    return f"training{ending}"
+            return "paused", f": {', '.join(back)} bring{'s' * (len(back) == 1)} {what} back"
+        return "paused", f": no site that is here holds {what}; start one that did"
+    return "training", ending
 
 
 def _waiting(run: Run) -> str:
@@ -49,9 +47,9 @@ def _waiting(run: Run) -> str:
     holding = states.num_holding_commit_0(run)
     if holding == 0 and (here or run.parent_json):
         if any(states.may_seed(run, site) for site in run.members.live()) or not run.parent_json:
-            return "waiting for state"
-        return "waiting for state: a site has to bring the saved model that this run goes on from (node --from DIR)"
-    return f"waiting for sites {holding} of {run.settings.min_sites}"
+            return " for state"
+        return " for state: a site has to bring the saved model that this run goes on from (node --from DIR)"
+    return f" for sites {holding} of {run.settings.min_sites}"
 
 
 def view_of(run: Run, now: float) -> RunView:
@@ -60,7 +58,7 @@ def view_of(run: Run, now: float) -> RunView:
     return RunView(
         run_id=run.run_id,
         state=state_in_words(run),
-        state_kind=state_in_words(run).split(maxsplit=1)[0].rstrip(":"),
+        state_kind=_state(run)[0],
         term=run.term,
         epoch=run.members.epoch,
         started=run.started,
@@ -166,7 +164,7 @@ def _sync_view(run: Run) -> SyncView | None:
         attempt=plan.attempt if plan else 0,
         expected=tuple(names[i] for i in sorted(sync.expected)),
         ready=tuple(names[i] for i in sorted(sync.ready)),
-        waiting_for=tuple(s.name for s in driver.waiting_for(run, sync)),
+        waiting_for=tuple(s.name for s in deciding.waiting_for(run, sync)),
         contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
         receivers=tuple(names[r.site_id] for r in plan.receivers) if plan else (),
         done=tuple(names[i] for i in sorted(sync.attempt.done)) if sync.attempt else (),

@@ -169,8 +169,8 @@ MUTATIONS = (
         name="data of others in Ready",
         rule="a Ready that lists ranges which its incarnation does not lease is refused",
         where="coordinator.core.data.leases:may_list",
-        old="if is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges):",
-        new="if True:",
+        old="    return is_canonical(ranges, MAX_POSITION) and held.holds_all(ranges)",
+        new="    return True",
         tests=("tests/unit/coordinator/test_data_leases.py",),
     ),
     Mutation(

@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="commit lists the survivors",
         rule="a commit lists the plan's contributors, those lost meanwhile included",
-        where="coordinator.core.sync.decisions:commit",
+        where="coordinator.core.sync.outcomes:commit",
         old="        contributors=plan.contributors,\n",
         new="        contributors=tuple(c for c in plan.contributors if c.site_id in sync.survivors()),\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/unit/coordinator/test_data_leases.py"),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="one site's loss is the run's",
         rule="the run's loss is the median over sites",
-        where="coordinator.core.sync.decisions:commit",
+        where="coordinator.core.sync.outcomes:commit",
         old="statistics.median(x for _, x in losses)",
         new="max(x for _, x in losses)",
         tests=("tests/unit/coordinator/test_weights.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="who stood out is forgotten with the coordinator",
         rule="the contribution that stood out is in the record of its commit",
-        where="coordinator.core.sync.decisions:commit",
+        where="coordinator.core.sync.outcomes:commit",
         old="        stood_out=stood_out,",
         new="        stood_out=None,",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="links that failed are forgotten with the sync",
         rule="who fails with one site after the other, in each sync another one, is found by the second",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="note_links({*sync.blame.pairs, ",
         new="note_links({",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -48,7 +48,7 @@ MUTATIONS = (
     Mutation(
         name="who accuses one after the other is believed by each",
         rule="of a link that failed while most were done the end that has failed with more others reduces nothing",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="{*sync.blame.pairs, *unserved}",
         new="sync.blame.pairs",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -56,7 +56,7 @@ MUTATIONS = (
     Mutation(
         name="who waited for a site that went is at fault too",
         rule="of a link that failed while most were done the end that has gone is at fault",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="    left = [pair for pair in unserved if gone.isdisjoint(pair)]",
         new="    left = unserved",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -64,7 +64,7 @@ MUTATIONS = (
     Mutation(
         name="who gives nothing to one site, is done and goes, may come again",
         rule="of a link that failed while most were done the end that has gone is at fault",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="    at_fault = gone | ",
         new="    at_fault = ",
         tests=("tests/unit/coordinator/test_blame.py",),
@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer may leave one site without payloads in each sync",
         rule="who gets nothing of a reducer while most are done, and the reducer, do not exchange again for long",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old=" | run.trouble.ends_at_fault(left, number)",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="who held up the others reduces again at once",
         rule="a site on which a failed exchange was blamed reduces nothing for some syncs, and for more each time",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="held_up_others.note(demoted | ",
         new="held_up_others.note(",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="who was left behind is waited for at once",
         rule="a site that got no further while most were done receives only in some syncs",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="_in_good_standing(run, demoted | left_behind)",
         new="_in_good_standing(run, demoted)",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -96,7 +96,7 @@ MUTATIONS = (
     Mutation(
         name="leaving each attempt costs nothing",
         rule="who leaves an attempt, or says that it cannot go on, receives only from the second time on",
-        where="coordinator.core.sync.decisions:_learn",
+        where="coordinator.core.sync.outcomes:_learn",
         old="    run.trouble.ended_attempts.note(exclusions.ended_attempts(attempt.plan.attempt), number)\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),

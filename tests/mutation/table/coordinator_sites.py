@@ -188,7 +188,7 @@ MUTATIONS = (
     Mutation(
         name="a limit without a bound",
         rule="a site may announce no longer limit than the run allows",
-        where="coordinator.core.sites.liveness:hang",
+        where="coordinator.core.sites.liveness:_hang",
         old="limit_s = min(heartbeat.limit_s, float(run.settings.max_busy_s))",
         new="limit_s = heartbeat.limit_s",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -196,7 +196,7 @@ MUTATIONS = (
     Mutation(
         name="a hung node is kept",
         rule="a member that neither trains nor is ready is evicted, whatever its heartbeats say",
-        where="coordinator.core.sites.liveness:hang",
+        where="coordinator.core.sites.liveness:_hang",
         old="    if not _owes_progress(run, site):",
         new="    if True:",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -204,7 +204,7 @@ MUTATIONS = (
     Mutation(
         name="every sync is a new chance to hang",
         rule="a site that does nothing is evicted, however often the others commit meanwhile",
-        where="coordinator.core.sites.liveness:hang",
+        where="coordinator.core.sites.liveness:_hang",
         old='        what = f"trained nor been ready',
         new='        since = max(since, run.sync.opened_at)\n        what = f"trained nor been ready',
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -237,8 +237,8 @@ MUTATIONS = (
         name="another model is let in",
         rule="a site with another manifest is refused at the door",
         where="coordinator.core.sites.manifests:is_the_runs",
-        old="if run.manifest is None or offer.manifest_digest != run.manifest.manifest.digest:",
-        new="if run.manifest is None:",
+        old=" and offer.manifest_digest == run.manifest.manifest.digest",
+        new="",
         tests=("tests/golden/test_coordinator_stories.py",),
     ),
     Mutation(

@@ -1,11 +1,19 @@
-"""The phase of a sync: a step that it does not have, in tests and in production."""
+"""The phase of a sync: a step that it does not have, in tests and in production. To decide changes nothing."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from atoll.coordinator.core.sync import deciding
+from atoll.coordinator.core.sync.decision import Abandon, CollectAgain, Commit, Decision, Fail, GiveWay, Propose, Weigh
 from atoll.coordinator.core.sync.syncs import TRANSITIONS, IllegalStep, Phase, Step
-from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.coordinator_story import Story, play, some_settings
+from tests.harness.snapshots import snapshot
+
+STORIES = sorted((Path(__file__).resolve().parents[2] / "golden/transcripts").glob("coordinator_*.txt"))
 
 
 def without(monkeypatch: pytest.MonkeyPatch, phase: Phase, step: Step) -> None:
@@ -51,3 +59,19 @@ def test_in_production_the_sync_is_abandoned_for_it_and_the_run_goes_on(monkeypa
     for name in "ab":
         story.done(name, "s0")
     assert story.view.last_commit == 1
+
+
+def test_to_decide_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Decision] = []
+    decide = deciding.decide
+
+    def watched(run: Any, sync: Any) -> Decision:
+        before = snapshot(run)
+        found.append(decide(run, sync))
+        assert snapshot(run) == before, f"{found[-1]} was not only decided"
+        return found[-1]
+
+    monkeypatch.setattr(deciding, "decide", watched)
+    for path in STORIES:
+        play(path.read_text(encoding="utf-8"))
+    assert {type(decision) for decision in found} >= {Abandon, CollectAgain, Commit, Fail, GiveWay, Propose, Weigh}

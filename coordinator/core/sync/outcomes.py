@@ -6,6 +6,7 @@ import logging
 import math
 import statistics
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from atoll.coordinator.core.data import leases
 from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
@@ -20,15 +21,15 @@ from atoll.protocol import messages as m
 
 
 def start(run: Run) -> bool:
+    """Opens the first sync, once enough sites hold an attested commit 0. True if it did, or the run is over at once."""
     holding = states.num_holding_commit_0(run)
     if 0 not in run.log.attested or holding < run.settings.min_sites:
         return False
     run.report(logging.INFO, f"training starts: {holding} sites hold commit 0")
-    if is_over(run, run.log.run_step, run.log.run_tokens):
+    if _is_over(run, run.log.run_step, run.log.run_tokens):
         finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
         return True
-    at_base = members_at(run, run.log.last)
-    open_next(run, at_base)
+    open_next(run, run.members.at(run.log.last))
     return True
 
 
@@ -38,45 +39,38 @@ def open_next(
     """Opens a sync on the last commit for the sites that hold it; `returning` sites will, and are waited for too.
     `before` is said first, and persisted already."""
     expected = [*at_base, *(s for s in returning if s not in at_base)]
-    record = _next_open(run, run.log.last, run.log.run_step, run.log.run_tokens, expected)
-    run.persist(record)
-    _open(run, record)
+    log = run.log
+    following = _next(run, log.last, log.run_step, log.run_tokens, log.tokens_per_step())
+    _open(run, following, expected)
     for site in at_base:
         if before is not None:
             run.send(site, before)
-        run.send(site, record.open)
+        run.send(site, following)
 
 
-def members_at(run: Run, commit: int) -> list[Site]:
-    return [s for s in run.members.live() if s.standing is Standing.MEMBER and s.applied == commit]
-
-
-def _open(run: Run, record: OpenRecord, pause_s: float = 0.0) -> None:
-    run.last_sync = record.open.sync
-    links = run.trouble.links(record.open.sync)
-    run.sync = Sync(record, run.now, earlier=links, not_before=run.now + pause_s)
-    run.paused = ""
-
-
-def _next_open(run: Run, base: int, run_step: int, run_tokens: int, expected: list[Site]) -> OpenRecord:
-    return OpenRecord(
-        open=m.Open(
-            sync=run.last_sync + 1,
-            base_commit=base,
-            run_step=run_step,
-            run_tokens=run_tokens,
-            num_steps=next_num_steps(run, run_step, run_tokens, run.log.tokens_per_step()),
-        ),
-        expected=tuple(sorted(s.site_id for s in expected)),
+def _next(run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None) -> m.Open:
+    return m.Open(
+        sync=run.last_sync + 1,
+        base_commit=base,
+        run_step=run_step,
+        run_tokens=run_tokens,
+        num_steps=_next_num_steps(run, run_step, run_tokens, tokens_per_step),
     )
 
 
-def is_over(run: Run, run_step: int, run_tokens: int) -> bool:
+def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> None:
+    record = OpenRecord(open=opened, expected=tuple(sorted(s.site_id for s in expected)))
+    run.persist(record)
+    run.last_sync = opened.sync
+    run.sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
+
+
+def _is_over(run: Run, run_step: int, run_tokens: int) -> bool:
     settings = run.settings
     return 0 < settings.steps <= run_step or 0 < settings.tokens <= run_tokens
 
 
-def next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None) -> int:
+def _next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None) -> int:
     """H, or what is left of the run. A length in tokens is estimated from the last commit."""
     settings, num_steps = run.settings, run.settings.sync.every
     if settings.steps:
@@ -94,20 +88,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     tokens = sum(c.tokens for c in plan.contributors)
     run_tokens = sync.open.run_tokens + tokens
     number = plan.base_commit + 1
-    final = bool(run.stop_reason) or is_over(run, run_step, run_tokens)
-    at_base = members_at(run, plan.base_commit)
-    following: OpenRecord | None = None
-    if not final:
-        following = OpenRecord(
-            open=m.Open(
-                sync=run.last_sync + 1,
-                base_commit=number,
-                run_step=run_step,
-                run_tokens=run_tokens,
-                num_steps=next_num_steps(run, run_step, run_tokens, tokens / plan.num_steps),
-            ),
-            expected=tuple(s.site_id for s in at_base),
-        )
+    final = bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
+    at_base = run.members.at(plan.base_commit)
+    following = None if final else _next(run, number, run_step, run_tokens, tokens / plan.num_steps)
     message = m.Commit(
         commit=number,
         sync=plan.sync,
@@ -120,7 +103,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         run_tokens=run_tokens,
         final=final,
         branch=run.branch,
-        next=following.open if following else None,
+        next=following,
         done=leases.finish(run, attempt),
     )
     losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
@@ -140,8 +123,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run.left_out.committed(plan.contributors, plan.sync)
     ids = attempt.ids()
     for member in plan.contributors:
-        contributor = run.members.by_id(member.site_id)
-        assert contributor is not None, "who is planned is not forgotten"
+        contributor = run.members.known(member.site_id)
         before = contributor.record()
         contributor.contributed = True
         if contributor.incarnation == member.incarnation:
@@ -152,8 +134,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         if before != contributor.record():
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
-    late = sync.patience.late if sync.patience is not None else frozenset[int]()
-    run.stragglers.note_commit(ids, sync.expected - late - set(sync.ready), run.now)
+    run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
     _learn(run, sync, attempt)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
@@ -163,8 +144,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     )
     ahead: PlanRecord | None = None
     if following is not None:
-        run.persist(following)
-        _open(run, following)
+        _open(run, following, at_base)
         ahead = _plan_ahead(run, attempt)
     else:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
@@ -198,15 +178,14 @@ def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:
 
 def _in_good_standing(run: Run, site_ids: Collection[int]) -> list[int]:
     """Those of whom more is expected. Of a site on trial nothing is: it is evicted when it fails again."""
-    sites = (run.members.by_id(site_id) for site_id in sorted(site_ids))
-    return [site.site_id for site in sites if site is not None and not site.conduct.is_on_trial]
+    return [i for i in sorted(site_ids) if not run.members.known(i).conduct.is_on_trial]
 
 
 def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
     """Who was planned and has gone since may have all payloads on its disk: a rollback waits for it."""
     for member in (*plan.contributors, *plan.receivers):
-        site = run.members.by_id(member.site_id)
-        if site is not None and not site.live and site.may_hold < number:
+        site = run.members.known(member.site_id)
+        if not site.live and site.may_hold < number:
             site.may_hold = number
             run.persist(site.record())
 
@@ -252,24 +231,12 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
             run.send(site, m.Abandoned(sync=open_.sync, reason=reason))
         finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
         return
-    expected = members_at(run, open_.base_commit)
-    record = OpenRecord(
-        open=m.Open(
-            sync=run.last_sync + 1,
-            fragment=open_.fragment,
-            base_commit=open_.base_commit,
-            run_step=open_.run_step,
-            run_tokens=open_.run_tokens,
-            num_steps=open_.num_steps,
-        ),
-        expected=tuple(s.site_id for s in expected),
-    )
-    run.persist(record)
+    following = replace(open_, sync=run.last_sync + 1)
     # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
-    _open(run, record, min(pause_s, run.limits.sync_wait_s))
+    _open(run, following, run.members.at(open_.base_commit), min(pause_s, run.limits.sync_wait_s))
     for site in members:
-        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=record.open, without_tokens=without_tokens))
+        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=following, without_tokens=without_tokens))
 
 
 def finish(run: Run, reason: str) -> None:
@@ -284,7 +251,6 @@ def finish(run: Run, reason: str) -> None:
 def _end(run: Run, reason: str) -> None:
     run.finished = FinishedRecord(run.log.last, reason[:1024])
     run.sync = None
-    run.paused = ""
     run.ledger.give_back_all()
     run.persist_ledger()
     run.persist(run.finished)

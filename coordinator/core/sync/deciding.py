@@ -1,0 +1,335 @@
+"""What follows in a sync from what is known of it now: one decision, or a wait. Pure; `driver` carries it out."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync import decision as d
+from atoll.coordinator.core.sync import divergence, payload_lists, plans, reach, standstill
+from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
+from atoll.coordinator.core.sync.blame import MAX_NAMED, in_words
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.stragglers import Patience
+from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Phase, Sync
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.plans import weights
+
+
+def decide(run: Run, sync: Sync) -> d.Decision:
+    """By its phase. Nothing else holds the run up."""
+    attempt = sync.attempt
+    if attempt is None:
+        return _collecting(run, sync)
+    if sync.phase is Phase.EXCHANGING:
+        return _exchanging(run, sync, attempt)
+    return _planned_ahead(run, sync, attempt)
+
+
+# --- collecting
+
+
+def waiting_for(run: Run, sync: Sync) -> list[Site]:
+    """Expected sites that are not ready, and ready ones whose stream is being renewed."""
+    spared = run.trouble.spared(sync.open.sync)
+    return [
+        s
+        for s in run.members.live()
+        if not sync.exclusions.bars(s.start)
+        and s.site_id not in spared
+        and not s.conduct.is_on_trial
+        and (
+            (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
+            or (s.site_id in sync.ready and s.stream is None)
+        )
+    ]
+
+
+def _barred(run: Run, sync: Sync) -> list[str]:
+    """Sites that could contribute, but not to this sync; why."""
+    return [
+        sync.exclusions.why_failed(s.start) or f"{s.label} has discarded what it contributed"
+        for s in run.members.at(sync.open.base_commit)
+        if s.stream is not None and sync.exclusions.bars(s.start)
+    ]
+
+
+def _able(run: Run, sync: Sync) -> list[Site]:
+    """Sites that are ready and here, and have not failed in this sync; those without tokens too."""
+    return [
+        s
+        for s in run.members.live()
+        if s.site_id in sync.ready and not sync.exclusions.bars(s.start) and s.stream is not None
+    ]
+
+
+def _collecting(run: Run, sync: Sync) -> d.Decision:
+    quorum = run.settings.quorum
+    if not run.members.live():
+        return d.Wait(reason="no site is here")
+    waiting = waiting_for(run, sync)
+    if not sync.ready or sync.first_ready_at is None:
+        barred = _barred(run, sync) if not waiting else []
+        return d.Abandon(reason="; ".join(barred)) if barred else d.Wait()
+    if run.now < sync.not_before:
+        return d.Wait(sync.not_before)
+    patience = _patience(run, sync, waiting, sync.first_ready_at)
+    if len(waiting) > len(patience.late) and run.now < patience.until:
+        return d.Wait(patience.until)
+    able = _able(run, sync)
+    contributors = [s for s in able if sync.ready[s.site_id].tokens > 0]
+    spared = run.trouble.spared(sync.open.sync)
+    others = [s for s in contributors if s.site_id not in spared]
+    left_out = ""
+    spare = quorum <= len(others) < len(contributors)
+    if spare and not reach.choose(others, quorum).problem:  # else a site that could not exchange is better than none
+        names = ", ".join(s.label for s in contributors if s not in others)
+        left_out = f"; not yet {names}, after exchanges that failed"
+        contributors = others
+    if len(contributors) < quorum:
+        return _too_few(run, sync, waiting, able)
+    why = _why_now(waiting, patience, run.now - sync.first_ready_at) + left_out
+    return _propose(run, sync, contributors, why, patience.late)
+
+
+def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.Decision:
+    """There is no quorum."""
+    quorum, num = run.settings.quorum, sum(sync.ready[s.site_id].tokens > 0 for s in able)
+    if not waiting and (barred := _barred(run, sync)):
+        # They may contribute to another sync, where nothing is known of them.
+        return d.Abandon(reason="; ".join(barred))
+    if not waiting and (empty := [s for s in able if not sync.ready[s.site_id].tokens]):
+        return _train_on(empty, f"there are {num} of the {quorum} contributors of the quorum")
+    if not num and not waiting:
+        failed = sync.exclusions.failed()
+        return d.Abandon(reason="; ".join(failed[i] for i in sorted(failed)) or "nobody is ready")
+    assert sync.first_ready_at is not None
+    until = sync.first_ready_at + run.limits.sync_wait_s
+    if waiting and run.now < until:
+        return d.Wait(until)  # those who are late are needed
+    return _paused(run, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
+
+
+def _paused(run: Run, reason: str) -> d.Decision:
+    """Until something happens; a run that is to stop ends there."""
+    return d.Finish(f"{run.stop_reason} ({reason})") if run.stop_reason else d.Wait(reason=reason)
+
+
+def _patience(run: Run, sync: Sync, waiting: list[Site], first_ready_at: float) -> Patience:
+    if any(s.site_id in sync.ready for s in waiting):  # it comes back, or is evicted within the grace
+        return Patience(first_ready_at + run.limits.sync_wait_s, frozenset())
+    return run.stragglers.patience(
+        [s.site_id for s in waiting],
+        [
+            s.site_id
+            for s in run.members.live()
+            if s.site_id in sync.ready or (s.site_id in sync.expected and not s.conduct.is_on_trial)
+        ],
+        num_steps=sync.open.num_steps,
+        opened_at=sync.opened_at,
+        first_ready_at=first_ready_at,
+        least_slack_s=run.limits.lease_s / 2,
+        most_s=run.limits.sync_wait_s,
+    )
+
+
+def _why_now(waiting: list[Site], patience: Patience, waited_s: float) -> str:
+    slower = ", ".join(s.label for s in waiting if s.site_id in patience.late)
+    others = ", ".join(s.label for s in waiting if s.site_id not in patience.late)
+    reasons = []
+    if slower:
+        reasons.append(f"without {slower}, slower than most")
+    if others:
+        reasons.append(f"without {others}, after {round(waited_s, 1):g} s")
+    return "; ".join(reasons) or "everybody who is expected is ready"
+
+
+def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: frozenset[int]) -> d.Decision:
+    """The next attempt."""
+    held_back = run.trouble.held_back(sync.open.sync)
+    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
+    if choice.problem:
+        return _nobody_reduces(run, sync, contributors, choice.problem)
+    full = sync.exclusions.reasons(Kind.NO_ROOM)
+    no_reducers = choice.not_reducing.union(full)
+    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)
+    why += choice.left_out
+    if left := [s.label for s in choice.contributors if s not in contributors]:
+        more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
+        names = ", ".join(left[:MAX_NAMED]) + more
+        why += f"; without {names}: there is no room to reduce what they contribute (--max-retained-mib)"
+    ids = {s.site_id for s in contributors}
+    receivers = [s for s in run.members.live() if s.site_id not in ids]
+    try:
+        made = plans.make(run, sync, contributors, receivers, choice.not_reducing)
+    except ConfigError as error:
+        return _nobody_reduces(run, sync, contributors, str(error))
+    if made is None:
+        return d.Abandon(reason="; ".join(["every assignment of reducers was tried", *full.values()]))
+    record, suspects = made
+    return d.Propose(
+        record=record,
+        suspects=suspects,
+        late=late,
+        contributors=tuple(contributors),
+        receivers=tuple(receivers),
+        why=why,
+    )
+
+
+def _train_on(empty: list[Site], lack: str) -> d.Decision:
+    """The sync ends; in the next one the sites that had no tokens can contribute."""
+    names = ", ".join(s.label for s in empty)
+    return d.Abandon(reason=f"{names} trained no tokens, so {lack}", without_tokens=True)
+
+
+def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str) -> d.Decision:
+    """Nobody can be dialled, or has the memory. Until that changes; nothing of this sync is lost."""
+    if sync.attempt is not None:
+        return d.CollectAgain(problem)
+    empty = [s for s in _able(run, sync) if not sync.ready[s.site_id].tokens]
+    if empty and not waiting_for(run, sync):
+        with_them = reach.choose([*contributors, *empty], run.settings.quorum, partial(plans.fit, run))
+        if not with_them.problem:
+            return _train_on(empty, problem)
+    if barred := _barred(run, sync):
+        return d.Abandon(reason="; ".join([problem, *barred]))  # one of them may reduce in the next one
+    return _paused(run, problem)
+
+
+# --- planned
+
+
+def _planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
+    """The plan came with the commit before. It counts once all its contributors are ready, and is like any other then;
+    until then sites are waited for as without it, and planned without those who do not come."""
+    if reason := plans.gives_way(run, sync, attempt):
+        return d.GiveWay(reason)
+    if not all(i in sync.ready for i in attempt.ids()):
+        return _collecting(run, sync)
+    return d.Weigh(plans.weigh(sync, attempt))
+
+
+def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
+    survivors = sync.survivors()
+    if attempt.spoiled:
+        return _another_attempt(run, sync, attempt, attempt.spoiled)
+    if survivors and all(i in attempt.done for i in survivors):
+        return _all_done(run, sync, attempt, survivors)
+    if through := _most_are_through(attempt, survivors):
+        return _all_done(run, sync, attempt, through)
+    if lost := sync.lost():
+        # Others that are silent may turn out to be lost as well.
+        replan_at = min(e.since for e in lost.values()) + run.limits.heartbeat_s
+        if run.now < replan_at and any(_in_doubt(run, i) for i in survivors):
+            return d.Wait(replan_at)
+        return _another_attempt(run, sync, attempt, "; ".join(e.reason for e in lost.values()))
+    if failed := sync.failed():
+        return _another_attempt(run, sync, attempt, "; ".join(failed.values()))
+    if full := plans.no_room(sync, attempt):
+        return _another_attempt(run, sync, attempt, full)
+    if attempt.no_average is not None:
+        return _no_average(run, sync, attempt, attempt.no_average)
+    if not survivors:
+        return _another_attempt(run, sync, attempt, "every contributor has left")
+    # A peer that died is evicted within the grace, and the next attempt is without it.
+    retry_at = attempt.failed_at + run.limits.reconnect_grace_s if attempt.failed_at is not None else None
+    if retry_at is not None and run.now >= retry_at:
+        if not _peer_away(run, attempt):
+            return d.Fail(reason=f"sites could not exchange: {in_words(attempt.failing)}", among=tuple(survivors))
+        retry_at = None
+    found = standstill.decide(run, sync, attempt, survivors)
+    if isinstance(found, d.Wait) and retry_at is not None:
+        return d.Wait(min(retry_at, found.until) if found.until is not None else retry_at)
+    return found
+
+
+def _no_average(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> d.Decision:
+    """No fault of the site that says so. It is believed once another one has found the same, or for one sync where it
+    names contributions that stand out."""
+    if found.accused:
+        return d.LeaveOut(found)
+    if len(sync.exclusions.ids(Kind.NO_AVERAGE)) > 1 or len(attempt.ids()) == 1:
+        return d.Abandon(reason=found.reason)
+    return _another_attempt(run, sync, attempt, found.reason)
+
+
+def _in_doubt(run: Run, site_id: int) -> bool:
+    """It was here, and has no stream or is silent for two heartbeats: it may be lost as the one before it is. A region
+    that is cut off costs one attempt, not one for each of its sites."""
+    site = run.members.by_id(site_id)
+    if site is None or not site.heard_at:
+        return False
+    return site.stream is None or run.now - site.heard_at > 2 * run.limits.heartbeat_s
+
+
+def _most_are_through(attempt: Attempt, survivors: list[int]) -> list[int]:
+    """Those who are done, if they are most and all others say that they could not exchange: their contributions are in
+    every payload all the same, and they fetch the commit. None otherwise."""
+    reported = attempt.reporters()
+    through = [i for i in survivors if i in attempt.done]
+    if 2 * len(through) <= len(survivors) or not all(i in reported for i in survivors if i not in attempt.done):
+        return []
+    return through
+
+
+def _peer_away(run: Run, attempt: Attempt) -> bool:
+    """A peer that was reported is just now without a stream: it comes back or is evicted soon."""
+    peers = (run.members.by_id(peer) for _, peer in attempt.failing)
+    return any(peer is not None and peer.live and peer.stream is None for peer in peers)
+
+
+def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d.Decision:
+    dones = [attempt.done[i] for i in survivors]
+    if len({done.state_hash for done in dones}) > 1:
+        return d.JudgeStates(attempt.plan.base_commit)
+    planned = weights(attempt.plan)
+    if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:
+        return _wrong_weights(run, attempt, wrong, len(survivors))
+    if len({done.payload_digest for done in dones}) > 1:
+        return _payloads_differ(run, sync, attempt, survivors)
+    return d.Commit(dones[0].payload_digest, divergence.stood_out(attempt))
+
+
+def _wrong_weights(run: Run, attempt: Attempt, wrong: list[int], num_survivors: int) -> d.Decision:
+    """If weights came from peers, a survivor with others was misinformed: there is another attempt. If they came with
+    the plan, the survivor is faulty, and is evicted."""
+    planned = list(weights(attempt.plan))
+    said = {i: list(attempt.done[i].tokens) for i in wrong}
+    text = f"site {wrong[0]} averaged with weights {said[wrong[0]]}, sites are ready with {planned}"
+    if attempt.weighed_late or len(wrong) == num_survivors:
+        return d.WrongWeights(reason=text)
+    reasons = {i: f"its weights {said[i]} are not the plan's {planned}" for i in wrong}
+    return d.WrongWeights(reason=text, evicted=tuple((run.members.known(i), why) for i, why in reasons.items()))
+
+
+def _payloads_differ(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d.Decision:
+    """Where there are several to compare, that is a failed exchange like others. Of two the reducer is believed."""
+    if (asked := payload_lists.awaited(run, attempt, survivors)) is not None:
+        return asked
+    if len(survivors) == 2 and (outliers := payload_lists.outliers(run, attempt, survivors)):
+        return d.Evict(sites=outliers)
+    words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors[:MAX_NAMED])
+    text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
+    pairs = payload_lists.disagreements(run, attempt, survivors)
+    if failing := {**attempt.failing, **pairs}:
+        reason = f"payloads differ between sites: {in_words(failing)}"
+        return d.Fail(reason=reason, among=tuple(survivors), pairs=pairs, payloads_differ=text)
+    if sync.num_digest_conflicts + 1 >= MAX_DIGEST_CONFLICTS:
+        num = sync.num_digest_conflicts + 1
+        return d.Abandon(reason=f"payloads differed in {num} attempts ({words})", error=text)
+    return d.Fail(reason="payloads differ between sites", among=tuple(survivors), payloads_differ=text)
+
+
+def _another_attempt(run: Run, sync: Sync, attempt: Attempt, reason: str) -> d.Decision:
+    """Of the survivors, or none."""
+    if attempt.plan.attempt >= MAX_ATTEMPTS:
+        return d.Abandon(reason=f"{MAX_ATTEMPTS} attempts failed, the last one because: {reason}")
+    survivors = set(sync.survivors())
+    able = [s for s in run.members.live() if s.site_id in survivors and s.site_id in sync.ready]
+    if not able and sync.exclusions.failed():
+        return d.Abandon(reason=reason)
+    if len(able) < run.settings.quorum:
+        return d.CollectAgain(reason)
+    return _propose(run, sync, able, reason, sync.late)

@@ -1,0 +1,153 @@
+"""What is decided: a wait, or a step that `driver` carries out and looks again. Frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.sites.membership import Site
+from atoll.coordinator.core.sync.attempts import NoAverage
+from atoll.coordinator.core.sync.blame import Pair
+from atoll.protocol.messages import Outlier
+
+
+class Cause(Enum):
+    SYNC = auto()
+    """What its sites are waited for, or why it cannot be planned."""
+    UNREACHABLE = auto()
+    """Nobody who is here can reach the newest commit."""
+    DISPUTE = auto()
+    """Sites hold different states of one commit."""
+    GOING_BACK = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    until: float | None = None
+    """Looked at again then, if nothing happens before. None: nothing follows from time alone."""
+    reason: str = ""
+    """Why the run is paused; empty: it is not."""
+    cause: Cause = Cause.SYNC
+
+
+@dataclass(frozen=True, slots=True)
+class GiveWay:
+    """The plan that came with the commit before no longer holds."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Weigh:
+    """All its contributors are ready."""
+
+    record: PlanRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose:
+    """Another attempt."""
+
+    record: PlanRecord
+    suspects: frozenset[int]
+    late: frozenset[int]
+    """Who is slower than most, and was not waited for."""
+    contributors: tuple[Site, ...]
+    receivers: tuple[Site, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectAgain:
+    """Too few are left for another attempt."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fail:
+    """The attempt may not commit any more, and failed exchanges are blamed on somebody."""
+
+    reason: str
+    among: tuple[int, ...]
+    """Contributors of whom somebody may be to blame."""
+    pairs: Mapping[Pair, bool] = field(default_factory=dict)
+    """More exchanges that failed."""
+    payloads_differ: str = ""
+    """It failed because of that; in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveOut:
+    """A reducer found contributions absurd."""
+
+    found: NoAverage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskForLists:
+    """Of hashes of payloads, on these streams, by site id."""
+
+    streams: Mapping[int, int]
+    until: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stuck:
+    """Contributors that get no further."""
+
+    sites: tuple[tuple[Site, str], ...]
+    """Why each is evicted, or what it waits for."""
+    heard: frozenset[int]
+    """Sites that say for whom they wait."""
+    pairs: Mapping[Pair, bool]
+    """What follows from that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongWeights:
+    """Contributors averaged with other weights than their Readys say."""
+
+    reason: str
+    evicted: tuple[tuple[Site, str], ...] = ()
+    """Who was told the right ones. None: all may have been misled by others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evict:
+    sites: tuple[tuple[Site, str, str], ...]
+    """With what is said of it, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeStates:
+    """Contributors hold different states of the base."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    payload_digest: bytes
+    stood_out: Outlier | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    reason: str
+    without_tokens: bool = False
+    """Contributions that are empty are not taken into the next sync."""
+    error: str = ""
+    """What is said before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    reason: str
+
+
+OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | WrongWeights | Evict | JudgeStates | Commit
+"""Of the attempt under way."""
+Decision = Wait | Propose | CollectAgain | Abandon | Finish | OfAttempt
