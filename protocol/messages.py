@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.figures import Figures
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
@@ -216,21 +217,15 @@ class ExchangeFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(Figures):
     phase: str = bounded(64)
-    inner_step: int = 0
-    steps_per_s: float = 0.0
     loss: float = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    train_s: float = 0.0
-    wait_s: float = 0.0
-    num_ranks: int = 0
     moved_bytes: int = 0
     doing: str = bounded(64, "")
     limit_s: float = 0.0
     waits_for_contributions: tuple[int, ...] = bounded(MAX_WAITS, ())
     waits_for_payloads: tuple[int, ...] = bounded(MAX_WAITS, ())
+    progress: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

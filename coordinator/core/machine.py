@@ -281,7 +281,7 @@ class Core:
             self._due = self.run.now
             return
         standstill.note_traffic(self.run, site, message)
-        if liveness.has_got_on(site.heartbeat, message):
+        if message.progress != site.heartbeat.progress:
             site.progress_at = self.run.now
         if message.limit_s != site.heartbeat.limit_s:
             self._due = self.run.now  # a limit that may be nearer

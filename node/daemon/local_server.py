@@ -499,7 +499,7 @@ def _said(
         case "progress":
             progress = request.progress
             counts = local_protocol.counts_from_proto(progress.checkpoints)
-            return group.progress(rank, progress.step, progress.steps_per_s, progress.loss, now, checkpoints=counts)
+            return group.progress(rank, progress.step, progress.steps_per_s, now, checkpoints=counts)
         case "data_set":
             data = request.data_set
             announced = DataSet(

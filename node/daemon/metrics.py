@@ -11,12 +11,13 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.node.local_protocol import CheckpointCounts
 from atoll.protocol import pages
+from atoll.protocol.figures import Figures
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
+class NodeFacts(Figures):
     """One consistent look at a node."""
 
     run_id: str
@@ -26,13 +27,7 @@ class NodeFacts:
     phase: str
     connected: bool
     commit: int  # -1 before commit 0
-    inner_step: int
-    steps_per_s: float
     loss: float
-    train_s: float
-    wait_s: float
-    sent_bytes: int
-    received_bytes: int
     moved_bytes: int
     doing: str
     limit_s: float

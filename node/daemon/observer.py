@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.node.core import events as e
+from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
@@ -44,6 +45,8 @@ class Observer:
         self._train_s = self._wait_s = 0.0
         self._num_syncs = 0
         self._sealed_at = 0.0
+        self._work: object = None
+        self._progress = 0
 
     def last_sync(self) -> str:
         """In words."""
@@ -54,30 +57,38 @@ class Observer:
         facts = self.facts()
         contributions, payloads = self._hub.waits_for()
         return m.Heartbeat(
+            **facts.figures(),
             phase=facts.phase,
-            inner_step=facts.inner_step,
-            steps_per_s=facts.steps_per_s,
             loss=facts.loss,
-            sent_bytes=facts.sent_bytes,
-            received_bytes=facts.received_bytes,
-            train_s=facts.train_s,
-            wait_s=facts.wait_s,
-            num_ranks=self._config.num_ranks,
             moved_bytes=facts.moved_bytes,
             doing=facts.doing[:MAX_DOING_CHARACTERS],
             limit_s=facts.limit_s,
             waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
             waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
+            progress=self._count_progress(facts),
         )
+
+    def _count_progress(self, facts: NodeFacts) -> int:
+        """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
+        ranks = tuple((rank.due, rank.busy) for rank in self._ranks())
+        work = (facts.phase, facts.worker_generation, facts.num_crashes, ranks, facts.inner_step, facts.moved_bytes)
+        if work != self._work:
+            self._work = work
+            self._progress += 1
+        return self._progress
+
+    def _ranks(self) -> tuple[RankStatus, ...]:
+        """None between a crash and the start of new workers: those that are served then are the dead ones."""
+        workers = self._core.site.workers
+        is_current = workers.restart_at is None and self._local_server.generation == workers.generation
+        return self._local_server.ranks if is_current else ()
 
     def facts(self) -> NodeFacts:
         site = self._core.site
         outer, workers = site.disk.outer, site.workers
         server, restart_at = self._local_server, workers.restart_at
-        # Between a crash and the start of new workers those that are served are the dead ones.
-        are_served = restart_at is None and server.generation == workers.generation
-        ranks = server.ranks if are_served else ()
-        watch = server.watch(self._core.limits) if are_served else None
+        ranks = self._ranks()
+        watch = server.watch(self._core.limits) if ranks else None
         doing, limit_s = (watch.doing, watch.limit_s) if watch else ("", 0.0)
         if restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
@@ -93,6 +104,7 @@ class Observer:
             connected=site.welcomed,
             commit=outer.commit if outer else -1,
             inner_step=run_step + max(step - workers.base_step, 0),
+            num_ranks=self._config.num_ranks,
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
             loss=self._loss,
             train_s=self._train_s,

@@ -282,12 +282,10 @@ class LocalClient:
         """This rank makes no steps for a good reason, for at most `limit_s`; `what` = "" ends it."""
         self._send(local_pb2.LocalRequest(busy=local_pb2.Busy(what=what, limit_s=limit_s)))
 
-    def progress(
-        self, step: int, steps_per_s: float, loss: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS
-    ) -> None:
+    def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
         counts = local_protocol.counts_to_proto(checkpoints)
-        body = local_pb2.Progress(step=step, steps_per_s=steps_per_s, loss=loss, checkpoints=counts)
+        body = local_pb2.Progress(step=step, steps_per_s=steps_per_s, checkpoints=counts)
         self._send(local_pb2.LocalRequest(progress=body))
 
     def goodbye(self, reason: str, run_over: bool) -> None:

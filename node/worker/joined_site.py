@@ -97,7 +97,6 @@ class JoinedSite(Site):
         self._loss: Tensor | float | None = None
         self._loss_steps = 0  # of the window, with a loss
         self._window_step = 0  # from which what the next snapshot reports was trained
-        self._mean_loss = math.nan
         self._next_step = 0  # ask there
         self._train_s = 0.0
         self._wait_s = 0.0
@@ -121,7 +120,7 @@ class JoinedSite(Site):
             self._add_loss(loss)
         if self._steps == 1 and self._is_restored:
             # At once: where workers crash without a step, the node lets go of the checkpoint.
-            self._client.progress(1, math.nan, math.nan, NO_CHECKPOINTS)
+            self._client.progress(1, math.nan)
         if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
             self._ramp = None
         if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:
@@ -221,7 +220,7 @@ class JoinedSite(Site):
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
         checkpoints = self._checkpoints.counts if self._checkpoints is not None else NO_CHECKPOINTS
-        self._client.progress(self._steps, rate, self._mean_loss, checkpoints)
+        self._client.progress(self._steps, rate, checkpoints)
         self._reported_at_s, self._reported_step = now_s, self._steps
 
     # --- at a boundary
@@ -294,8 +293,6 @@ class JoinedSite(Site):
                 f"{self.inner_step - self._loss_steps + 1} and {self.inner_step}; "
                 "lower the learning rate, clip gradients, or look at the data of these steps"
             )
-        if self._loss_steps:
-            self._mean_loss = loss_sum / self._loss_steps
         return loss_sum
 
     def _apply(self, answer: Answer) -> None:

@@ -685,12 +685,9 @@ class Progress(_message.Message):
 
     STEP_FIELD_NUMBER: _builtins.int
     STEPS_PER_S_FIELD_NUMBER: _builtins.int
-    LOSS_FIELD_NUMBER: _builtins.int
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     steps_per_s: _builtins.float
-    loss: _builtins.float
-    """mean over what was reported at the last boundary"""
     @_builtins.property
     def checkpoints(self) -> Global___CheckpointCounts: ...
     def __init__(
@@ -698,12 +695,11 @@ class Progress(_message.Message):
         *,
         step: _builtins.int = ...,
         steps_per_s: _builtins.float = ...,
-        loss: _builtins.float = ...,
         checkpoints: Global___CheckpointCounts | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "loss", b"loss", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "step", b"step", "steps_per_s", b"steps_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -843,6 +843,7 @@ class Heartbeat(_message.Message):
     LIMIT_S_FIELD_NUMBER: _builtins.int
     WAITS_FOR_CONTRIBUTIONS_FIELD_NUMBER: _builtins.int
     WAITS_FOR_PAYLOADS_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     phase: _builtins.str
     inner_step: _builtins.int
     steps_per_s: _builtins.float
@@ -860,6 +861,10 @@ class Heartbeat(_message.Message):
     """what the rank does whose time is over first; empty while all wait for the node"""
     limit_s: _builtins.float
     """how long it may do that before the node restarts the workers; 0 while all wait for the node"""
+    progress: _builtins.int
+    """Larger than in the heartbeat before if what the node and its ranks do, their steps or the moved bytes are others. Only
+    this number says that a site gets on; phase and doing are for people.
+    """
     @_builtins.property
     def waits_for_contributions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Of an exchange in which nothing has moved here for a quarter of a stall: at most 64 sites each.
@@ -887,10 +892,11 @@ class Heartbeat(_message.Message):
         limit_s: _builtins.float = ...,
         waits_for_contributions: _abc.Iterable[_builtins.int] | None = ...,
         waits_for_payloads: _abc.Iterable[_builtins.int] | None = ...,
+        progress: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["doing", b"doing", "inner_step", b"inner_step", "limit_s", b"limit_s", "loss", b"loss", "moved_bytes", b"moved_bytes", "num_ranks", b"num_ranks", "phase", b"phase", "progress", b"progress", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "steps_per_s", b"steps_per_s", "train_s", b"train_s", "wait_s", b"wait_s", "waits_for_contributions", b"waits_for_contributions", "waits_for_payloads", b"waits_for_payloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,6 +75,15 @@ class FakeSite:
     held: tuple[int, str] = (0, "")  # commit and state, as it says
     shows: bool | None = True  # what it is asked for in a dispute; None: it is silent
     part_bytes: int = 1 << 18  # that it shows at once
+    work: object = None
+    progress: int = 0
+
+    def counted(self, beat: m.Heartbeat) -> m.Heartbeat:
+        """With the progress that a node counts."""
+        work = (self.incarnation, beat.phase, beat.doing, beat.inner_step, beat.moved_bytes)
+        self.progress += work != self.work
+        self.work = work
+        return replace(beat, progress=self.progress)
 
 
 class Story(CoordinatorQuestions):
@@ -346,6 +355,8 @@ class Story(CoordinatorQuestions):
     def says(self, name: str, message: m.SiteMessage) -> None:
         site = self.sites[name]
         assert site.stream is not None, f"{name} has no stream"
+        if isinstance(message, m.Heartbeat) and not message.progress:
+            message = site.counted(message)
         header = m.Header(
             protocol_version=PROTOCOL_VERSION, run_id="run", site_id=site.site_id, incarnation=site.incarnation
         )

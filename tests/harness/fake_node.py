@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import CheckpointCounts, CheckpointId, Piece
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
@@ -121,7 +121,7 @@ class FakeNode:
     def busy(self, what: str, limit_s: float) -> None:
         self.told.append(("busy", {"what": what, "limit_s": limit_s}))
 
-    def progress(self, step: int, steps_per_s: float, loss: float, checkpoints: CheckpointCounts) -> None:
+    def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
         self.told.append(("progress", {"step": step, "checkpoints": checkpoints}))
 
     def goodbye(self, reason: str, run_over: bool) -> None:

@@ -132,7 +132,7 @@ class SimulatedSite:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self.fleet.heartbeat_s * self._random.uniform(0.8, 1.0))
-            self._say(m.Heartbeat(phase="training", inner_step=len(self.commits)))
+            self._say(m.Heartbeat(phase="training", inner_step=len(self.commits), progress=len(self.commits)))
 
     def _say(self, message: m.SiteMessage) -> None:
         self._outgoing.put_nowait(message)

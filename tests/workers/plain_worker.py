@@ -242,8 +242,7 @@ class Worker:
             self.train()
             if time.monotonic() - said_at > PROGRESS_EVERY_S:
                 said_at = time.monotonic()
-                loss = self.loss_sum / self.num_steps
-                self.client.progress(self.step, self.num_steps / max(self.train_s, 1e-9), loss)
+                self.client.progress(self.step, self.num_steps / max(self.train_s, 1e-9))
 
     def load(self) -> None:
         """The samples of the next step, with some fetched ahead of it as a loader does."""

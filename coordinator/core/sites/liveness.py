@@ -34,15 +34,6 @@ class Limit:
     """Why its stream ends as well."""
 
 
-def has_got_on(before: m.Heartbeat, now: m.Heartbeat) -> bool:
-    """Whether the paths that do the work did any: phase, steps and chunk bytes, not signs of life."""
-
-    def work(h: m.Heartbeat) -> tuple[str, str, int, int]:
-        return h.phase, h.doing, h.inner_step, h.moved_bytes
-
-    return work(before) != work(now)
-
-
 def passed(now: float, limits: Sequence[Limit]) -> Limit | None:
     """The first one that has."""
     return next((limit for limit in limits if now >= limit.at), None)

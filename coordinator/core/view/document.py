@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atoll.protocol.figures import Figures
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteView:
+class SiteView(Figures):
     site_id: int
     name: str
     address: str
@@ -18,15 +20,8 @@ class SiteView:
     connected: bool
     phase: str
     """As the node says it."""
-    num_ranks: int
-    inner_step: int
-    steps_per_s: float
     loss: float | None
     """None before the first step, and of a script that gives none."""
-    sent_bytes: int
-    received_bytes: int
-    train_s: float
-    wait_s: float
     utilization: float | None
     """train_s / (train_s + wait_s): share of time not waiting for a sync; None before the first step."""
     last_commit: int | None

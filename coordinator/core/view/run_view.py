@@ -112,6 +112,7 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
     if site.standing is Standing.OUT and site.left_with is not None:
         applied, state_hash = site.left_with
     return SiteView(
+        **heartbeat.figures(),
         site_id=site.site_id,
         name=site.name,
         address=site.address,
@@ -119,14 +120,7 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         state=_site_state(site),
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
-        num_ranks=heartbeat.num_ranks,
-        inner_step=heartbeat.inner_step,
-        steps_per_s=heartbeat.steps_per_s,
         loss=heartbeat.loss or None,  # the wire says 0 where there is none
-        sent_bytes=heartbeat.sent_bytes,
-        received_bytes=heartbeat.received_bytes,
-        train_s=heartbeat.train_s,
-        wait_s=heartbeat.wait_s,
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,
         state_hash=state_hash.hex(),

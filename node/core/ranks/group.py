@@ -288,14 +288,7 @@ class WorkerGroup:
         return []
 
     def progress(
-        self,
-        rank: int,
-        step: int,
-        steps_per_s: float,
-        loss: float,
-        now: float,
-        *,
-        checkpoints: CheckpointCounts = NO_CHECKPOINTS,
+        self, rank: int, step: int, steps_per_s: float, now: float, *, checkpoints: CheckpointCounts = NO_CHECKPOINTS
     ) -> Outcome:
         status = self._enter(rank, f"progress to step {step}")
         if step >= MAX_STEPS:
@@ -306,8 +299,6 @@ class WorkerGroup:
                 self._step_times.note(1 / steps_per_s)
         if math.isfinite(steps_per_s):
             status.steps_per_s = steps_per_s
-        if math.isfinite(loss):
-            status.loss = loss
         status.checkpoints = checkpoints
         return []
 

@@ -41,7 +41,6 @@ class RankStatus:
     step: int = 0
     """Optimizer steps in this generation, as far as it has said."""
     steps_per_s: float = 0.0
-    loss: float | None = None
     busy: str = ""
     busy_since: float = 0.0
     busy_until: float = 0.0

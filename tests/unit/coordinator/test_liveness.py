@@ -45,6 +45,23 @@ def test_7_a_member_whose_node_hangs_is_evicted_whatever_its_heartbeats_say() ->
     assert story.contributor_ids() == [1]
 
 
+def test_7_other_words_in_each_heartbeat_are_no_progress_and_a_larger_number_is() -> None:
+    story = a_run("a", "b", "c")
+    story.ready("a")
+    for name in "bc":
+        story.sites[name].trains = False
+        story.sites[name].heartbeats = False
+    until, count = story.now + IDLE_S + 3 * BEAT_S, 100
+    while story.now < until:
+        count += 1
+        if story.is_live("b"):
+            story.says("b", m.Heartbeat(phase=f"fetching {count} %", doing=f"{count} %", progress=100))
+        story.says("c", m.Heartbeat(phase="training", progress=count))
+        story.wait(BEAT_S)
+    assert "it has neither trained nor been ready" in story.evicted_because("b")
+    assert story.is_live("c")
+
+
 def test_7_a_member_whose_node_hangs_is_evicted_though_the_others_commit_again_and_again() -> None:
     story = a_run("a", "b", "c", steps=10_000)
     story.commit_one("a", "b", "c", state="s0", following="s1")

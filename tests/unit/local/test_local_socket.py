@@ -275,7 +275,7 @@ def test_checkpoints_are_counted_over_ranks_and_generations() -> None:
             for rank, counts in enumerate((CheckpointCounts(written=3, skipped=1), CheckpointCounts(failed=2))):
                 client = await site.greeted(rank)
                 for _ in range(2):  # each time all of them since its start
-                    client.progress(0, 0.0, 0.0, counts)
+                    client.progress(0, 0.0, counts)
                 client.goodbye("done", run_over=False)
             assert await site.event() == WorkersLeft(generation=3, reason="done")
             assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
@@ -301,7 +301,7 @@ def test_a_checkpoint_whose_workers_crash_without_a_step_is_said_to_the_next(num
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
             await site.send_layout(buffers, layout)
             assert (await join).checkpoint == checkpoint
-            client.progress(num_steps, math.nan, math.nan)
+            client.progress(num_steps, math.nan)
             await asyncio.to_thread(client.close)
             assert isinstance(await site.event(), WorkersFailed)
             for _ in range(2):  # a lost connection, and the exit

@@ -62,7 +62,7 @@ def test_impossible_counts_are_refused() -> None:
     with pytest.raises(InvalidMessage, match="tokens, which is impossible"):
         group.sealed(0, replace(REPORT, tokens=(1 << 64) - 1), 0.0)
     with pytest.raises(InvalidMessage, match="steps, which is impossible"):
-        group.progress(0, (1 << 64) - 1, 1.0, 1.0, 0.0)
+        group.progress(0, (1 << 64) - 1, 1.0, 0.0)
 
 
 def test_losses_near_the_end_of_the_numbers_have_a_mean() -> None:

@@ -181,7 +181,7 @@ def test_unequal_steps_name_the_ranks() -> None:
 def test_a_loader_that_ends_early_on_one_rank() -> None:
     group = joined(2)
     all_ask(group, 0, 0, go_on(5))
-    group.progress(0, 4, 1.0, 2.0, 0.0)
+    group.progress(0, 4, 1.0, 0.0)
     assert group.goodbye(0, "loader ended", False) == []
     assert "ended on rank 0 at step 4 (loader ended), but rank 1 goes on" in failure(group.boundary(1, 5, 0, 0.0))
 
@@ -417,11 +417,10 @@ def test_the_time_before_and_after_the_first_step() -> None:
     assert group.watch(FLOOR_S, START_S) is None  # it waits for us
     group.answer(0, 0, go_on(50), 7.0)
     assert watched(group)[0] == 107.0  # compiling, maybe
-    group.progress(0, 1, 4.0, math.nan, 8.0)
+    group.progress(0, 1, 4.0, 8.0)
     text = "rank 0 (pid 100) has got no further for 10 s (training, step 1; its steps take up to 0.25 s)"
     assert watched(group) == (18.0, text)
-    assert group.ranks[0].loss is None
-    group.progress(0, 1, 4.0, 2.5, 15.0)
+    group.progress(0, 1, 4.0, 15.0)
     assert watched(group)[0] == 18.0, "a loop that talks and makes no step hangs"
     group.excuse(60.0)
     assert watched(group)[0] == 78.0, "the node itself was stopped"
@@ -430,9 +429,9 @@ def test_the_time_before_and_after_the_first_step() -> None:
 def test_a_busy_rank_has_the_time_it_announced() -> None:
     group = joined(2)
     for rank in range(2):
-        group.progress(rank, 1, 1.0, 2.5, 0.0)
+        group.progress(rank, 1, 1.0, 0.0)
     group.busy(0, "evaluation", 500.0, 1.0)
-    group.progress(1, 2, 1.0, 2.5, 5.0)
+    group.progress(1, 2, 1.0, 5.0)
     assert watched(group)[0] == 15.0  # the other one is held to the floor
     group.boundary(1, 0, 0, 5.0)
     watch = group.watch(FLOOR_S, START_S)
@@ -445,7 +444,7 @@ def test_a_busy_rank_has_the_time_it_announced() -> None:
 
 def test_a_rank_is_excused_whatever_it_does_while_the_node_stands_still() -> None:
     group = joined(1)
-    group.progress(0, 1, 1.0, 2.5, 0.0)
+    group.progress(0, 1, 1.0, 0.0)
     group.busy(0, "evaluation", 500.0, 1.0)
     group.excuse(1000.0)
     assert watched(group)[0] == 1501.0, "its end may have been said, and not be read yet"
@@ -460,9 +459,9 @@ def test_a_rank_is_excused_whatever_it_does_while_the_node_stands_still() -> Non
 
 def test_a_step_of_a_busy_rank_is_a_step() -> None:
     group = joined(1)
-    group.progress(0, 1, 1.0, 2.5, 0.0)
+    group.progress(0, 1, 1.0, 0.0)
     group.busy(0, "the first steps", 500.0, 1.0)
-    group.progress(0, 2, 1.0, 2.5, 300.0)
+    group.progress(0, 2, 1.0, 300.0)
     group.busy(0, "", 0.0, 301.0)
     assert watched(group)[0] == 311.0
 
@@ -515,7 +514,7 @@ def test_the_data_of_a_site_is_announced_once_and_divided_by_data_rank() -> None
 def test_a_rank_that_waits_for_samples_is_not_watched() -> None:
     group = loading((0, 1))
     for rank in range(2):
-        group.progress(rank, 1, 1.0, 1.0, 0.0)
+        group.progress(rank, 1, 1.0, 0.0)
     group.draw(0, 0, 0, 8, 1.0)
     assert "rank 1" in watched(group)[1]
     group.draw(1, 0, 0, 8, 2.0)
