@@ -15,6 +15,7 @@ import torch
 
 from atoll.node.worker import baselines, data
 from atoll.protocol.settings import RunSettings
+from benchmarks.diloco import simulate_diloco
 
 
 def main(argv: list[str]) -> int:
@@ -49,13 +50,13 @@ def main(argv: list[str]) -> int:
 
     first, *others = arguments.seeds
     for candidate in arguments.candidates:
-        record(candidate, first, baselines.simulate_diloco(settings(first, candidate), corpus, arguments.sites))
+        record(candidate, first, simulate_diloco(settings(first, candidate), corpus, arguments.sites))
     ranked = sorted(arguments.candidates, key=lambda candidate: results[candidate][first])
     for seed in arguments.seeds:
         record("one site alone", seed, baselines.train_alone(settings(seed), corpus))
     for seed in others:
         for candidate in ranked[: arguments.finalists]:
-            record(candidate, seed, baselines.simulate_diloco(settings(seed, candidate), corpus, arguments.sites))
+            record(candidate, seed, simulate_diloco(settings(seed, candidate), corpus, arguments.sites))
     record("data parallel", first, baselines.train_data_parallel(settings(first), corpus, arguments.sites))
 
     print(f"| rate/momentum | {' | '.join(f'seed {seed}' for seed in arguments.seeds)} | mean |")

@@ -1,4 +1,4 @@
-"""What survives the coordinator: one interface, in memory and in SQLite.
+"""What survives the coordinator: the interface of `sqlite_store.py`.
 
 The core decides what is kept (`core/events.py`, records) and what that replaces (`core/persisted.py`, `fold`); a store
 keeps each `persist` whole or not at all, and only for the newest term.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Protocol
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Record
-from atoll.coordinator.core.persisted import Persisted, RunRecord, fold
-from atoll.protocol.errors import ConfigError, StaleError, UnsupportedError
+from atoll.coordinator.core.persisted import Persisted, RunRecord
+from atoll.protocol.errors import ConfigError, UnsupportedError
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
 
 log = logging.getLogger("atoll.coordinator")
@@ -92,38 +92,3 @@ def _differences(stored: dict[str, object], wanted: dict[str, object], prefix: s
         elif a != b:
             found.append(f"{prefix}{key} was {json.dumps(a)}, now {json.dumps(b)}")
     return found
-
-
-class MemoryStore:
-    """For tests and the simulator. Survives its coordinator, not the process."""
-
-    def __init__(self) -> None:
-        self._kept: Persisted | None = None
-        self._times: dict[int, float] = {}
-
-    def begin(self, settings: RunSettings, parent_json: str = "") -> Persisted:
-        run = run_of("the store", self._kept.run if self._kept is not None else None, settings, parent_json)
-        kept = self._kept or Persisted(run=run, term=0)
-        self._kept = replace(kept, term=kept.term + 1)
-        return self._kept.newest(settings)
-
-    def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
-        assert self._kept is not None
-        if term != self._kept.term:
-            raise StaleError(f"the store: term {term} is over, the newest is {self._kept.term}")
-        self._kept = fold(self._kept, *records)
-        self._times.update((r.commit.commit, wall_time_s) for r in records if isinstance(r, CommitRecord))
-
-    def read_commits(self, first: int, last: int) -> tuple[tuple[CommitRecord, ...], tuple[AttestationRecord, ...]]:
-        assert self._kept is not None
-        commits, attestations = self._kept.all(CommitRecord), self._kept.all(AttestationRecord)
-        return (
-            tuple(r for r in commits if first <= r.commit.commit <= last),
-            tuple(r for r in attestations if first <= r.commit <= last),
-        )
-
-    def commit_times(self) -> dict[int, float]:
-        return dict(self._times)
-
-    def close(self) -> None:
-        pass

@@ -2,7 +2,6 @@
 
 - `train_alone`: one site, the same number of steps.
 - `train_data_parallel`: gradients averaged over the sites at every step.
-- `simulate_diloco`: DiLoCo (2311.08105) without a network or a codec, to choose an outer optimizer.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Comparison:
     num_steps: int
 
 
-class _Samples:
+class Samples:
     """The run's samples in its order, shared out to sites batch by batch."""
 
     def __init__(self, settings: RunSettings, corpus: Corpus, num_sites: int) -> None:
@@ -45,7 +44,7 @@ class _Samples:
         return torch.stack([self._windows[self._order.sample(first + i)] for i in range(self._batch_size)])
 
 
-class _Trainee:
+class Trainee:
     """A model with its optimizer and the built-in trainer's schedule."""
 
     def __init__(self, settings: RunSettings, num_steps: int) -> None:
@@ -65,14 +64,14 @@ class _Trainee:
         self.step_index += 1
 
 
-def _ignore(name: str, steps: int) -> None:
+def ignore(name: str, steps: int) -> None:
     del name, steps
 
 
 def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress) -> Comparison:
-    trainee = _Trainee(settings, settings.steps)
+    trainee = Trainee(settings, settings.steps)
     before = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
-    samples = _Samples(settings, corpus, num_sites)
+    samples = Samples(settings, corpus, num_sites)
     for index in range(settings.steps):
         trainee.step([samples.batch(site, index) for site in range(num_sites)])
         progress(name, index + 1)
@@ -80,47 +79,13 @@ def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: 
     return Comparison(name, before, after, settings.steps)
 
 
-def train_alone(settings: RunSettings, corpus: Corpus, progress: Progress = _ignore) -> Comparison:
+def train_alone(settings: RunSettings, corpus: Corpus, progress: Progress = ignore) -> Comparison:
     """One site: the same steps on its own samples."""
     return _data_parallel("one site alone", settings, corpus, 1, progress)
 
 
 def train_data_parallel(
-    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = _ignore
+    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = ignore
 ) -> Comparison:
     """All sites' samples, gradients averaged at every step."""
     return _data_parallel("data parallel", settings, corpus, num_sites, progress)
-
-
-@torch.no_grad()
-def _outer_step(outer: list[Tensor], momentum: list[Tensor], gradients: list[Tensor], settings: RunSettings) -> None:
-    rate, decay = settings.outer.learning_rate, settings.outer.momentum
-    for value, m, g in zip(outer, momentum, gradients, strict=True):
-        m.mul_(decay).add_(g)
-        value.sub_(rate * (g + decay * m if settings.outer.optimizer == "nesterov" else m))
-
-
-def simulate_diloco(settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = _ignore) -> Comparison:
-    """`num_sites` sites that sync every `settings.sync.every` steps; evaluates the outer parameters."""
-    name = f"diloco {settings.outer.optimizer} {settings.outer.learning_rate:g}/{settings.outer.momentum:g}"
-    trainees = [_Trainee(settings, settings.steps) for _ in range(num_sites)]
-    samples = _Samples(settings, corpus, num_sites)
-    reference = Transformer(settings.model, settings.seed)
-    outer = [p.detach() for p in reference.parameters()]
-    momentum = [torch.zeros_like(p) for p in outer]
-    before = held_out_bits_per_byte(reference, corpus, settings.trainer.sequence)
-    for first in range(0, settings.steps, settings.sync.every):
-        last = min(first + settings.sync.every, settings.steps)
-        for site, trainee in enumerate(trainees):
-            for index in range(first, last):
-                trainee.step([samples.batch(site, index)])
-        with torch.no_grad():
-            columns = zip(*(t.model.parameters() for t in trainees), strict=True)
-            gradients = [value - torch.stack(list(local)).mean(0) for value, local in zip(outer, columns, strict=True)]
-            _outer_step(outer, momentum, gradients, settings)
-            for trainee in trainees:
-                for local, value in zip(trainee.model.parameters(), outer, strict=True):
-                    local.copy_(value)
-        progress(name, last)
-    after = held_out_bits_per_byte(reference, corpus, settings.trainer.sequence)
-    return Comparison(name, before, after, settings.steps)

@@ -17,7 +17,7 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import manifests
-from atoll.coordinator.store import MemoryStore, Store
+from atoll.coordinator.store import Store
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
@@ -28,6 +28,7 @@ from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.harness.coordinator_questions import CoordinatorQuestions
+from tests.harness.memory_store import MemoryStore
 from tests.harness.tiny_model import TinyModel
 
 CHUNK_ELEMENTS = 4

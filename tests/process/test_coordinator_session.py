@@ -25,12 +25,12 @@ from atoll.coordinator.core.events import Record
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
-from atoll.coordinator.store import MemoryStore
 from atoll.protocol import PROTOCOL_VERSION, differences, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.v1 import session_pb2, session_pb2_grpc
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
+from tests.harness.memory_store import MemoryStore
 
 SETTINGS = some_settings(run_id="run", min_sites=2, steps=10)
 LIMIT_S = 20.0

@@ -18,7 +18,6 @@ from google.protobuf.message import Message
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
 from atoll.coordinator.service import SERVICE, CoordinatorServer
-from atoll.coordinator.store import MemoryStore
 from atoll.node.core import events as e
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -45,6 +44,7 @@ from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
+from tests.harness.memory_store import MemoryStore
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer

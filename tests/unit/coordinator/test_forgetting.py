@@ -12,11 +12,12 @@ from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sites import forgetting
 from atoll.coordinator.core.view.run_view import SHOWN_GONE
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.coordinator.store import MemoryStore, Store
+from atoll.coordinator.store import Store
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.memory_store import MemoryStore
 
 NUM = 3 * forgetting.KEPT_GONE
 

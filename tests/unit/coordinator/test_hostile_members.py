@@ -15,11 +15,12 @@ import pytest
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.sites import conduct as conduct_module
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.coordinator.store import MemoryStore, Store
+from atoll.coordinator.store import Store
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.plans import top_of
 from tests.harness.coordinator_story import Story, some_settings
+from tests.harness.memory_store import MemoryStore
 
 HONEST = ("a", "b", "c")
 SYNCS_BEFORE = 10

@@ -8,12 +8,12 @@ from dataclasses import asdict
 import pytest
 
 from atoll.coordinator.core.sites import manifests
-from atoll.coordinator.store import MemoryStore
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 from tests.harness.coordinator_story import Story, a_manifest, some_settings
+from tests.harness.memory_store import MemoryStore
 
 
 @pytest.fixture(autouse=True)

@@ -27,11 +27,12 @@ from atoll.coordinator.core.persisted import (
     thinned,
 )
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.coordinator.store import MemoryStore, Store
+from atoll.coordinator.store import Store
 from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
 from atoll.protocol.settings import settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
+from tests.harness.memory_store import MemoryStore
 
 SETTINGS = some_settings()
 Reopen = Callable[[], Store]
@@ -425,7 +426,7 @@ def test_who_is_kept_out_and_what_was_taken_back_come_back(reopen: Reopen) -> No
 def test_what_is_read_is_what_was_folded(reopen: Reopen) -> None:
     """Records in any order, in transactions of any size; after every start, all that is there, and nothing else."""
     generator = random.Random(1)
-    store, term, wanted = reopen(), 1, store_module.MemoryStore()
+    store, term, wanted = reopen(), 1, MemoryStore()
     store.begin(SETTINGS)
     kept = wanted.begin(SETTINGS)
     number, branch = 0, 0

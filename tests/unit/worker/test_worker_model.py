@@ -28,8 +28,10 @@ from atoll.protocol.settings import (
     TrainerSettings,
     settings_to_json,
 )
+from benchmarks.diloco import simulate_diloco
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
+
 SETTINGS = RunSettings(
     run_id="r",
     steps=6,
@@ -107,7 +109,7 @@ def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
     results = [
         baselines.train_alone(SETTINGS, corpus),
         baselines.train_data_parallel(SETTINGS, corpus, 2),
-        baselines.simulate_diloco(SETTINGS, corpus, 2, lambda name, steps: done.append((name, steps))),
+        simulate_diloco(SETTINGS, corpus, 2, lambda name, steps: done.append((name, steps))),
     ]
     assert len({r.bits_per_byte_before for r in results}) == 1
     assert all(r.bits_per_byte_after < r.bits_per_byte_before for r in results)
@@ -116,7 +118,7 @@ def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
 
 def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus) -> None:
     alone = baselines.train_alone(SETTINGS, corpus).bits_per_byte_after
-    assert baselines.simulate_diloco(SETTINGS, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
+    assert simulate_diloco(SETTINGS, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
 
 
 # --- a saved model
