@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from atoll.node.dataplane import kernels as outer_kernels
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane import outer_update
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.outer_update import update
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.store_files import Bytes
@@ -37,7 +37,7 @@ from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings
 
 RUN_ID = "outer-state"
-OPTIMIZER = outer_optimizer(OuterSettings())
+OPTIMIZER = OuterOptimizer(OuterSettings())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,10 @@ class Bench:
         outer = self.seeded(folder)
 
         def apply(commit: int) -> None:
+            update = OPTIMIZER.at(self.log.record(commit))
+
             def one(chunk: int) -> None:
-                outer.apply(chunk, self.log.read(commit, chunk), commit, OPTIMIZER)
+                outer.apply(chunk, self.log.read(commit, chunk), update)
 
             each(one, self.layout.sync_chunks, self.pool)
 
@@ -124,7 +126,8 @@ class Bench:
 
         def step(chunk: int, commit: int) -> None:
             new = spares.pop()
-            update(self.layout, chunk, records[chunk], self.log.read(commit, chunk), OPTIMIZER, new=new)
+            payload, update = self.log.read(commit, chunk), OPTIMIZER.at(self.log.record(commit))
+            outer_update.apply(self.layout, chunk, records[chunk], payload, update, new=new)
             chunk_hash(new.data)
             spares.append(records[chunk])
             records[chunk] = new

@@ -17,7 +17,7 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.bases import check_base_dtypes
 from atoll.node.dataplane.frozen_state import FrozenState
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
@@ -47,7 +47,7 @@ class DataPlane:
         self.home = home
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements)
-        self.optimizer = outer_optimizer(settings.outer)
+        self.optimizer = OuterOptimizer(settings.outer)
         sync, slots, run_id = settings.sync, self.optimizer.slots, settings.run_id
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
         self.log = PayloadLog(
@@ -222,9 +222,9 @@ class DataPlane:
         async with self.lock:
             return await run_to_its_end(work)
 
-    def _apply_chunk(self, outer: OuterState, chunk: Chunk, commit: int) -> None:
-        payload = self.log.read(commit, chunk.index) if chunk.num_elements else b""
-        outer.apply(chunk.index, payload, commit, self.optimizer)
+    def _apply_chunk(self, outer: OuterState, chunk: Chunk, update: OuterUpdate) -> None:
+        payload = self.log.read(update.commit, chunk.index) if chunk.num_elements else b""
+        outer.apply(chunk.index, payload, update)
 
     async def seed(self, saved: Path | None) -> bytes:
         """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
@@ -272,8 +272,8 @@ class DataPlane:
                 self.snapshots.spared = None
             self._shown = None
             self.log.commit(commit)
-            chunks = self.layout.chunks[: self.layout.num_sync_chunks]
-            each(lambda chunk: self._apply_chunk(outer, chunk, commit.commit), chunks, self._pool)
+            chunks, update = self.layout.chunks[: self.layout.num_sync_chunks], self.optimizer.at(commit)
+            each(lambda chunk: self._apply_chunk(outer, chunk, update), chunks, self._pool)
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
             return outer.state_hash()

@@ -17,33 +17,32 @@ import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.messages import Commit
+from atoll.protocol.recompute import slots_of
 from atoll.protocol.settings import OUTER_OPTIMIZERS, OuterSettings
 
 Floats = npt.NDArray[np.float32]
 
 
-class OuterOptimizer(Protocol):
-    """One update of a chunk. `slots` names the arrays kept beside the values, in their order in a chunk's record."""
+class OuterUpdate(Protocol):
+    """The update of a chunk by one commit."""
 
     @property
-    def slots(self) -> tuple[str, ...]: ...
+    def commit(self) -> int: ...
 
     def apply(
         self, values: Floats, slots: Sequence[Floats], avg: Floats, out_values: Floats, out_slots: Sequence[Floats]
     ) -> None:
         """From `values`, `slots` and the average pseudo-gradient; the outputs may be the inputs (in place).
 
-        All arrays are 1-D fp32 of one size.
+        All arrays are 1-D fp32 of one size; slots are in the order of `OuterOptimizer.slots`.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
+    commit: int
     learning_rate: np.float32
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        return ()
 
     def apply(
         self, values: Floats, slots: Sequence[Floats], avg: Floats, out_values: Floats, out_slots: Sequence[Floats]
@@ -53,12 +52,9 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class Nesterov:
+    commit: int
     learning_rate: np.float32
     momentum: np.float32
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        return ("momentum",)
 
     def apply(
         self, values: Floats, slots: Sequence[Floats], avg: Floats, out_values: Floats, out_slots: Sequence[Floats]
@@ -66,14 +62,25 @@ class Nesterov:
         kernels.nesterov(values, slots[0], avg, self.learning_rate, self.momentum, out_values, out_slots[0])
 
 
-def outer_optimizer(settings: OuterSettings) -> OuterOptimizer:
-    """The outer optimizer of a run. Raises ConfigError for an unknown name or a value out of range."""
-    if not 0 < settings.learning_rate < 1e3:
-        raise ConfigError(f"outer.learning_rate = {settings.learning_rate}: choose a number above 0, usually 0.5 to 1")
-    if not 0 <= settings.momentum < 1:
-        raise ConfigError(f"outer.momentum = {settings.momentum}: choose 0 or more, below 1")
-    if settings.optimizer == "sgd":
-        return Sgd(np.float32(settings.learning_rate))
-    if settings.optimizer == "nesterov":
-        return Nesterov(np.float32(settings.learning_rate), np.float32(settings.momentum))
-    raise ConfigError(f"outer.optimizer = {settings.optimizer!r}: choose one of {', '.join(OUTER_OPTIMIZERS)}")
+class OuterOptimizer:
+    """Of a run. `slots` names the arrays kept beside the values, in their order in a chunk's record."""
+
+    def __init__(self, settings: OuterSettings) -> None:
+        """Raises ConfigError for an unknown name or a value out of range."""
+        if not 0 < settings.learning_rate < 1e3:
+            raise ConfigError(
+                f"outer.learning_rate = {settings.learning_rate}: choose a number above 0, usually 0.5 to 1"
+            )
+        if not 0 <= settings.momentum < 1:
+            raise ConfigError(f"outer.momentum = {settings.momentum}: choose 0 or more, below 1")
+        if settings.optimizer not in OUTER_OPTIMIZERS:
+            raise ConfigError(f"outer.optimizer = {settings.optimizer!r}: choose one of {', '.join(OUTER_OPTIMIZERS)}")
+        self.slots = slots_of(settings)
+        self._settings = settings
+
+    def at(self, record: Commit) -> OuterUpdate:
+        """Bound to a commit: whatever changes in the course of a run is a function of its record."""
+        learning_rate, momentum = np.float32(self._settings.learning_rate), np.float32(self._settings.momentum)
+        if self._settings.optimizer == "sgd":
+            return Sgd(record.commit, learning_rate)
+        return Nesterov(record.commit, learning_rate, momentum)

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane import store_files
+from atoll.node.dataplane import outer_update, store_files
 from atoll.node.dataplane.chunk_index import Entry
 from atoll.node.dataplane.chunk_store import EMPTY, ChunkRecord, ChunkStore
 from atoll.node.dataplane.frozen_state import FrozenState
-from atoll.node.dataplane.optim import OuterOptimizer
-from atoll.node.dataplane.outer_update import Encoded, record_bytes, update
+from atoll.node.dataplane.optim import OuterUpdate
+from atoll.node.dataplane.outer_update import Encoded, record_bytes
 from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import REAL_DISK, Disk
@@ -206,8 +206,8 @@ class OuterState:
 
         return self._replace(chunk, version, fill)
 
-    def apply(self, chunk: int, payload: Encoded, version: int, optimizer: OuterOptimizer) -> None:
-        """The outer update of one chunk to commit `version` by its payload; nothing if it is there already.
+    def apply(self, chunk: int, payload: Encoded, update: OuterUpdate) -> None:
+        """The outer update of one chunk by its payload in that commit; nothing if it is there already.
 
         Chunks without elements take no payload and need no call. Raises StateError if the chunk is not at the commit
         before, InvalidMessage for a payload that is not this chunk's.
@@ -217,13 +217,18 @@ class OuterState:
         if not self.layout.chunks[chunk].num_elements:
             return
         with self.pinned(chunk) as old:
-            if old.version == version:
+            if old.version == update.commit:
                 return
-            if old.version != version - 1:
+            if old.version != update.commit - 1:
                 raise StateError(
-                    f"{self.folder}: chunk {chunk} is at commit {old.version}, commit {version} cannot be applied to it"
+                    f"{self.folder}: chunk {chunk} is at commit {old.version}, commit {update.commit} cannot be "
+                    "applied to it"
                 )
-            self._replace(chunk, version, lambda new: update(self.layout, chunk, old.data, payload, optimizer, new=new))
+
+            def fill(new: Bytes) -> None:
+                outer_update.apply(self.layout, chunk, old.data, payload, update, new=new)
+
+            self._replace(chunk, update.commit, fill)
 
     def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
         found = self._store.replace(chunk, version, fill)

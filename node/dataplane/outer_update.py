@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.codecs import kernels, parse_header, scratch
 from atoll.protocol.codecs.table import UNCHANGED
@@ -20,8 +20,8 @@ def record_bytes(layout: Layout, slots: tuple[str, ...], chunk: int) -> int:
     return spec.num_bytes * (1 + len(slots)) if spec.role is Role.TRAINABLE else spec.num_bytes
 
 
-def update(layout: Layout, chunk: int, old: Bytes, payload: Encoded, optimizer: OuterOptimizer, *, new: Bytes) -> None:
-    """`new` := the record after the commit whose `payload` it is, from the record before it.
+def apply(layout: Layout, chunk: int, old: Bytes, payload: Encoded, update: OuterUpdate, *, new: Bytes) -> None:
+    """`new` := the record after the commit whose `payload` and `update` they are, from the record before it.
 
     Raises InvalidMessage for a payload that is not this chunk's.
     """
@@ -31,9 +31,9 @@ def update(layout: Layout, chunk: int, old: Bytes, payload: Encoded, optimizer: 
     if spec.role is Role.TRAINABLE:
         average = scratch.floats("average", spec.num_elements)
         kernels.decode(payload, codec, spec.num_elements, average)
-        rows = old.view(np.float32).reshape(1 + len(optimizer.slots), -1)
-        out = new.view(np.float32).reshape(1 + len(optimizer.slots), -1)
-        optimizer.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
+        rows = old.view(np.float32).reshape(-1, spec.num_elements)
+        out = new.view(np.float32).reshape(-1, spec.num_elements)
+        update.apply(rows[0], list(rows[1:]), average, out[0], list(out[1:]))
     elif codec == UNCHANGED:
         parse_header(payload, codec=codec, num_elements=spec.num_elements, dtype=dtype)
         new[:] = old
@@ -42,9 +42,9 @@ def update(layout: Layout, chunk: int, old: Bytes, payload: Encoded, optimizer: 
         kernels.decode(payload, codec, spec.num_elements, values, dtype)
 
 
-def updated(layout: Layout, chunk: int, old: bytes | Bytes, payload: Encoded, optimizer: OuterOptimizer) -> Bytes:
+def updated(layout: Layout, chunk: int, old: bytes | Bytes, payload: Encoded, update: OuterUpdate) -> Bytes:
     """The same, in memory of its own."""
     before = np.frombuffer(old, np.uint8)
     new = np.empty_like(before)
-    update(layout, chunk, before, payload, optimizer, new=new)
+    apply(layout, chunk, before, payload, update, new=new)
     return new

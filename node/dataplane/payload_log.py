@@ -148,14 +148,20 @@ class PayloadLog:
         with self._lock:
             return commit in self._commits
 
+    def record(self, commit: int) -> Commit:
+        """Raises StateError if it is not held."""
+        with self._lock:
+            if (found := self._commits.get(commit)) is None:
+                raise StateError(f"commit {commit} is not in the payload log")
+        return found
+
     def read(self, commit: int, chunk: int) -> bytes:
         """The payload of a chunk in a commit. Raises StateError if it is not held, or damaged."""
         return self._file_of(commit).read(chunk)
 
     def _file_of(self, commit: int) -> PayloadFile:
         with self._lock:
-            record = self._commits.get(commit)
-            held = None if record is None else self._files.get(_key(record))
+            held = self._files.get(_key(self.record(commit)))
         if held is None:
             raise StateError(f"commit {commit} is not in the payload log")
         return held

@@ -113,7 +113,8 @@ def record_at(
         try:
             data: bytes | Bytes = file.read(chunk).data
             for number in range(version + 1, commit + 1):
-                data = updated(outer.layout, chunk, data, payloads.read(number, chunk), optimizer)
+                update = optimizer.at(payloads.record(number))
+                data = updated(outer.layout, chunk, data, payloads.read(number, chunk), update)
         except (StateError, InvalidMessage) as error:
             problem = error  # an older one may do
             continue
@@ -225,7 +226,8 @@ class _Rebuild:
             return False
         try:
             for commit in range(source.version + 1, target + 1):
-                self._outer.apply(chunk, self._log.read(commit, chunk), commit, self._optimizer)
+                update = self._optimizer.at(self._log.record(commit))
+                self._outer.apply(chunk, self._log.read(commit, chunk), update)
         except (StateError, InvalidMessage) as error:
             log.warning("%s", error)
             self._readable[commit, chunk] = False

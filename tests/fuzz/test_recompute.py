@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import EncodedHeader, kernels, unchanged
@@ -20,6 +20,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Manifest, Role, TensorSpec
 from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
+from tests.harness.data_plane import update_of
 from tests.harness.fuzzing import damaged, fuzz
 
 SIZES = [1, 511, 513, 1300]
@@ -40,7 +41,7 @@ def specs() -> list[TensorSpec]:
 
 @pytest.fixture(scope="module", params=["nesterov", "sgd"])
 def outer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OuterState]:
-    slots = outer_optimizer(OuterSettings(optimizer=request.param)).slots
+    slots = OuterOptimizer(OuterSettings(optimizer=request.param)).slots
     state = OuterState.create(tmp_path_factory.mktemp("outer"), Layout(Manifest.canonical(specs())), slots, "run")
     yield state
     state.close()
@@ -97,7 +98,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
 ) -> None:
     generator = np.random.default_rng(seed)
     settings = OuterSettings(optimizer="nesterov" if outer.slots else "sgd", **values)
-    optimizer = outer_optimizer(settings)
+    optimizer = OuterOptimizer(settings)
     chunk = outer.layout.chunks[data.draw(st.integers(0, len(outer.layout.chunks) - 1))]
     dtype = outer.layout.manifest.tensors[chunk.tensor].dtype
     size = record_bytes(chunk.role, dtype, chunk.num_elements, settings)
@@ -107,7 +108,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
 
     def at_a_site(payload: bytes) -> bytes:
         with np.errstate(all="ignore"):
-            return updated(outer.layout, chunk.index, record, payload, optimizer).tobytes()
+            return updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer)).tobytes()
 
     def at_the_coordinator(payload: bytes) -> bytes:
         return recomputed(

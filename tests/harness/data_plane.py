@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from atoll.node.dataplane import publish
-from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
@@ -20,7 +20,7 @@ from atoll.protocol.spec import spec_of
 
 RUN = "test"
 DTYPES = {"weight": "BF16", "weight.scale": "F32", "zero": "F32"}
-OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
+OPTIMIZER = OuterOptimizer(OuterSettings(learning_rate=0.7, momentum=0.9))
 
 
 def manifest() -> Manifest:
@@ -83,9 +83,14 @@ def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int
     }
 
 
+def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER) -> OuterUpdate:
+    """By the commit with that number."""
+    return optimizer.at(commit_record(commit))
+
+
 def apply_all(outer: OuterState, found: dict[int, bytes], version: int) -> None:
     for chunk, data in found.items():
-        outer.apply(chunk, data, version, OPTIMIZER)
+        outer.apply(chunk, data, update_of(version))
 
 
 def commit_record(number: int, sync: int | None = None, attempt: int = 0) -> Commit:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.optim import OuterOptimizer, outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
@@ -28,7 +28,7 @@ from atoll.protocol.spec import spec_of
 
 RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
-OPTIMIZER: OuterOptimizer = outer_optimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
+OPTIMIZER = OuterOptimizer(OuterSettings(learning_rate=0.7, momentum=0.5))
 SETTINGS = SyncSettings(codec="int8", chunk_elements=1000)
 TRAVELS = spec_of(SETTINGS, 0, 0)
 PACE = Pace(stall_s=20.0, slowest_bytes_per_s=1 << 10)
@@ -136,7 +136,7 @@ class Site:
         for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
             if chunk.num_elements:
                 payload = self.log.read(record.commit, chunk.index)
-                self.outer.apply(chunk.index, payload, record.commit, OPTIMIZER)
+                self.outer.apply(chunk.index, payload, OPTIMIZER.at(record))
         self.hub.drop_sync(record.sync)
 
     def payloads(self, plan: Plan) -> list[bytes]:

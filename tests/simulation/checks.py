@@ -20,7 +20,7 @@ from atoll.coordinator.core.events import (
 )
 from atoll.node.core import events as e
 from atoll.node.dataplane import saved_model
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
@@ -264,7 +264,7 @@ class Checks:
 
     def _model_in_place(self, node: SimNode, commit: int) -> None:
         """It is whole, and of its commit: later ones may have been applied while it was written."""
-        slots = outer_optimizer(self._settings.outer).slots
+        slots = OuterOptimizer(self._settings.outer).slots
         folder, saved = node.folder / "model", saved_model.load_manifest(node.folder / "model")
         self.require(saved.commit == commit, f"{node.process} saved commit {saved.commit} in place of {commit}")
         found = OuterState.create(node.folder / "as-saved", self._layout, slots, self._settings.run_id)
@@ -339,7 +339,7 @@ class Checks:
                 self._base_and_steps_only(sealed, states[sealed.base])
         for number, state in enumerate(states):
             self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
-        slots = outer_optimizer(self._settings.outer).slots
+        slots = OuterOptimizer(self._settings.outer).slots
         hashes = [
             state_hash(self._layout.manifest, slots, [chunk_hash(state[c.index]) for c in self._layout.chunks])
             for state in states

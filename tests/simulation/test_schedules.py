@@ -16,6 +16,7 @@ import pytest
 
 from atoll.coordinator.core.events import SiteRecord
 from atoll.node.core.events import Content, Difference, Values
+from atoll.node.dataplane.optim import OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.exchange.sync.spill import Spilled
 from atoll.protocol import messages as m
@@ -307,15 +308,15 @@ def computes_wrong(world: World, name: str) -> None:
     world.checks.bad_hosts.append(site)
     apply_chunk, num_left = plane._apply_chunk, 1
 
-    def apply_so(outer: OuterState, chunk: Chunk, commit: int) -> None:
+    def apply_so(outer: OuterState, chunk: Chunk, update: OuterUpdate) -> None:
         nonlocal num_left
         if chunk.role is not Role.TRAINABLE or not chunk.num_elements or not num_left:
-            apply_chunk(outer, chunk, commit)
+            apply_chunk(outer, chunk, update)
             return
         num_left = 0
-        payload = bytearray(plane.log.read(commit, chunk.index))
+        payload = bytearray(plane.log.read(update.commit, chunk.index))
         payload[-1] ^= 1
-        outer.apply(chunk.index, payload, commit, plane.optimizer)
+        outer.apply(chunk.index, payload, update)
 
     plane._apply_chunk = apply_so  # type: ignore[method-assign]
 

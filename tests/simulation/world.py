@@ -357,15 +357,15 @@ class World:
         assert plane is not None
         apply, left = plane._apply_chunk, self.random.randrange(len(plane.layout.chunks))
 
-        def torn(outer: object, chunk: object, number: int) -> None:
+        def torn(outer: object, chunk: object, update: object) -> None:
             nonlocal left
             if left == 0 and not node.process.dead:
                 self.kill_site(node.process.machine, f"dies while it applies commit {commit.commit}")
             left -= 1
             if not node.process.dead:
-                apply(outer, chunk, number)  # type: ignore[arg-type]
+                apply(outer, chunk, update)  # type: ignore[arg-type]
 
-        plane._apply_chunk = torn  # type: ignore[method-assign,assignment]
+        plane._apply_chunk = torn  # type: ignore[method-assign]
 
     def kill_site(self, name: str, why: str) -> None:
         node = self.nodes.pop(name, None)

@@ -326,15 +326,11 @@ class Fetch:
             versions = self._outer.versions
             return [chunk for chunk in self._layout.sync_chunks if versions[chunk] == record.commit - 1]
 
-        behind = iter(await self._in_pool(at_the_commit_before))
+        behind, update = iter(await self._in_pool(at_the_commit_before)), self._optimizer.at(record)
 
         async def work() -> None:
             for chunk in behind:
-                await self._in_pool(
-                    lambda chunk=chunk: self._outer.apply(  # type: ignore[misc]
-                        chunk, file.read(chunk), record.commit, self._optimizer
-                    )
-                )
+                await self._in_pool(lambda chunk=chunk: self._outer.apply(chunk, file.read(chunk), update))  # type: ignore[misc]
 
         # Nothing may be written after the end: the disk may be rolled back next.
         await together([work() for _ in range(APPLIED_AT_ONCE)])

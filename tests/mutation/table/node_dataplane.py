@@ -49,7 +49,7 @@ MUTATIONS = (
         name="apply out of order",
         rule="a chunk goes from each commit to the next one only",
         where="node.dataplane.outer_state:OuterState.apply",
-        old="if old.version != version - 1:",
+        old="if old.version != update.commit - 1:",
         new="if old.version >= version:",
         tests=("tests/unit/dataplane/test_outer_state.py",),
     ),

@@ -13,7 +13,7 @@ from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.node.daemon.room import Free, Room, free_for, room_for
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit
 from atoll.node.dataplane.footprint import footprint
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.saved_model import save
@@ -58,7 +58,7 @@ def large(num_parameters: int) -> Layout:
 @pytest.mark.parametrize("optimizer", OUTER_OPTIMIZERS)
 def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path) -> None:
     settings = replace(SETTINGS, outer=OuterSettings(optimizer=optimizer))
-    slots = outer_optimizer(settings.outer).slots
+    slots = OuterOptimizer(settings.outer).slots
     outer = OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
     outer.close()
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes

@@ -21,7 +21,7 @@ from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
 from atoll.protocol.errors import HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
-from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, filled, layout, payloads, seeded, tensor
+from tests.harness.data_plane import RUN, apply_all, filled, layout, payloads, seeded, tensor, update_of
 
 SLOTS = ("momentum",)
 
@@ -76,11 +76,11 @@ def test_sync_chunks_advance_and_frozen_ones_stay(tmp_path: Path) -> None:
     found = payloads(outer)
     chunks = sorted(found)
     for chunk in chunks[:-1]:
-        outer.apply(chunk, found[chunk], 1, OPTIMIZER)
+        outer.apply(chunk, found[chunk], update_of(1))
         assert outer.commit is None
     assert outer.chunk_hashes(0) is not None, "donors still serve the list of the commit before"
     assert outer.chunk_hashes(1) is None
-    outer.apply(chunks[-1], found[chunks[-1]], 1, OPTIMIZER)
+    outer.apply(chunks[-1], found[chunks[-1]], update_of(1))
     assert outer.commit == 1
     assert outer.state_hash() != before
     versions = outer.versions
@@ -93,13 +93,13 @@ def test_applying_again_changes_nothing_and_gaps_are_refused(tmp_path: Path) -> 
     outer = seeded(tmp_path, layout())
     found = payloads(outer)
     with pytest.raises(StateError, match="commit 2 cannot be applied"):
-        outer.apply(0, found[0], 2, OPTIMIZER)
+        outer.apply(0, found[0], update_of(2))
     apply_all(outer, found, 1)
     before = outer.state_hash()
     apply_all(outer, found, 1)
     assert outer.state_hash() == before
     with pytest.raises(StateError, match="cannot be applied"):
-        outer.apply(0, found[0], 0, OPTIMIZER)
+        outer.apply(0, found[0], update_of(0))
 
 
 def test_wrong_payloads_leave_the_chunk_as_it_was(tmp_path: Path) -> None:
@@ -108,9 +108,9 @@ def test_wrong_payloads_leave_the_chunk_as_it_was(tmp_path: Path) -> None:
     found, before = payloads(outer), outer.state_hash()
     for data in (found[0][:-1], found[1][:20], b"", found[max(found)], found[0][:2] + b"\1" + found[0][3:]):
         with pytest.raises(InvalidMessage):
-            outer.apply(0, data, 1, OPTIMIZER)
+            outer.apply(0, data, update_of(1))
     with pytest.raises(InvalidMessage, match="frozen"):
-        outer.apply(len(used.chunks) - 1, found[0], 1, OPTIMIZER)
+        outer.apply(len(used.chunks) - 1, found[0], update_of(1))
     assert outer.commit == 0
     assert outer.state_hash() == before
     apply_all(outer, found, 1)  # no spare place was lost
@@ -170,7 +170,7 @@ def test_the_list_of_the_commit_before_is_found_again(tmp_path: Path) -> None:
     again = reopened(tmp_path, used)
     assert [again.chunk_hashes(n) for n in range(4)] == [None, None, *hashes[2:]]
     assert again.state_hash() == state_hash(used.manifest, SLOTS, hashes[3] or [])
-    again.apply(0, payloads(again, (4,))[0], 4, OPTIMIZER)
+    again.apply(0, payloads(again, (4,))[0], update_of(4))
     again.close()
     torn = reopened(tmp_path, used)
     assert torn.commit is None
@@ -244,7 +244,7 @@ def test_a_crash_at_any_byte_leaves_the_old_chunk_or_the_new_one(tmp_path: Path)
     names = ("outer.chunks", "outer.index")
     before = {name: (tmp_path / "live" / name).read_bytes() for name in names}
     old = outer.read(4)
-    outer.apply(4, payloads(outer, (4,))[4], 2, OPTIMIZER)
+    outer.apply(4, payloads(outer, (4,))[4], update_of(2))
     new = outer.read(4)
     after = {name: (tmp_path / "live" / name).read_bytes() for name in names}
     outer.close()
@@ -281,7 +281,7 @@ def test_a_lost_record_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
     outer = seeded(tmp_path, used)
     old = outer.read(0)
     found = payloads(outer)
-    outer.apply(0, found[0], 1, OPTIMIZER)
+    outer.apply(0, found[0], update_of(1))
     new = outer.read(0)
     outer.close()
     data = bytearray((tmp_path / "outer.chunks").read_bytes())
@@ -291,7 +291,7 @@ def test_a_lost_record_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
     again = reopened(tmp_path, used)
     assert again.read(0) == old
     assert again.commit == 0
-    again.apply(0, found[0], 1, OPTIMIZER)
+    again.apply(0, found[0], update_of(1))
     assert again.read(0) == new
     again.close()
     final = reopened(tmp_path, used)
@@ -344,7 +344,7 @@ def test_readers_see_version_hash_and_bytes_that_belong_together(tmp_path: Path)
     def write(part: int) -> None:
         for commit, found in enumerate(steps, 1):
             for chunk in sorted(found)[part::2]:
-                outer.apply(chunk, found[chunk], commit, OPTIMIZER)
+                outer.apply(chunk, found[chunk], update_of(commit))
 
     readers = [threading.Thread(target=read) for _ in range(2)]
     writers = [threading.Thread(target=write, args=(part,)) for part in range(2)]

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from atoll.node.dataplane import kernels, publish
 from atoll.node.dataplane.bases import cast_base
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.vectors import OUTER_VECTORS
 from atoll.protocol.errors import ConfigError, SelfTestFailed
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import OuterSettings
-from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor
+from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor, update_of
 
 Floats = npt.NDArray[np.float32]
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
@@ -36,28 +36,28 @@ def sample(seed: int, size: int, exponent: int) -> Floats:
 
 @given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]), st.sampled_from([0.0, 0.5, 0.9]))
 def test_nesterov_rounds_every_operation(size: int, seed: int, exponent: int, rate: float, momentum: float) -> None:
-    optimizer = outer_optimizer(OuterSettings(optimizer="nesterov", learning_rate=rate, momentum=momentum))
+    optimizer = OuterOptimizer(OuterSettings(optimizer="nesterov", learning_rate=rate, momentum=momentum))
     assert optimizer.slots == ("momentum",)
     x, m, d = (sample(seed + i, size, exponent) for i in range(3))
     lr, mu = np.float32(rate), np.float32(momentum)
     new_m = mu * m + d
     new_x = x - lr * (d + mu * new_m)
     out_x, out_m = np.empty_like(x), np.empty_like(m)
-    optimizer.apply(x, [m], d, out_x, [out_m])
+    update_of(1, optimizer).apply(x, [m], d, out_x, [out_m])
     assert out_m.tobytes() == new_m.tobytes()
     assert out_x.tobytes() == new_x.tobytes()
-    optimizer.apply(x, [m], d, x, [m])  # in place
+    update_of(1, optimizer).apply(x, [m], d, x, [m])  # in place
     assert (x.tobytes(), m.tobytes()) == (new_x.tobytes(), new_m.tobytes())
 
 
 @given(sizes, seeds, exponents, st.sampled_from([0.7, 1.0, 0.3]))
 def test_sgd_rounds_every_operation(size: int, seed: int, exponent: int, rate: float) -> None:
-    optimizer = outer_optimizer(OuterSettings(optimizer="sgd", learning_rate=rate))
+    optimizer = OuterOptimizer(OuterSettings(optimizer="sgd", learning_rate=rate))
     assert optimizer.slots == ()
     x, d = sample(seed, size, exponent), sample(seed + 1, size, exponent)
     expected = x - np.float32(rate) * d
     out = np.empty_like(x)
-    optimizer.apply(x, [], d, out, [])
+    update_of(1, optimizer).apply(x, [], d, out, [])
     assert out.tobytes() == expected.tobytes()
 
 
@@ -73,7 +73,7 @@ def test_sgd_rounds_every_operation(size: int, seed: int, exponent: int, rate: f
 )
 def test_settings_out_of_range_are_refused(settings: OuterSettings, text: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(text)):
-        outer_optimizer(settings)
+        OuterOptimizer(settings)
 
 
 def test_the_self_test_passes_here_and_notices_other_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ def test_the_vectors_of_the_page_are_what_the_optimizers_compute() -> None:
         x, m, d = (np.frombuffer(bytes.fromhex(vector[k]), np.float32) for k in ("x", "m", "d"))
         lr, mu = (float(np.frombuffer(bytes.fromhex(vector[k]), np.float32)[0]) for k in ("learning_rate", "momentum"))
         out_x, out_m = np.empty_like(x), np.empty_like(m)
-        outer_optimizer(OuterSettings(optimizer="sgd", learning_rate=lr)).apply(x, [], d, out_x, [])
+        update_of(1, OuterOptimizer(OuterSettings(optimizer="sgd", learning_rate=lr))).apply(x, [], d, out_x, [])
         assert out_x.tobytes().hex() == vector["sgd_x"]
         settings = OuterSettings(optimizer="nesterov", learning_rate=lr, momentum=mu)
-        outer_optimizer(settings).apply(x, [m], d, out_x, [out_m])
+        update_of(1, OuterOptimizer(settings)).apply(x, [m], d, out_x, [out_m])
         assert out_x.tobytes().hex() == vector["nesterov_x"]
         assert out_m.tobytes().hex() == vector["nesterov_m"]
 

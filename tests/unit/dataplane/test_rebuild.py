@@ -17,7 +17,7 @@ from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout, state_hash
-from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded
+from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, logged, payloads, seeded, update_of
 
 SLOTS = ("momentum",)
 
@@ -215,7 +215,7 @@ def test_a_record_is_of_its_commit_though_the_next_one_is_applied_meanwhile(
 
 def test_a_record_is_found_in_the_middle_of_the_next_commit(site: Site) -> None:
     site.commit()
-    site.outer.apply(0, payloads(site.outer)[0], 2, OPTIMIZER)
+    site.outer.apply(0, payloads(site.outer)[0], update_of(2))
     where = site.outer, site.log, site.snapshots, OPTIMIZER
     assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from atoll.node.dataplane.optim import outer_optimizer
+from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.protocol.codecs import kernels, unchanged
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
-from atoll.protocol.recompute import recomputed, record_bytes, slots_of
+from atoll.protocol.recompute import recomputed, record_bytes
 from atoll.protocol.settings import OuterSettings
+from tests.harness.data_plane import update_of
 
 NESTEROV = OuterSettings(learning_rate=0.7, momentum=0.9)
 SGD = OuterSettings(optimizer="sgd", learning_rate=0.3)
@@ -33,14 +34,13 @@ def floats(seed: int, num: int = NUM_ELEMENTS) -> np.ndarray:
 def test_a_trained_chunk_comes_out_as_at_the_sites(
     tmp_path: object, settings: OuterSettings, codec: str, zstd_level: int
 ) -> None:
-    optimizer = outer_optimizer(settings)
-    assert optimizer.slots == slots_of(settings)
+    optimizer = OuterOptimizer(settings)
     rows = [floats(i) for i in range(1 + len(optimizer.slots))]
     payload = kernels.encode(codec, floats(7), zstd_level=zstd_level)
     average = np.empty(NUM_ELEMENTS, np.float32)
     kernels.decode(payload, codec, NUM_ELEMENTS, average)
     out = np.empty((len(rows), NUM_ELEMENTS), np.float32)
-    optimizer.apply(rows[0], rows[1:], average, out[0], list(out[1:]))
+    update_of(1, optimizer).apply(rows[0], rows[1:], average, out[0], list(out[1:]))
     found = recomputed(
         role=Role.TRAINABLE,
         dtype="F32",
@@ -63,7 +63,7 @@ def specs() -> list[TensorSpec]:
 @pytest.mark.parametrize("is_unchanged", [False, True])
 def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool) -> None:  # type: ignore[no-untyped-def]
     layout = Layout(Manifest.canonical(specs()))
-    optimizer = outer_optimizer(NESTEROV)
+    optimizer = OuterOptimizer(NESTEROV)
     outer = OuterState.create(tmp_path, layout, optimizer.slots, "run")
     for chunk in layout.chunks:
         spec = layout.manifest.tensors[chunk.tensor]
@@ -77,7 +77,7 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
             values = np.arange(72, dtype=np.uint8) if is_raw else floats(3, 9)
             payload = kernels.encode("raw" if is_raw else "fp32", values, dtype=dtype)
         outer.put(chunk.index, 0, record)
-        expected = updated(outer.layout, chunk.index, record, payload, optimizer).tobytes()
+        expected = updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer)).tobytes()
         found = recomputed(
             role=chunk.role, dtype=spec.dtype, num_elements=9, settings=NESTEROV, record=record, payload=payload
         )

@@ -24,7 +24,7 @@ from atoll.protocol import disk
 from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
-from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, layout, manifest, payloads, seeded
+from tests.harness.data_plane import RUN, apply_all, layout, manifest, payloads, seeded, update_of
 
 SLOTS = ("momentum",)
 INFO: dict[str, Any] = {"run_step": 40, "run_tokens": 2000, "settings": {"run_id": RUN, "seed": 3}}
@@ -256,7 +256,7 @@ def test_a_save_that_fails_gives_its_room_back(
 def test_a_state_between_commits_is_not_saved(tmp_path: Path, used: Layout, outer: OuterState) -> None:
     with pytest.raises(ConfigError, match="settings"):
         save(tmp_path / "model", outer, used, SLOTS, {"run_step": 1, "run_tokens": 1})
-    outer.apply(0, payloads(outer, (9,))[0], 3, OPTIMIZER)
+    outer.apply(0, payloads(outer, (9,))[0], update_of(3))
     with pytest.raises(StateError, match="not complete"):
         save(tmp_path / "model", outer, used, SLOTS, INFO)
 

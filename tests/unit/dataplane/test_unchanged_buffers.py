@@ -20,7 +20,7 @@ from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
-from tests.harness.data_plane import OPTIMIZER, RUN, apply_all, tensor
+from tests.harness.data_plane import RUN, apply_all, tensor, update_of
 from tests.harness.fuzzing import damaged, fuzz
 
 LEAST = np.finfo(np.float32).min
@@ -124,7 +124,7 @@ def test_a_trainable_tensor_that_is_said_to_be_unchanged_is_refused(tmp_path: Pa
     with pytest.raises(InvalidMessage, match="carries no pseudo-gradient"):
         check_payload(LAYOUT, chunk, marker)
     with pytest.raises(InvalidMessage, match="carries no pseudo-gradient"):
-        outer.apply(chunk, marker, 1, OPTIMIZER)
+        outer.apply(chunk, marker, update_of(1))
 
 
 def test_who_did_not_change_a_buffer_counts_with_the_base(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_only_the_whole_marker_of_its_place_is_taken(
             lambda: used.check(chunk, arrived),
             lambda: used.reduce(chunk, [(1, arrived)]),
             lambda: check_payload(LAYOUT, chunk, arrived),
-            lambda: outer.apply(chunk, arrived, 1, OPTIMIZER),
+            lambda: outer.apply(chunk, arrived, update_of(1)),
         ):
             if arrived == right[chunk]:
                 take()

@@ -22,7 +22,7 @@ from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.machine import Machine
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
-from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads
+from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads, update_of
 
 SETTINGS = RunSettings(
     run_id=RUN,
@@ -50,7 +50,7 @@ def stopped_in_commit_1(home: Home, num_applied: int) -> int:
     logged(plane.log, outer, 1, found)
     chunks = [c.index for c in plane.layout.chunks[: plane.layout.num_sync_chunks]]
     for chunk in chunks[:num_applied]:
-        outer.apply(chunk, found.get(chunk, b""), 1, plane.optimizer)
+        outer.apply(chunk, found.get(chunk, b""), update_of(1, plane.optimizer))
     plane.close()
     return len(chunks)
 
