@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from atoll.protocol.cuts import as_matrix, block_groups
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import ConfigError, InvalidMessage
 
@@ -137,27 +138,41 @@ def _aligned_bytes(spec: TensorSpec) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A slice of one tensor, flattened in row-major order."""
+    """A block of one tensor: its elements in row-major order of the block.
+
+    In the tensor, and so in SNAPSHOT and PUBLISH, they are one strip of consecutive elements where the block has all
+    columns, and one strip a row where it has not.
+    """
 
     index: int
     tensor: int  # index into manifest.tensors
     role: Role
     first_element: int  # within the tensor
     num_elements: int
-    offset_bytes: int  # in SNAPSHOT and PUBLISH
+    num_strips: int  # equally long
+    stride_elements: int  # from the first element of a strip to the next strip's
+    offset_bytes: int  # of its first element, in SNAPSHOT and PUBLISH
     num_bytes: int  # there, and of its values in the outer state
+
+    @property
+    def strip_elements(self) -> int:
+        return self.num_elements // self.num_strips
+
+    @property
+    def strip_starts(self) -> range:
+        """The first element of each strip, within the tensor."""
+        return range(
+            self.first_element, self.first_element + self.num_strips * self.stride_elements, self.stride_elements
+        )
 
 
 def chunk_runs(manifest: Manifest, chunk_elements: int) -> Iterator[tuple[TensorSpec, int, int]]:
-    """(tensor, number of chunks, elements of each), in the order of chunks: at most two a tensor, however large."""
+    """(tensor, number of chunks, elements of each), in the order of chunks: at most four a tensor, however large."""
     for role in CHUNK_ORDER:
         for spec in manifest.tensors:
             if spec.role is role:
-                whole, rest = divmod(spec.num_elements, chunk_elements)
-                if whole:
-                    yield spec, whole, chunk_elements
-                if rest or not whole:
-                    yield spec, 1, rest
+                for group in block_groups(spec.shape, chunk_elements):
+                    yield spec, group.num_blocks, group.num_rows * group.num_columns
 
 
 def num_chunks(manifest: Manifest, chunk_elements: int) -> int:
@@ -191,26 +206,35 @@ class Layout:
         self.num_sync_chunks = 0
         for role in CHUNK_ORDER:
             for i, spec in enumerate(manifest.tensors):
-                if spec.role is not role:
-                    continue
-                for first in range(0, max(1, spec.num_elements), chunk_elements):
-                    count = min(chunk_elements, spec.num_elements - first)
-                    chunks.append(
-                        Chunk(
-                            index=len(chunks),
-                            tensor=i,
-                            role=role,
-                            first_element=first,
-                            num_elements=count,
-                            offset_bytes=offsets[i] + first * spec.carried_itemsize,
-                            num_bytes=count * spec.carried_itemsize,
-                        )
-                    )
+                if spec.role is role:
+                    chunks += self._blocks(len(chunks), i)
             if role is Role.BUFFER_LOWEST:
                 self.num_sync_chunks = len(chunks)
         self.chunks = tuple(chunks)
         self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
         """Those that travel in syncs."""
+
+    def _blocks(self, first_chunk: int, tensor: int) -> Iterator[Chunk]:
+        spec = self.manifest.tensors[tensor]
+        _, columns = as_matrix(spec.shape)
+        for group in block_groups(spec.shape, self.chunk_elements):
+            num_elements = group.num_rows * group.num_columns
+            is_one_strip = group.num_columns == columns or not num_elements
+            for row in group.first_rows:
+                for column in group.first_columns:
+                    first = row * columns + column
+                    yield Chunk(
+                        index=first_chunk,
+                        tensor=tensor,
+                        role=spec.role,
+                        first_element=first,
+                        num_elements=num_elements,
+                        num_strips=1 if is_one_strip else group.num_rows,
+                        stride_elements=max(columns, 1),
+                        offset_bytes=self.tensor_offsets_bytes[tensor] + first * spec.carried_itemsize,
+                        num_bytes=num_elements * spec.carried_itemsize,
+                    )
+                    first_chunk += 1
 
     def name_of(self, chunk: int) -> str:
         return self.manifest.tensors[self.chunks[chunk].tensor].name

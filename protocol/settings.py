@@ -64,9 +64,9 @@ class SyncSettings:
     zstd_level: int = 0
     """zstandard level of the stage behind the codec; 0 leaves it out."""
     chunk_elements: int = 1 << 20
-    """Elements of a chunk: the unit that is sent, reduced, hashed and repaired."""
+    """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
     max_chunks: int = 1 << 18
-    """A model of more chunks is refused: 2.7e11 elements at the usual size of a chunk."""
+    """A model of more chunks is refused: up to 2.7e11 elements at the usual size of a chunk."""
     max_weight_ratio: int = 16
     """A site's tokens count up to so many times the pace of the median contributor; what is beyond has no weight."""
     max_tokens_per_sample: int = 1 << 20

@@ -54,4 +54,4 @@ class ChunkIndex:
         self._buffer[start : start + ENTRY_BYTES] = body + self._check(chunk, body)
 
     def _check(self, chunk: int, body: bytes) -> bytes:
-        return Digest("atoll/outer-index/v1").data(self._key).uint(chunk).data(body).finish()[:_CHECK_BYTES]
+        return Digest("atoll/chunk-index/v1").data(self._key).uint(chunk).data(body).finish()[:_CHECK_BYTES]

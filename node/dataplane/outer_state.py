@@ -30,7 +30,7 @@ from atoll.protocol.layout import FP32_ROLES, Layout, Role, state_hash
 
 KEPT_HASH_LISTS = 4  # of the last commits; donors serve them
 _NAME = "outer"
-_FORMAT = 1
+_FORMAT = 2  # 1: tensors were cut into runs of `chunk_elements`
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +312,7 @@ def _kind(layout: Layout, slots: tuple[str, ...], run_id: str) -> StoreKind:
 
 def state_key(layout: Layout, slots: tuple[str, ...], run_id: str) -> bytes:
     """Ties what is on a disk to one run, model and outer optimizer."""
-    digest = Digest("atoll/outer-state/v1").text(run_id).data(layout.manifest.digest).uint(layout.chunk_elements)
+    digest = Digest("atoll/outer-state/v2").text(run_id).data(layout.manifest.digest).uint(layout.chunk_elements)
     for slot in slots:
         digest.text(slot)
     return digest.finish()

@@ -275,5 +275,5 @@ def check_payload(layout: Layout, chunk: int, data: bytes | bytearray | memoryvi
 
 
 def _tag(layout: Layout, run_id: str) -> bytes:
-    digest = Digest("atoll/payload-log/v1").text(run_id).data(layout.manifest.digest)
+    digest = Digest("atoll/payload-log/v2").text(run_id).data(layout.manifest.digest)
     return digest.uint(layout.chunk_elements).finish()

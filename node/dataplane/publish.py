@@ -8,6 +8,7 @@ import numpy as np
 
 from atoll.node.dataplane import kernels
 from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.blocks import gathered, scatter
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.threads import each, pool_of
 from atoll.protocol.codecs import scratch
@@ -23,7 +24,7 @@ def publish_replace(
 
     def copy(chunk: Chunk) -> None:
         with outer.pinned(chunk.index) as record:
-            target[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = record.data[: chunk.num_bytes]
+            scatter(record.data[: chunk.num_bytes], target, chunk)
 
     _each_filled(copy, (c for c in layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
 
@@ -40,7 +41,8 @@ def publish_shift(
     target = np.frombuffer(buffer, np.uint8)
 
     def shift(chunk: Chunk) -> None:
-        place = target[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes].view(np.float32)
+        values = gathered(target, chunk)  # the old ones, then the difference
+        place = values.view(np.float32)
         dtype = dtypes[layout.name_of(chunk.index)]
         with outer.pinned(chunk.index) as record:
             new = record.values
@@ -52,6 +54,8 @@ def publish_shift(
                 kernels.subtract(new_base, old_base, place)
             else:
                 kernels.subtract(new, place, place)
+        if chunk.num_strips > 1:  # a copy
+            scatter(values, target, chunk)
 
     _each_filled(shift, (c for c in layout.chunks if c.role is Role.TRAINABLE), num_threads)
 
@@ -61,7 +65,7 @@ def seed_from_snapshot(outer: OuterState, layout: Layout, buffer: memoryview, *,
     source = np.frombuffer(buffer, np.uint8)
 
     def seed(chunk: Chunk) -> None:
-        outer.seed(chunk.index, source[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
+        outer.seed(chunk.index, gathered(source, chunk))
 
     _each_filled(seed, layout.chunks, num_threads)
 

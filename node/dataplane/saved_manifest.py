@@ -16,7 +16,7 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
 MANIFEST_NAME = "manifest.json"
 MODEL_NAME = "model.safetensors"
 OUTER_NAME = "outer.safetensors"
-FORMAT = "atoll/saved-model/1"
+FORMAT = "atoll/saved-model/2"
 MAX_MANIFEST_BYTES = 1 << 28
 
 

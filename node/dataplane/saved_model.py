@@ -4,6 +4,7 @@ the bit), and `manifest.json`, written last. The folder is made aside and rename
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -165,7 +166,7 @@ def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState, layou
         for reader, key, dtype in sources:
             if reader.num_bytes(key, dtype) != spec.num_elements * spec.carried_itemsize:
                 raise ConfigError(f"{reader.path}: {key!r} does not have the shape {list(spec.shape)}")
-            record += reader.read(key, chunk.first_element * spec.carried_itemsize, chunk.num_bytes)
+            record += _read(reader, key, chunk, spec.carried_itemsize)
         found = outer.put(chunk.index, 0, record)
         whole = not in_outer or _rounded(record, spec.dtype) == _stored(model, spec, chunk)
         if not whole or found != hashes[DIGEST_BYTES * chunk.index : DIGEST_BYTES * (chunk.index + 1)]:
@@ -175,7 +176,11 @@ def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState, layou
 def _stored(model: Reader, spec: TensorSpec, chunk: Chunk) -> bytes:
     itemsize = DTYPE_BYTES[spec.dtype]
     model.num_bytes(spec.name, spec.dtype)
-    return model.read(spec.name, chunk.first_element * itemsize, chunk.num_elements * itemsize)
+    return _read(model, spec.name, chunk, itemsize)
+
+
+def _read(file: Reader, key: str, chunk: Chunk, itemsize: int) -> bytes:
+    return b"".join(file.read(key, start * itemsize, chunk.strip_elements * itemsize) for start in chunk.strip_starts)
 
 
 class _Tensors:
@@ -204,8 +209,18 @@ class _Tensors:
             yield from self._parts(entry.name.removeprefix(prefix), rows[prefix])
 
     def _parts(self, name: str, row: int) -> Iterator[bytes]:
-        for chunk in self._chunks[name]:
-            yield self._frozen.read(chunk.index, row * chunk.num_bytes, chunk.num_bytes)
+        for chunk, strip in _in_order(self._chunks[name]):
+            num_bytes = chunk.num_bytes // chunk.num_strips
+            yield self._frozen.read(chunk.index, row * chunk.num_bytes + strip * num_bytes, num_bytes)
+
+
+def _in_order(chunks: list[Chunk]) -> Iterator[tuple[Chunk, int]]:
+    """The strips of a tensor's chunks as they lie in the tensor: (chunk, number of its strip)."""
+    in_order = sorted(chunks, key=lambda c: c.first_element)
+    for _, beside in itertools.groupby(in_order, key=lambda c: c.first_element // c.stride_elements):
+        blocks = list(beside)  # that begin in one row, and so have equally many strips
+        for strip in range(blocks[0].num_strips):
+            yield from ((chunk, strip) for chunk in blocks)
 
 
 def _is_rounded(spec: TensorSpec) -> bool:

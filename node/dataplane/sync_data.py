@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.blocks import gathered
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
+from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.codecs import arithmetic, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
 from atoll.protocol.errors import AverageError, InvalidMessage, NonFiniteError
@@ -44,7 +46,7 @@ class SyncData:
         self.layout = layout
         self._travels = travels
         self._outer = outer
-        self._snapshot = snapshot.cast("B")
+        self._snapshot = np.frombuffer(snapshot, np.uint8)
         self._dtypes = dtypes
         self._last_payload = last_payload
         self._nearest: list[tuple[float, Outlier]] = []  # of each chunk that was averaged, by share of the limit
@@ -56,13 +58,13 @@ class SyncData:
         Raises NonFiniteError naming the tensor.
         """
         spec = self._sync_chunk(chunk)
-        local = self._snapshot[spec.offset_bytes : spec.offset_bytes + spec.num_bytes]
+        local = gathered(self._snapshot, spec)
         if self._is_unchanged(spec, local):
             return unchanged(spec.num_elements, self._wire_dtype(spec))
         way = self._travels.of(spec.role)
         if way.aggregation is Aggregation.LOWEST:
-            return self._encode(spec, np.frombuffer(local, np.uint8), None)
-        values = np.frombuffer(local, np.float32)
+            return self._encode(spec, local, None)
+        values = local.view(np.float32)
         if way.contribution is Contribution.VALUE:
             return self._encode(spec, values, None)
         with self._outer.pinned(chunk) as record:
@@ -73,13 +75,13 @@ class SyncData:
                 cast_base(record.values, dtype, base)
             return self._encode(spec, base, values)
 
-    def _is_unchanged(self, spec: Chunk, local: memoryview) -> bool:
+    def _is_unchanged(self, spec: Chunk, local: Bytes) -> bool:
         """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
         momentum moves it whatever the contributions are."""
         if self._travels.of(spec.role).contribution is Contribution.DELTA:
             return False
         with self._outer.pinned(spec.index) as record:
-            return np.array_equal(np.frombuffer(local, np.uint8), self._buffer_base(spec, record).view(np.uint8))
+            return np.array_equal(local, self._buffer_base(spec, record).view(np.uint8))
 
     def _buffer_base(self, spec: Chunk, record: PinnedChunk) -> npt.NDArray[Any]:
         """The base of a buffer's chunk as all sites hold it, cast included: its dtype is in the manifest."""
@@ -228,7 +230,9 @@ class SyncData:
 
 
 def _place(name: str, spec: Chunk) -> str:
-    return f"{name!r}, elements {spec.first_element} to {spec.first_element + spec.num_elements - 1}"
+    last = spec.strip_starts[-1] + spec.strip_elements - 1
+    rows = f" ({spec.num_strips} rows of {spec.strip_elements})" if spec.num_strips > 1 else ""
+    return f"{name!r}, elements {spec.first_element} to {last}{rows}"
 
 
 def _read(contribution: bytes | Callable[[], bytes]) -> bytes:

@@ -25,6 +25,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.settings import OuterSettings, SyncSettings
 from atoll.protocol.spec import spec_of
+from tests.harness.chunks import paste
 
 RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
@@ -106,13 +107,12 @@ class Site:
         """Local values a little away from the outer ones."""
         random = np.random.default_rng([seed, self.site_id])
         for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
-            view = self.snapshot[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes]
             if chunk.role is Role.BUFFER_LOWEST:
-                view[:] = random.bytes(chunk.num_bytes)
+                paste(self.snapshot, chunk, random.bytes(chunk.num_bytes))
                 continue
             base = np.frombuffer(self.outer.read(chunk.index).data[: chunk.num_bytes], np.float32)
             step: npt.NDArray[np.float32] = random.standard_normal(chunk.num_elements, np.float32)
-            np.frombuffer(view, np.float32)[:] = base + np.float32(0.01) * step
+            paste(self.snapshot, chunk, (base + np.float32(0.01) * step).tobytes())
 
     @property
     def data(self) -> SyncData:

@@ -35,6 +35,7 @@ from atoll.protocol.plans import plan_digest
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import common_pb2, peer_pb2
+from tests.harness.chunks import paste
 from tests.harness.relay import Relay
 from tests.harness.sites import (
     DTYPES,
@@ -561,7 +562,7 @@ def test_a_buffer_that_nobody_changed_travels_as_its_header(tmp_path: Path) -> N
             for site in sites:
                 site.train(1)
                 for chunk, data in zip(buffers, before, strict=True):
-                    site.snapshot[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = data
+                    paste(site.snapshot, chunk, data)
             plan = star_plan(run.layout, sites)
             results = await run_all(plan, sites)
             for site in sites:

@@ -30,6 +30,7 @@ from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
+from tests.harness.chunks import cut_out, elements_of
 from tests.harness.site_questions import of_node
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
 from tests.simulation.reference import Records, replay
@@ -385,16 +386,10 @@ class Checks:
         for chunk in self._layout.chunks:
             if chunk.role is not Role.TRAINABLE:
                 continue
-            name, first, end = (
-                self._layout.name_of(chunk.index),
-                chunk.first_element,
-                chunk.first_element + chunk.num_elements,
-            )
+            name, elements = self._layout.name_of(chunk.index), elements_of(chunk)
             start = np.frombuffer(base[chunk.index][: chunk.num_bytes], "<f4")
-            expected = sum(
-                (step[name].ravel()[first:end] for step in learned), to_bf16(start) if sealed.bf16 else start
-            )
-            found = np.frombuffer(sealed.values, "<f4", chunk.num_elements, chunk.offset_bytes)
+            expected = sum((step[name].ravel()[elements] for step in learned), to_bf16(start) if sealed.bf16 else start)
+            found = np.frombuffer(cut_out(sealed.values, chunk), "<f4")
             if not (np.abs(found) < MOST).all():
                 continue  # the faults that make a NaN or an absurd value; no commit may hold it
             rounding = MOST_ROUNDING[sealed.bf16] * (1 + len(learned)) * (1 + np.abs(found) + np.abs(start))

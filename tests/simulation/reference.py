@@ -15,6 +15,7 @@ from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
+from tests.harness.chunks import cut_out
 from tests.simulation.sites import Sealed, to_bf16
 
 F32 = npt.NDArray[np.float32]
@@ -37,7 +38,7 @@ def replay(
         total = sum(member.tokens for member in commit.contributors)
         for chunk in layout.chunks[: layout.num_sync_chunks]:
             size, values = chunk.num_bytes, state[chunk.index]
-            locals_ = [s.values[chunk.offset_bytes : chunk.offset_bytes + size] for s in handed_in[commit]]
+            locals_ = [cut_out(s.values, chunk) for s in handed_in[commit]]
             if chunk.role is Role.BUFFER_LOWEST:
                 state[chunk.index] = locals_[0]
                 continue

@@ -158,6 +158,14 @@ MUTATIONS = (
         tests=("tests/unit/dataplane/test_outer_update.py",),
     ),
     Mutation(
+        name="the shift of a block of columns stays in a copy",
+        rule="a shift is the difference of the two bases",
+        where="node.dataplane.publish:publish_shift.shift",
+        old="        if chunk.num_strips > 1:  # a copy\n",
+        new="        if False:\n",
+        tests=("tests/unit/dataplane/test_outer_update.py",),
+    ),
+    Mutation(
         name="a rebuilt state is not compared",
         rule="an older state that is put together is kept only if it has the hash that the commit had",
         where="node.dataplane.rebuild:put_aside.check",
@@ -172,6 +180,14 @@ MUTATIONS = (
         old="            if held.version == commit:",
         new="            if True:",
         tests=("tests/unit/dataplane/test_rebuild.py",),
+    ),
+    Mutation(
+        name="a tensor is saved chunk by chunk",
+        rule="a saved tensor has its elements in their order, however it is cut",
+        where="node.dataplane.saved_model:_in_order",
+        old="in_order = sorted(chunks, key=lambda c: c.first_element)",
+        new="in_order = chunks",
+        tests=("tests/unit/dataplane/test_saved_model.py",),
     ),
     Mutation(
         name="a killed save leaves no model in its place",

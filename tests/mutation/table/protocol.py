@@ -80,9 +80,17 @@ MUTATIONS = (
     Mutation(
         name="forget the last chunk",
         rule="every element of every tensor is in a chunk",
-        where="protocol.layout:Layout.__init__",
-        old="for first in range(0, max(1, spec.num_elements), chunk_elements):",
-        new="for first in range(0, max(1, spec.num_elements - chunk_elements + 1), chunk_elements):",
+        where="protocol.cuts:_along",
+        old="    if end < length:\n",
+        new="    if end < length and not end:\n",
+        tests=("tests/unit/protocol/test_layout.py",),
+    ),
+    Mutation(
+        name="a block of columns is taken for consecutive elements",
+        rule="every element of every tensor is in a chunk",
+        where="protocol.layout:Layout._blocks",
+        old="is_one_strip = group.num_columns == columns or not num_elements",
+        new="is_one_strip = True",
         tests=("tests/unit/protocol/test_layout.py",),
     ),
     Mutation(

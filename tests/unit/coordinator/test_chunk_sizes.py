@@ -40,10 +40,15 @@ def test_sizes_are_those_of_the_codec_of_each_role() -> None:
     ]
 
 
-@given(st.lists(st.tuples(st.integers(0, 40), st.sampled_from(list(Role))), max_size=6), st.integers(1, 9))
+SHAPES = st.tuples(st.integers(0, 40)) | st.tuples(st.integers(0, 9), st.integers(0, 9))
+
+
+@given(st.lists(st.tuples(SHAPES, st.sampled_from(list(Role))), max_size=6), st.integers(1, 9))
 @fuzz(200)
-def test_they_are_those_of_the_chunks_of_the_layout(tensors: list[tuple[int, Role]], chunk_elements: int) -> None:
-    specs = [w(size, role=role, name=f"t{i}") for i, (size, role) in enumerate(tensors)]
+def test_they_are_those_of_the_chunks_of_the_layout(
+    tensors: list[tuple[tuple[int, ...], Role]], chunk_elements: int
+) -> None:
+    specs = [w(*shape, role=role, name=f"t{i}") for i, (shape, role) in enumerate(tensors)]
     manifest = Manifest.canonical(specs)
     layout = Layout(manifest, chunk_elements)
     settings = SyncSettings(codec="int8", chunk_elements=chunk_elements)

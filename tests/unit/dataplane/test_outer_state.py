@@ -21,6 +21,7 @@ from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
 from atoll.protocol.errors import HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
+from tests.harness.chunks import cut_out
 from tests.harness.data_plane import RUN, apply_all, filled, layout, payloads, seeded, tensor, update_of
 
 SLOTS = ("momentum",)
@@ -46,7 +47,7 @@ def test_seeding_makes_commit_0(tmp_path: Path) -> None:
     assert set(outer.versions) == {0}
     for chunk in used.chunks:
         record = outer.read(chunk.index)
-        values = bytes(buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
+        values = cut_out(buffer, chunk)
         slot = bytes(chunk.num_bytes) if chunk.role is Role.TRAINABLE else b""
         assert record.data == values + slot
         assert len(record.data) == record_bytes(used, SLOTS, chunk.index)

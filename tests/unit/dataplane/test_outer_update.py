@@ -20,6 +20,7 @@ from atoll.node.dataplane.vectors import OUTER_VECTORS
 from atoll.protocol.errors import ConfigError, SelfTestFailed
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import OuterSettings
+from tests.harness.chunks import cut_out, paste
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, tensor, update_of
 
 Floats = npt.NDArray[np.float32]
@@ -153,11 +154,10 @@ def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> No
     buffer = memoryview(bytearray(used.buffer_bytes))
     publish.publish_replace(outer, used, buffer, num_threads=num_threads)
     for chunk in used.chunks:
-        part = bytes(buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes])
-        assert part == outer.read(chunk.index).data[: chunk.num_bytes]
+        assert cut_out(buffer, chunk) == outer.read(chunk.index).data[: chunk.num_bytes]
     before = bytes(buffer)
     for chunk in (c for c in used.chunks if c.role is Role.FROZEN):
-        buffer[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = bytes(chunk.num_bytes)
+        paste(buffer, chunk, bytes(chunk.num_bytes))
     publish.publish_replace(outer, used, buffer, frozen=False)
     assert bytes(buffer) != before
     publish.publish_replace(outer, used, buffer)
@@ -187,4 +187,4 @@ def test_first_values_come_from_snapshot(tmp_path: Path) -> None:
     used = layout()
     outer = seeded(tmp_path, used, seed=4)
     expected = filled(used, 4)
-    assert outer.values(0).tobytes() == bytes(expected[used.chunks[0].offset_bytes :][: used.chunks[0].num_bytes])
+    assert outer.values(0).tobytes() == cut_out(expected, used.chunks[0])

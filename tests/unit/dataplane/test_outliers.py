@@ -22,6 +22,7 @@ from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from tests.harness.chunks import paste
 from tests.harness.data_plane import apply_all, filled, layout, seeded, sync_data, tensor
 from tests.harness.fuzzing import fuzz
 
@@ -118,7 +119,7 @@ def test_an_absurd_contribution_makes_no_payload_and_is_named(tmp_path: Path, co
     good = [trained(outer, i, 0.01, codec) for i in (1, 2)]
     for step in (1e30, 1e5):
         bad = trained(outer, 3, step, codec)
-        with pytest.raises(AverageError, match="'weight', elements 0 to 399 of norm") as refused:
+        with pytest.raises(AverageError, match=r"'weight', elements 0 to 969 \(20 rows of 20\) of norm") as refused:
             good[0].reduce(0, [(7, good[0].contribution(0)), (7, bad.contribution(0)), (9, good[1].contribution(0))])
         ((place, norm, limit),) = refused.value.outliers
         assert place == 1
@@ -139,9 +140,7 @@ def test_of_two_the_last_payload_is_what_a_contribution_is_held_against(tmp_path
     def site(seed: int, step: float, last: Callable[[int], bytes | None]) -> SyncData:
         snapshot = memoryview(bytearray(used.buffer_bytes))
         for chunk in used.chunks[: used.num_sync_chunks]:
-            snapshot[chunk.offset_bytes : chunk.offset_bytes + chunk.num_bytes] = outer.read(chunk.index).data[
-                : chunk.num_bytes
-            ]
+            paste(snapshot, chunk, outer.read(chunk.index).data[: chunk.num_bytes])
         values = tensor(used, snapshot, "weight")
         values += np.float32(step) * np.random.default_rng(seed).standard_normal(values.size, np.float32)
         dtypes = {"weight": "F32", "weight.scale": "F32", "zero": "F32"}

@@ -24,7 +24,8 @@ from atoll.protocol import disk
 from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
-from tests.harness.data_plane import RUN, apply_all, layout, manifest, payloads, seeded, update_of
+from tests.harness.chunks import elements_of
+from tests.harness.data_plane import RUN, apply_all, filled, layout, manifest, payloads, seeded, tensor, update_of
 
 SLOTS = ("momentum",)
 INFO: dict[str, Any] = {"run_step": 40, "run_tokens": 2000, "settings": {"run_id": RUN, "seed": 3}}
@@ -72,8 +73,8 @@ def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -
         assert file.metadata()["format"] == "pt"
         weight = file.get_tensor("weight")
         assert weight.shape == (30, 50)
-        parts = [outer.values(c.index) for c in used.chunks if used.name_of(c.index) == "weight"]
-        assert weight.tobytes() == b"".join(p.tobytes() for p in parts)
+        for chunk in (c for c in used.chunks if used.name_of(c.index) == "weight"):
+            assert weight.ravel()[elements_of(chunk)].tobytes() == outer.values(chunk.index).tobytes()
         assert file.get_tensor("weight.scale").shape == ()
         assert file.get_tensor("zero").shape == (0, 4)
         assert file.get_tensor("count").dtype == np.int64
@@ -84,6 +85,19 @@ def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -
         momentum = file.get_tensor("slot/momentum/weight")
         assert np.abs(momentum).max() > 0
         assert file.get_tensor("value/mean").dtype == np.float32
+
+
+@pytest.mark.parametrize("chunk_elements", [4, 30, 100, 1000])
+def test_a_tensor_has_its_elements_in_order_however_it_is_cut(tmp_path: Path, chunk_elements: int) -> None:
+    """Blocks of 2 x 2, 5 x 5, 10 x 10, and 30 rows by 31 columns."""
+    used = layout(chunk_elements)
+    outer = seeded(tmp_path / "outer", used)
+    save(tmp_path / "model", outer, used, SLOTS, INFO)
+    with safe_open(tmp_path / "model" / "model.safetensors", "np") as file:
+        assert file.get_tensor("weight").tobytes() == tensor(used, filled(used), "weight").tobytes()
+    other = fresh(tmp_path, used)
+    restore(tmp_path / "model", other, used)
+    assert other.state_hash() == outer.state_hash()
 
 
 def test_averaged_buffers_are_rounded_in_the_model_and_exact_beside_it(

@@ -16,6 +16,7 @@ from atoll.protocol.errors import AverageError, ConfigError, InvalidMessage, Non
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from tests.harness.chunks import cut_out, elements_of
 from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor
 
 
@@ -43,7 +44,7 @@ def test_a_contribution_is_base_minus_local(tmp_path: Path, codec: str) -> None:
     data = sync_data(outer, snapshot, codec)
     for chunk in chunks_of(used, Role.TRAINABLE):
         spec = used.chunks[chunk]
-        local = np.frombuffer(snapshot, np.float32, spec.num_elements, spec.offset_bytes)
+        local = np.frombuffer(cut_out(snapshot, spec), np.float32)
         base = np.empty_like(local)
         cast_base(outer.values(chunk), DTYPES[used.name_of(chunk)], base)
         assert data.contribution(chunk) == kernels.encode(codec, base - local) == data.contribution(chunk)
@@ -73,7 +74,7 @@ def test_buffers_travel_as_values_and_bytes(tmp_path: Path) -> None:
     (mean,), (lowest,) = chunks_of(used, Role.BUFFER_MEAN), chunks_of(used, Role.BUFFER_LOWEST)
     assert data.contribution(mean) == kernels.encode("fp32", tensor(used, snapshot, "mean"))
     spec = used.chunks[lowest]
-    assert data.contribution(lowest)[16:] == bytes(snapshot[spec.offset_bytes : spec.offset_bytes + spec.num_bytes])
+    assert data.contribution(lowest)[16:] == cut_out(snapshot, spec)
     assert data.max_bytes(lowest) == 16 + 3 * 8
 
 
@@ -125,9 +126,9 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path: Path, name: st
     data = sync_data(seeded(tmp_path, used), snapshot)
     refused = 0
     for chunk in data.chunks:
-        if used.name_of(chunk) == name and used.chunks[chunk].first_element + used.chunks[chunk].num_elements == (
-            used.manifest.tensors[used.chunks[chunk].tensor].num_elements
-        ):
+        spec = used.chunks[chunk]
+        last = used.manifest.tensors[spec.tensor].num_elements - 1
+        if used.name_of(chunk) == name and last in elements_of(spec):
             way_out = r'.*atoll\.join\(\.\.\., buffers=\{"mean": "local"\}\)' if name == "mean" else ""
             with pytest.raises(NonFiniteError, match=f"this site's '{name}'{way_out}"):
                 data.contribution(chunk)
@@ -144,7 +145,8 @@ def test_an_average_that_is_not_finite_is_refused_by_name(tmp_path: Path) -> Non
     poisoned = chunk[:16] + np.array([np.inf], np.float32).tobytes() + chunk[20:]
     with pytest.raises(InvalidMessage, match="chunk 0 of '"):
         data.check(0, poisoned)
-    with pytest.raises(AverageError, match="contributions to 'weight', elements 0 to 399 of norm inf") as refused:
+    where = r"'weight', elements 0 to 969 \(20 rows of 20\)"
+    with pytest.raises(AverageError, match=f"contributions to {where} of norm inf") as refused:
         data.reduce(0, [(1, chunk), (1, poisoned)])
     assert refused.value.tensor == "weight"
     assert [place for place, _, _ in refused.value.outliers] == [1]

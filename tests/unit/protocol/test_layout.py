@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName, chunk_hash, state_hash
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName, chunk_hash, chunk_runs, state_hash
+from tests.harness.chunks import cut_out, elements_of, paste
+
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 
 
 def spec(name: str, shape: tuple[int, ...], role: Role = Role.TRAINABLE, dtype: str = "F32") -> TensorSpec:
@@ -53,24 +62,65 @@ def test_scalars_and_empty_tensors_have_one_chunk() -> None:
     assert sizes["empty"] == 0
 
 
-shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
+shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=6)
+matrices = st.tuples(st.integers(1, 300), st.integers(1, 300)) | st.tuples(st.integers(1, 9), st.integers(1, 20_000))
 
 
-@given(shapes, st.integers(1, 7))
+def test_the_vectors_of_the_page() -> None:
+    (block,) = re.findall(r"```json cut-vector\n(.*?)```", PAGE.read_text(), re.S)
+    for case in json.loads(block):
+        shape = tuple(case["shape"])
+        columns = shape[-1] if shape else 1
+        layout = Layout(Manifest.canonical([spec("w", shape)]), case["chunk_elements"])
+        found = []
+        for chunk in layout.chunks:
+            elements = elements_of(chunk) if chunk.num_elements else np.zeros(0, np.int64)
+            rows, first_columns = np.unique(elements // max(columns, 1)), np.unique(elements % max(columns, 1))
+            first = divmod(chunk.first_element, max(columns, 1))
+            found.append([*first, rows.size, first_columns.size])
+        assert found == case["blocks"], case
+
+
+@given(shapes, st.integers(1, 30))
 def test_every_element_lies_in_exactly_one_chunk(shapes: list[tuple[int, ...]], chunk_elements: int) -> None:
     manifest = Manifest.canonical([spec(f"t{i}", shape) for i, shape in enumerate(shapes)])
     layout = Layout(manifest, chunk_elements)
-    seen: set[tuple[int, int]] = set()
-    bytes_seen: set[int] = set()
+    for i, tensor in enumerate(manifest.tensors):
+        chunks = [c for c in layout.chunks if c.tensor == i]
+        assert sorted(e for c in chunks for e in elements_of(c)) == list(range(tensor.num_elements))
+        assert all(c.num_elements or not tensor.num_elements for c in chunks)
+    assert max(c.num_elements for c in layout.chunks) <= chunk_elements
+    assert [c.index for c in layout.chunks] == list(range(len(layout.chunks)))
+    runs = list(chunk_runs(manifest, chunk_elements))
+    listed = [(tensor.name, size) for tensor, count, size in runs for _ in range(count)]
+    assert listed == [(layout.name_of(c.index), c.num_elements) for c in layout.chunks]
+    assert len(runs) <= 4 * len(shapes)
+
+
+@given(shapes, st.integers(1, 30))
+def test_no_byte_of_a_shared_buffer_is_of_two_chunks(shapes: list[tuple[int, ...]], chunk_elements: int) -> None:
+    layout = Layout(Manifest.canonical([spec(f"t{i}", shape) for i, shape in enumerate(shapes)]), chunk_elements)
+    buffer = memoryview(bytearray(layout.buffer_bytes))
     for chunk in layout.chunks:
-        elements = {(chunk.tensor, chunk.first_element + i) for i in range(chunk.num_elements)}
-        place = set(range(chunk.offset_bytes, chunk.offset_bytes + chunk.num_bytes))
-        assert not elements & seen
-        assert not place & bytes_seen
-        seen |= elements
-        bytes_seen |= place
-    assert len(seen) == sum(t.num_elements for t in manifest.tensors)
-    assert max(bytes_seen, default=0) < layout.buffer_bytes
+        assert not any(cut_out(buffer, chunk))
+        paste(buffer, chunk, b"\1" * chunk.num_bytes)
+    assert sum(buffer) == sum(4 * t.num_elements for t in layout.manifest.tensors)
+
+
+@given(matrices, st.integers(64 * 64, 20_000))
+def test_a_matrix_is_cut_into_tiles(shape: tuple[int, int], chunk_elements: int) -> None:
+    """Tiles of 64 x 64, and whole rows where 64 of them fit."""
+    rows, columns = shape
+    layout = Layout(Manifest.canonical([spec("w", shape)]), chunk_elements)
+    tile_of = np.add.outer(np.arange(rows) // 64 * math.ceil(columns / 64), np.arange(columns) // 64).ravel()
+    chunk_of = np.empty(rows * columns, np.int64)
+    for chunk in layout.chunks:
+        chunk_of[elements_of(chunk)] = chunk.index
+    assert len(set(zip(tile_of.tolist(), chunk_of.tolist(), strict=True))) == len(set(tile_of.tolist()))
+    if min(64, rows) * columns <= chunk_elements:
+        assert all(c.num_strips == 1 for c in layout.chunks)
+    sizes = [c.num_elements for c in layout.chunks]
+    assert len(sizes) == 1 or 2 * max(sizes) > chunk_elements, "more would not fit"
 
 
 def test_the_digest_notices_names_shapes_dtypes_roles_and_ties() -> None:
