@@ -177,6 +177,25 @@ class WorkersFailed:
     """That they had done, as far as they had said."""
 
 
+@dataclass(frozen=True, slots=True)
+class WorkersLost:
+    """The connection of a rank ended: the first sign of a crash. The exit, which follows, says more."""
+
+    generation: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersExited:
+    """All processes of a generation are gone, and not because they were stopped."""
+
+    generation: int
+    code: int
+    """0 if every rank ended well; else of the first process that did not, negative: killed by that signal."""
+    text: str
+    """One line on how it ended, then the last lines printed, if any."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersLeft:
     """Every rank said goodbye: the loader ended, or they were told to stop."""
@@ -344,9 +363,10 @@ class Tick:
 
 Event = (
     SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
-    | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | EvidenceShown | DiskRolledBack | LeaveAsked
-    | DataPlaneFailed | DataAnnounced | DrawAsked | PayloadsListed | CommitRebuilt | PeersProbed | Tick
+    | WorkersLost | WorkersExited | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished
+    | ExchangeBroken | CommitApplied | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published
+    | EvidenceShown | DiskRolledBack | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked | PayloadsListed
+    | CommitRebuilt | PeersProbed | Tick
 )  # fmt: skip
 
 
@@ -371,6 +391,17 @@ class StopWorkers:
     """End them at once (restart, or the site is leaving)."""
 
     generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeCrash:
+    """The workers have crashed, or hang: WorkersFailed answers at once, with what they printed last."""
+
+    generation: int
+    text: str
+    num_steps: int
+    has_exited: bool
+    """Then `text` ends with that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -561,8 +592,8 @@ class Exit:
 
 
 Output = (
-    Send | StartWorkers | StopWorkers | SendLayout | AnswerWorkers | SeedState | FetchState | CancelFetch
-    | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel
-    | DropModel | DistrustState | ShowEvidence | ListPayloads | RebuildCommit | RollBack | SendManifest | ProbePeers
-    | DialBack | AnswerDraw | Report | Exit
+    Send | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | SeedState | FetchState
+    | CancelFetch | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel
+    | KeepModel | DropModel | DistrustState | ShowEvidence | ListPayloads | RebuildCommit | RollBack | SendManifest
+    | ProbePeers | DialBack | AnswerDraw | Report | Exit
 )  # fmt: skip

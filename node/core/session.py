@@ -160,7 +160,7 @@ def _say_where_we_stand(ctx: Context) -> None:
         syncs.ready(ctx)
         divergence.say(ctx)
     exchange = ctx.site.exchange
-    if exchange is not None and exchange.payload_digest is not None:
+    if exchange is not None and exchange.finished is not None:
         syncs.done(ctx, exchange)
     if exchange is not None and exchange.failure is not None:
         ctx.send(exchange.failure)

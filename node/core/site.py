@@ -124,7 +124,7 @@ class SiteCore:
         if site.snapshot.is_sealed:
             if exchange is None or exchange.broken:
                 return "ready"
-            return "exchanging" if exchange.payload_digest is None else "waiting for commit"
+            return "exchanging" if exchange.finished is None else "waiting for commit"
         if workers.version is None:
             return "waiting for start"
         return "leaving" if site.leaving else "training"
@@ -236,7 +236,7 @@ class SiteCore:
                 session.evicted(self.ctx, reason)
             case m.ListPayloads(sync=sync, attempt=attempt, term=plan_term):
                 exchange = syncs.current(self.ctx, sync, plan_term, attempt)
-                if exchange is not None and exchange.payload_digest is not None:
+                if exchange is not None and exchange.finished is not None:
                     self.ctx.emit(ListPayloads(sync=sync, attempt=attempt, term=plan_term))
             case m.Disputed(commit=commit, is_over=is_over):
                 if outer is not None and outer.commit == commit:

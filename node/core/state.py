@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.disk import Disk
-from atoll.node.core.events import Difference, DrawAsked, Exit
+from atoll.node.core.events import Difference, DrawAsked, ExchangeFinished, Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, ExchangeFailed, Finished, Open, Outlier, Plan
+from atoll.protocol.messages import Commit, DataRange, Diverged, ExchangeFailed, Finished, Open, Plan
 from atoll.protocol.ranges import Ranges
 
 
@@ -95,13 +95,14 @@ class Saving:
 class Exchange:
     plan: Plan
     contributes: bool
-    payload_digest: bytes | None = None  # set when it is done
-    tokens: tuple[int, ...] = ()  # weights as they were averaged
-    stood_out: Outlier | None = None
+    finished: ExchangeFinished | None = None
     broken: bool = False
     failure: ExchangeFailed | None = None  # as it was said, of a contributor
-    sent_bytes: int = 0
-    received_bytes: int = 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Its payloads may still come."""
+        return self.finished is None and not self.broken
 
 
 @dataclass(slots=True, kw_only=True)

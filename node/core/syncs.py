@@ -177,11 +177,7 @@ def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
     exchange = current(ctx, event.sync, event.term, event.attempt)
     if exchange is None:
         return
-    exchange.payload_digest = event.payload_digest
-    exchange.tokens = event.tokens
-    exchange.stood_out = event.stood_out
-    exchange.sent_bytes = event.sent_bytes
-    exchange.received_bytes = event.received_bytes
+    exchange.finished = event
     done(ctx, exchange)
 
 
@@ -189,22 +185,22 @@ def done(ctx: Context, exchange: Exchange) -> None:
     """Requires that the exchange is finished. Also on a new stream."""
     outer = ctx.site.disk.outer
     assert outer is not None
-    assert exchange.payload_digest is not None
+    plan, finished = exchange.plan, exchange.finished
+    assert finished is not None
     if not exchange.contributes:
         return
-    plan = exchange.plan
     ctx.send(
         m.Done(
             sync=plan.sync,
             attempt=plan.attempt,
             term=plan.term,
-            payload_digest=exchange.payload_digest,
+            payload_digest=finished.payload_digest,
             last_commit=outer.commit,
             state_hash=outer.state_hash,
-            sent_bytes=exchange.sent_bytes,
-            received_bytes=exchange.received_bytes,
-            tokens=exchange.tokens,
-            stood_out=exchange.stood_out,
+            sent_bytes=finished.sent_bytes,
+            received_bytes=finished.received_bytes,
+            tokens=finished.tokens,
+            stood_out=finished.stood_out,
         )
     )
 
@@ -236,7 +232,7 @@ def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
 def cancel_exchange(ctx: Context) -> None:
     """Contributions that are held may serve another attempt."""
     exchange = ctx.site.exchange
-    if exchange is not None and exchange.payload_digest is None and not exchange.broken:
+    if exchange is not None and exchange.is_under_way:
         ctx.emit(CancelExchange(exchange.plan.sync, exchange.plan.attempt))
     ctx.site.exchange = None
 
@@ -295,7 +291,7 @@ def apply_next(ctx: Context) -> None:
     if commit is None:
         return
     exchange = current(ctx, commit.sync, commit.term, commit.attempt)
-    if exchange is not None and exchange.payload_digest is None and not exchange.broken:
+    if exchange is not None and exchange.is_under_way:
         return
     ctx.emit(disk.begin(ApplyCommit(commit)))
 

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.core.events import WorkersExited
 from atoll.node.daemon import child, processes
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.daemon.rank_commands import (
@@ -41,17 +41,6 @@ WORKERS_END_LIMIT_S = STOP_LIMIT_S + processes.KILL_ROUNDS * processes.KILL_ROUN
 """Of a generation that is told to end."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkersExit:
-    """All processes of a generation are gone, and not because `stop` was called."""
-
-    generation: int
-    code: int
-    """0 if every rank ended well; else of the first process that did not, negative: killed by that signal."""
-    text: str
-    """One line on how it ended, then the last lines printed, if any."""
-
-
 class Launcher:
     """Runs at most one generation of workers. Use it from the main thread, because workers die with the thread that
     started them. `on_exit` is called in the event loop; so is `on_failure`, if this watch over them fails itself.
@@ -60,7 +49,7 @@ class Launcher:
     def __init__(
         self,
         config: LaunchConfig,
-        on_exit: Callable[[WorkersExit], None],
+        on_exit: Callable[[WorkersExited], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._config = config
@@ -135,7 +124,7 @@ class Launcher:
         else:
             text = "\n".join((text, *tree.last_lines()))
         self._watching = None
-        self._on_exit(WorkersExit(generation=tree.generation, code=code, text=text))
+        self._on_exit(WorkersExited(generation=tree.generation, code=code, text=text))
 
     def _watched(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

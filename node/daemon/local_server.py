@@ -18,20 +18,18 @@ from typing import Any
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer, AnswerDraw
-from atoll.node.core.ranks.group import AllJoined, GroupEvent, Outcome, Reply, WorkerGroup, site_pieces
-from atoll.node.core.ranks.liveness import StepTimes, Watch
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.outcomes import AllJoined, GroupEvent, Outcome, Reply, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces
 from atoll.node.core.ranks.said import DataSet, SealedReport
-from atoll.node.core.ranks.status import RankStatus
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId
+from atoll.node.local_protocol import CheckpointId
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
 from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
 from atoll.protocol.text import clean
-from atoll.protocol.time_limits import TimeLimits
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096
@@ -50,6 +48,7 @@ class Greeting:
     run_seed: int
     resumed: bool
     checkpoint_folder: str = ""
+    crashed_from: tuple[CheckpointId, ...] = ()
 
 
 class _Connection:
@@ -136,7 +135,7 @@ class LocalServer:
 
         server = LocalServer(on_event, on_failure)
         await server.start()
-        server.begin(generation, world_size, greeting)    # then launch workers with ATOLL_SOCKET=server.path
+        server.begin(group, greeting)                     # then launch workers with ATOLL_SOCKET=server.path
         await server.send_layout(...)                     # after RanksJoined
         server.answer(generation, step, seq, answer)      # after BoundaryAsked
         await server.close()                              # workers that are still there end themselves
@@ -159,10 +158,7 @@ class LocalServer:
         self._open: set[_Connection] = set()
         self._of_rank: dict[int, _Connection] = {}
         self._group: WorkerGroup | None = None
-        self._step_times = StepTimes()
-        self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._greeting: Greeting | None = None
-        self._crashed_from: deque[CheckpointId] = deque(maxlen=local_protocol.MAX_CHECKPOINTS)
 
     @property
     def path(self) -> str:
@@ -180,29 +176,6 @@ class LocalServer:
     def pieces(self) -> SitePieces | None:
         """What the ranks hold together; known from RanksJoined on."""
         return self._group.pieces if self._group else None
-
-    @property
-    def ranks(self) -> tuple[RankStatus, ...]:
-        return self._group.ranks if self._group else ()
-
-    @property
-    def num_steps(self) -> int:
-        """See `WorkerGroup.num_steps`."""
-        return self._group.num_steps if self._group else 0
-
-    @property
-    def checkpoints(self) -> CheckpointCounts:
-        """Of all ranks and generations."""
-        return sum((rank.checkpoints for rank in self.ranks), self._earlier_checkpoints)
-
-    def watch(self, limits: TimeLimits) -> Watch | None:
-        """See `WorkerGroup.watch`."""
-        return self._group.watch(limits.worker_floor_s, limits.worker_start_s) if self._group else None
-
-    def excuse(self, seconds: float) -> None:
-        """See `WorkerGroup.excuse`."""
-        if self._group is not None:
-            self._group.excuse(seconds)
 
     async def start(self) -> None:
         # In a folder of its own, open to this user only, and short: a socket's path has at most 107 bytes.
@@ -235,30 +208,16 @@ class LocalServer:
         shutil.rmtree(self._folder)
         self._folder = None
 
-    def begin(self, generation: int, world_size: int, greeting: Greeting) -> None:
+    def begin(self, group: WorkerGroup, greeting: Greeting) -> None:
         """Serve this generation from now on. Connections of the one before are closed, which ends its workers."""
-        if generation <= self.generation:
-            raise ValueError(f"generation {generation} after {self.generation}")
-        self._earlier_checkpoints = self.checkpoints
+        if group.generation <= self.generation:
+            raise ValueError(f"generation {group.generation} after {self.generation}")
         previous = list(self._of_rank.values())
         self._of_rank.clear()
-        self._group = WorkerGroup(generation, world_size, self._now(), self._step_times)
+        self._group = group
         self._greeting = greeting
         for connection in previous:
             _shut(connection)
-
-    def crashed(self, generation: int) -> None:
-        """If it did no step, later ones do not go on from the checkpoint that it had."""
-        group = self._group
-        if group is None or group.generation != generation or group.went_on_from is None or group.num_steps:
-            return
-        if group.went_on_from not in self._crashed_from:
-            self._crashed_from.append(group.went_on_from)
-
-    def end(self) -> None:
-        """This generation is being stopped: nothing more comes of it."""
-        if self._group is not None:
-            self._group.end()
 
     async def send_layout(
         self,
@@ -454,7 +413,7 @@ class LocalServer:
             run_seed=greeting.run_seed,
             resumed=greeting.resumed,
             checkpoint_folder=greeting.checkpoint_folder,
-            crashed_from=[local_protocol.checkpoint_to_proto(c) for c in self._crashed_from],
+            crashed_from=[local_protocol.checkpoint_to_proto(c) for c in greeting.crashed_from],
         )
         connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
 

@@ -18,14 +18,14 @@ from atoll.node.core import events as e
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.endings import MAX_REASON_CHARACTERS
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.node import NodeCore
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.core.ranks.pieces import SitePieces
-from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.parts import REAL_PARTS, Parts
@@ -60,8 +60,6 @@ log = logging.getLogger(__name__)
 PHASES_OF_A_SYNC = frozenset({"training", "ready", "exchanging", "waiting for commit", "applying"})
 """They come round with every sync, and are shown with --debug only; each commit has a line."""
 OF_AN_EXCHANGE = (e.BeginExchange, e.WeighExchange, e.CancelExchange, e.DropSync)
-EXIT_GRACE_S = 1.0
-"""From a rank's lost connection to the exit of the workers, which says why."""
 FLUSH_S = 2.0
 """How long the last words to the coordinator may take."""
 SCRIPT_END_S = 600.0
@@ -110,7 +108,9 @@ class Node:
         )
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
-        self.core = SiteCore(identity, run.settings, outer, self._loop.time(), branch=home.branch)
+        self.core = NodeCore(
+            identity, run.settings, outer, self._loop.time(), branch=home.branch, num_ranks=config.num_ranks
+        )
         self.session = Session(
             config.coordinator,
             None,
@@ -152,7 +152,6 @@ class Node:
         self._worker_lock = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._sources: asyncio.Future[m.Sources] | None = None  # asked for by a fetch
-        self._lost_workers: asyncio.TimerHandle | None = None
         self._model_folder = config.save_dir or home.folder / "model"
         self._model_lock = asyncio.Lock()
         self._has_model_beside = False
@@ -168,9 +167,8 @@ class Node:
     async def run(self) -> tuple[int, str]:
         await self.local_server.start()
         self.home.note_socket_folder(Path(self.local_server.path).parent)
-        self._launcher = self._parts.launcher(self.config.launch, self._workers_exited, self._fail)
+        self._launcher = self._parts.launcher(self.config.launch, self.handle, self._fail)
         self._session = self._spawn(self.session.run())
-        self._spawn(self._watch_workers())
         try:
             code, text = await self._result
             await self.session.close()
@@ -310,8 +308,9 @@ class Node:
             case e.StartWorkers(generation, settings_json):
                 self._spawn(self._start_workers(generation, settings_json))
             case e.StopWorkers():
-                self.local_server.end()
                 self._spawn(self._stop_workers())
+            case e.DescribeCrash():
+                self._describe_crash(output)
             case e.SendLayout():
                 self._layout = self._spawn(self._send_layout(output, self._layout))
             case e.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
@@ -427,16 +426,24 @@ class Node:
                 run_seed=settings.seed,
                 resumed=self.config.from_saved is not None,
                 checkpoint_folder=str(self.home.optimizer_folder) if settings.checkpoint_every else "",
+                crashed_from=self.core.ranks.crashed_from,
             )
-            self.local_server.begin(generation, self.config.num_ranks, greeting)
+            group = self.core.ranks.group
+            if group is None or group.generation != generation:
+                return  # others are to be started, and these are not
+            self.local_server.begin(group, greeting)
             assert self._launcher is not None
             try:
                 await self._launcher.start(generation, self.local_server.path)
             except AtollError as error:
-                failed = e.WorkersFailed(
-                    generation=generation, kind=e.FailureKind.FATAL, text=str(error), exit_code=error.exit_code
-                )
-                self.handle(failed)
+                self._refuse_workers(generation, error)
+
+    def _refuse_workers(self, generation: int, error: AtollError | OSError) -> None:
+        """New ones would not help."""
+        if self.local_server.generation == generation:  # not those who came after them
+            self.local_server.refuse(str(error))
+        kind = e.FailureKind.FATAL
+        self.handle(e.WorkersFailed(generation=generation, kind=kind, text=str(error), exit_code=exit_code_of(error)))
 
     async def _wait_for_workers(self) -> None:
         """They have left the run; their script may still evaluate, or write files of its own."""
@@ -454,13 +461,10 @@ class Node:
             await self._launcher.stop()
 
     def _from_workers(self, event: GroupEvent) -> None:
-        """A lost connection is the first sign of a crash; the exit, which follows, says more."""
         if isinstance(event, RanksJoined):
             self._spawn(self._joined(event))
         elif isinstance(event, e.WorkersFailed) and event.kind is e.FailureKind.CRASHED:
-            self._lost_workers = self._loop.call_later(
-                EXIT_GRACE_S, self._workers_crashed, event.generation, event.text
-            )
+            self.handle(e.WorkersLost(event.generation, event.text))
         else:
             self.handle(event)
 
@@ -482,16 +486,7 @@ class Node:
         try:
             room = await asyncio.to_thread(measure)
         except AtollError as error:
-            if self.local_server.generation == ranks.generation:  # not those who came after them
-                self.local_server.refuse(str(error))
-            self.handle(
-                e.WorkersFailed(
-                    generation=ranks.generation,
-                    kind=e.FailureKind.FATAL,
-                    text=str(error),
-                    exit_code=error.exit_code,
-                )
-            )
+            self._refuse_workers(ranks.generation, error)
             return
         # Where workers join again, plans are made by what the site has offered.
         max_retained_bytes = self.hub.max_retained_bytes or room.max_retained_bytes
@@ -506,36 +501,11 @@ class Node:
             )
         )
 
-    def _workers_exited(self, ended: WorkersExit) -> None:
-        if self._lost_workers is not None:
-            self._lost_workers.cancel()
-        if self.core.site.workers.running:
-            self._crashed(ended.generation, ended.text)
-        elif ended.code != 0:
-            log.error("after they had left the run %s", ended.text)
-
-    def _workers_crashed(self, generation: int, text: str) -> None:
-        """They have not ended, or not yet."""
+    def _describe_crash(self, output: e.DescribeCrash) -> None:
         assert self._launcher is not None
-        self._crashed(generation, "\n".join((text, *self._launcher.last_lines)))
-
-    def _crashed(self, generation: int, text: str) -> None:
-        """`text` ends with the last lines that they printed."""
-        self.local_server.crashed(generation)
-        num_steps = self.local_server.num_steps
-        kind = e.FailureKind.CRASHED
-        self.handle(e.WorkersFailed(generation=generation, kind=kind, text=text, num_steps=num_steps))
-
-    async def _watch_workers(self) -> None:
-        while True:
-            limits, slept_at = self.core.limits, self._loop.time()
-            await asyncio.sleep(limits.heartbeat_s)
-            late_s = self._loop.time() - slept_at - limits.heartbeat_s
-            if late_s > limits.lease_s:
-                self.local_server.excuse(late_s)
-            watch = self.local_server.watch(limits)
-            if watch is not None and self._loop.time() >= watch.deadline:
-                self._workers_crashed(self.local_server.generation, watch.text)
+        lines = () if output.has_exited else self._launcher.last_lines
+        text, kind = "\n".join((output.text, *lines)), e.FailureKind.CRASHED
+        self.handle(e.WorkersFailed(generation=output.generation, kind=kind, text=text, num_steps=output.num_steps))
 
     async def _send_layout(self, output: e.SendLayout, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -561,15 +531,7 @@ class Node:
                 publish=plane.publish_buffer,
             )
         except (AtollError, OSError) as error:
-            failed = e.WorkersFailed(
-                generation=output.generation,
-                kind=e.FailureKind.FATAL,
-                text=str(error),
-                exit_code=exit_code_of(error),
-            )
-            if self.local_server.generation == output.generation:  # not those who came after them
-                self.local_server.refuse(failed.text)
-            self.handle(failed)
+            self._refuse_workers(output.generation, error)
 
     def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
         """In a thread: as much memory as the model takes is allocated, and files of an earlier start are read."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from atoll.node.core import events as e
+from atoll.node.core.node import NodeCore
 from atoll.node.core.ranks.status import RankStatus
-from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import LocalServer
@@ -25,7 +25,7 @@ class Observer:
         self,
         *,
         config: NodeConfig,
-        core: SiteCore,
+        core: NodeCore,
         session: Session,
         local_server: LocalServer,
         hub: Hub,
@@ -78,21 +78,21 @@ class Observer:
         return self._progress
 
     def _ranks(self) -> tuple[RankStatus, ...]:
-        """None between a crash and the start of new workers: those that are served then are the dead ones."""
-        workers = self._core.site.workers
-        is_current = workers.restart_at is None and self._local_server.generation == workers.generation
-        return self._local_server.ranks if is_current else ()
+        """None between a crash and the start of new workers: those that are known then are the dead ones."""
+        group = self._core.ranks.group
+        return group.ranks if group is not None and self._core.site.workers.restart_at is None else ()
 
     def facts(self) -> NodeFacts:
         site = self._core.site
         outer, workers = site.disk.outer, site.workers
-        server, restart_at = self._local_server, workers.restart_at
+        restart_at = workers.restart_at
         ranks = self._ranks()
-        watch = server.watch(self._core.limits) if ranks else None
+        watch = self._core.ranks.watch(self._core.limits) if ranks else None
         doing, limit_s = (watch.doing, watch.limit_s) if watch else ("", 0.0)
         if restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
             limit_s = self._core.limits.max_restart_s  # for the pause before new workers are started
+        refused = self._hub.counters.refused.total() + self._local_server.num_malformed
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return NodeFacts(
@@ -114,13 +114,11 @@ class Observer:
             moved_bytes=self._hub.counters.moved_bytes,
             doing=doing,
             limit_s=limit_s,
-            refused_messages=self._hub.counters.refused.total()
-            + server.num_malformed
-            + self._session.num_refused_messages,
+            refused_messages=refused + self._session.num_refused_messages,
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,
             restart_wait_s=max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0,
-            checkpoints=server.checkpoints,
+            checkpoints=self._core.ranks.checkpoints,
             num_syncs=self._num_syncs,
             num_wrong_states=site.num_wrong_states,
             retained_bytes=self._hub.retained_bytes,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from atoll.node.core.ranks.group import GroupEvent
+from atoll.node.core.events import WorkersExited
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.home import Home
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import LaunchConfig
@@ -22,7 +23,7 @@ class Parts:
     """How they are made; a simulated site has workers without any of these three."""
 
     local_server: Callable[[Callable[[GroupEvent], None], OnFailure], LocalServer] = LocalServer
-    launcher: Callable[[LaunchConfig, Callable[[WorkersExit], None], OnFailure], Launcher] = Launcher
+    launcher: Callable[[LaunchConfig, Callable[[WorkersExited], None], OnFailure], Launcher] = Launcher
     data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 
 

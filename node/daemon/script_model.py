@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.node.core.events import WorkersFailed
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.events import WorkersExited, WorkersFailed
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
@@ -29,7 +31,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
         elif isinstance(event, WorkersFailed):
             found.set_exception(WorkerError(f"the script cannot join: {event.text}"))
 
-    def ended(end: WorkersExit) -> None:
+    def ended(end: WorkersExited) -> None:
         if not found.done():
             found.set_exception(WorkerError(f"the script did not come to atoll.join: {end.text}"))
 
@@ -42,8 +44,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     await server.start()
     try:
         server.begin(
-            GENERATION,
-            config.num_ranks,
+            WorkerGroup(GENERATION, config.num_ranks, asyncio.get_running_loop().time(), StepTimes()),
             Greeting(
                 settings_json=settings_to_json(settings),
                 site_name=config.name,

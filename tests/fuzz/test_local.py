@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from atoll.node import local_protocol
 from atoll.node.core import events as e
 from atoll.node.core.events import Answer, AnswerKind
-from atoll.node.core.ranks.group import site_pieces
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.outcomes import site_pieces
 from atoll.node.daemon.local_server import Greeting, LocalServer, _tensors_of
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
@@ -21,6 +23,7 @@ from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
 from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
+from tests.harness.ranks import a_group
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
@@ -45,7 +48,7 @@ def test_a_promised_length_takes_no_memory() -> None:
     async def main() -> None:
         server = LocalServer(lambda _: None, unexpected)
         await server.start()
-        server.begin(GENERATION, 1, GREETING)
+        server.begin(a_group(GENERATION, 1), GREETING)
         reader, writer = await asyncio.open_unix_connection(server.path)
         writer.write(local_protocol.MAX_FRAME_BYTES.to_bytes(4, "little") + b"x")
         writer.write_eof()
@@ -81,7 +84,7 @@ class Site:
         self.server._now = lambda: 100.0
         self.server._put_together = lambda group, joined: group.put_together(site_pieces(joined))  # as if in a thread
         self.server._spawn = self.server._deliver
-        self.server.begin(GENERATION, num_ranks, GREETING)
+        self.server.begin(WorkerGroup(GENERATION, num_ranks, 100.0, StepTimes()), GREETING)
         self.connections: list[Any] = [FakeConnection() for _ in range(num_ranks + 1)]
         self.asked: list[e.BoundaryAsked] = []
 

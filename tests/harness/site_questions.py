@@ -13,6 +13,7 @@ from atoll.node.core import answers
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, MergeMode
+from atoll.node.core.node import NodeCore
 from atoll.node.core.site import SiteCore
 from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
 PROCESS = b"this process"
 
 
-def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
-    """Of the site `a`, started for the first time; `held`: what it finds on its disk."""
-    identity = SiteIdentity(
+def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
+    """Of the site `a`, started for the first time."""
+    return SiteIdentity(
         name="a",
         key=bytes(32),
         address="127.0.0.1:1",
@@ -37,7 +38,16 @@ def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_
         bandwidth_bytes_per_s=0,
         process_id=PROCESS,
     )
-    return SiteCore(identity, settings, held, now)
+
+
+def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
+    """`held`: what it finds on its disk."""
+    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
+
+
+def a_node_core(settings: RunSettings, now: float) -> NodeCore:
+    """With one rank, and nothing on its disk."""
+    return NodeCore(an_identity(), settings, None, now, branch=0, num_ranks=1)
 
 
 class SiteQuestions:

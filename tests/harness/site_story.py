@@ -227,6 +227,8 @@ class SiteStory(SiteQuestions):
                 return f"starts workers, generation {generation}"
             case e.StopWorkers(generation):
                 return f"ends the workers of generation {generation}"
+            case e.DescribeCrash(text=text):
+                return f"says what its workers printed last: {text}"
             case e.SendLayout():
                 return "lets the workers map the buffers"
             case e.AnswerWorkers(step=step, answer=answer):

@@ -20,10 +20,11 @@ from atoll.node.core.events import (
     Merged,
     MergeMode,
     SnapshotSealed,
+    WorkersExited,
     WorkersLeft,
 )
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -32,6 +33,7 @@ from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.chaos import descendants
 from tests.harness.failures import unexpected
+from tests.harness.ranks import a_group
 from tests.harness.sockets import listening, outside_loopback
 
 RANKS = Path(__file__).parent.parent / "workers" / "parallel_ranks.py"
@@ -143,9 +145,10 @@ async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureF
     await node.server.start()
     settings = settings_to_json(RunSettings(run_id="parallel"))
     node.server.begin(
-        1, 2, Greeting(settings_json=settings, site_name="berlin", data_paths=(), run_seed=1, resumed=False)
+        a_group(1, 2),
+        Greeting(settings_json=settings, site_name="berlin", data_paths=(), run_seed=1, resumed=False),
     )
-    ended: asyncio.Future[WorkersExit] = asyncio.get_running_loop().create_future()
+    ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
     config = LaunchConfig(command=(str(RANKS), kind), num_ranks=2, environment=environment)
     launcher = Launcher(config, ended.set_result, unexpected)
     script = asyncio.create_task(follow(node))

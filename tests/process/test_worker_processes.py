@@ -27,12 +27,13 @@ from atoll.node.core.events import (
     Merged,
     MergeMode,
     SnapshotSealed,
+    WorkersExited,
     WorkersFailed,
     WorkersLeft,
 )
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon import processes
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.rank_commands import STORE_MODULE, LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -43,6 +44,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.failures import unexpected
+from tests.harness.ranks import a_group
 
 WORKERS = Path(__file__).parent.parent / "workers"
 PLAIN = (sys.executable, str(WORKERS / "plain_worker.py"))
@@ -77,7 +79,7 @@ class Site:
 
     def __init__(self, config: LaunchConfig) -> None:
         self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
-        self.exits: asyncio.Queue[WorkersExit] = asyncio.Queue()
+        self.exits: asyncio.Queue[WorkersExited] = asyncio.Queue()
         self.config = config
         self.server = LocalServer(self.events.put_nowait, unexpected)
         self.launcher = Launcher(config, self.exits.put_nowait, unexpected)
@@ -86,7 +88,8 @@ class Site:
 
     async def begin(self, generation: int = 1) -> None:
         greeting = Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=5, resumed=False)
-        self.server.begin(generation, self.config.num_ranks, greeting)
+        self.group = a_group(generation, self.config.num_ranks)
+        self.server.begin(self.group, greeting)
         await self.launcher.start(generation, self.server.path)
 
     async def expect(self, *events: GroupEvent) -> None:
@@ -306,7 +309,7 @@ def test_a_hung_worker_is_ended_by_stop() -> None:
         async with running(*PLAIN, "--hang-at", "1") as site:
             await site.admit()
             await site.answer_next(0, 0, go_on(100))
-            (rank,) = site.server.ranks
+            (rank,) = site.group.ranks
             fd = os.pidfd_open(rank.pid)
             await site.launcher.stop()
             assert await processes.ended([fd], 0.0)
@@ -356,7 +359,8 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         server = LocalServer(events.put_nowait, unexpected)
         await server.start()
         server.begin(
-            1, 1, Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=1, resumed=False)
+            a_group(1, 1),
+            Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=1, resumed=False),
         )
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE

@@ -19,11 +19,12 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
+from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.parts import OnFailure, Parts
 from atoll.node.daemon.plane import DataPlane
@@ -333,7 +334,7 @@ class SimNode:
         except Exception as error:
             self.failure = error
 
-    def _launcher(self, config: LaunchConfig, on_exit: Callable[[WorkersExit], None], _: OnFailure) -> Launcher:
+    def _launcher(self, config: LaunchConfig, on_exit: Callable[[WorkersExited], None], _: OnFailure) -> Launcher:
         assert self.node is not None
         assert isinstance(self.node.local_server, SimLocalServer)
         return SimLauncher(self.node.local_server, self.hands, on_exit, self._seed)

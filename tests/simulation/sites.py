@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node import local_protocol
-from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.ranks.group import GroupEvent
-from atoll.node.daemon.launcher import Launcher, WorkersExit
+from atoll.node.core.events import AnswerKind, MergeMode, WorkersExited
+from atoll.node.core.ranks.outcomes import GroupEvent
+from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Piece
@@ -224,7 +224,9 @@ class SimLauncher(Launcher):
     last_lines = ()
     """They print nothing."""
 
-    def __init__(self, server: SimLocalServer, hands: Hands, on_exit: Callable[[WorkersExit], None], seed: int) -> None:
+    def __init__(
+        self, server: SimLocalServer, hands: Hands, on_exit: Callable[[WorkersExited], None], seed: int
+    ) -> None:
         self._server = server
         self._hands = hands
         self._on_exit = on_exit
@@ -242,7 +244,7 @@ class SimLauncher(Launcher):
         finally:
             worker.hang_up()
         await asyncio.sleep(0.01)
-        self._on_exit(WorkersExit(generation=generation, code=0 if text == "stopped" else 1, text=text))
+        self._on_exit(WorkersExited(generation=generation, code=0 if text == "stopped" else 1, text=text))
 
     async def wait(self, limit_s: float) -> bool:
         return self._task is None or bool((await asyncio.wait({self._task}, timeout=limit_s))[0])

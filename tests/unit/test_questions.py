@@ -11,7 +11,18 @@ import pytest
 
 TESTS = Path(__file__).resolve().parents[1]
 QUESTIONS = {"harness/coordinator_questions.py", "harness/site_questions.py"}
-CONTRACT = {"handle", "handle_all", "next_deadline", "view", "data_ranges", "phase", "limits", "settings", "is_strict"}
+CONTRACT = {
+    "handle",
+    "handle_all",
+    "next_deadline",
+    "view",
+    "data_ranges",
+    "phase",
+    "limits",
+    "settings",
+    "is_strict",
+    "ranks",
+}
 STATES = {"Run", "SiteState", "Context"}
 
 

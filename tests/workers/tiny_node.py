@@ -15,7 +15,9 @@ import re
 import sys
 
 from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.rank_commands import LaunchConfig
@@ -44,7 +46,8 @@ class TinyNode:
         await self.server.start()
         settings = settings_to_json(RunSettings(run_id="tiny"))
         greeting = Greeting(settings_json=settings, site_name="tiny", data_paths=(), run_seed=1, resumed=False)
-        self.server.begin(GENERATION, self.num_ranks, greeting)
+        self.group = WorkerGroup(GENERATION, self.num_ranks, asyncio.get_running_loop().time(), StepTimes())
+        self.server.begin(self.group, greeting)
         await self.launcher.start(GENERATION, self.server.path)
         await asyncio.Event().wait()
 
@@ -62,7 +65,7 @@ class TinyNode:
                 GENERATION, event.step, event.seq, Answer(kind=AnswerKind.CONTINUE, next_step=event.step + (1 << 40))
             )
             if self.num_processes == 0:
-                self.ready([rank.pid for rank in self.server.ranks])
+                self.ready([rank.pid for rank in self.group.ranks])
 
     def printed(self, record: logging.LogRecord) -> bool:
         if found := re.search(r"\bpid (\d+)$", record.getMessage()):

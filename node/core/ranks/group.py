@@ -18,18 +18,17 @@ from atoll.node.core.events import (
     DrawAsked,
     FailureKind,
     Merged,
-    SnapshotSealed,
     WorkersFailed,
     WorkersLeft,
 )
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
-from atoll.node.core.ranks.pieces import RankTensors, SitePieces, merge_ranks
+from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply
+from atoll.node.core.ranks.pieces import RankTensors, SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.core.ranks.status import Due, RankStatus
 from atoll.node.local_protocol import FATAL_KINDS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
 from atoll.protocol.errors import ConfigError, InvalidMessage, NonFiniteError, WorkerError
-from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import MAX_TOKENS
 from atoll.protocol.sample_order import MAX_POSITION
 
@@ -39,46 +38,6 @@ while ranks hash, so not at each; the number is how many syncs may average a dri
 MAX_STEPS = 1 << 48
 MAX_DRAWN = 1 << 36
 """Samples of one question; what is answered are intervals."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """Send this answer to this rank."""
-
-    rank: int
-    step: int
-    seq: int
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AllJoined:
-    """Every rank has said what it holds. What `site_pieces` gives, in a thread, goes to `WorkerGroup.put_together`."""
-
-    ranks: tuple[RankTensors, ...]
-
-
-def site_pieces(joined: AllJoined) -> SitePieces | str:
-    """Or why the ranks' pieces make no model."""
-    try:
-        return merge_ranks(joined.ranks)
-    except ConfigError as error:
-        return str(error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksJoined:
-    """Every rank has connected and their pieces tile every tensor exactly once."""
-
-    generation: int
-    manifest: Manifest
-    data_fingerprint: bytes
-
-
-GroupEvent = (
-    RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
-)
-Outcome = list[GroupEvent | Reply | AllJoined]
 
 
 @dataclass(slots=True)
@@ -121,6 +80,7 @@ class WorkerGroup:
     # --- what ranks send
 
     def hello(self, rank: int, pid: int, now: float) -> Outcome:
+        """It has connected. What its model is comes next."""
         status = self._enter(rank, "hello", Due.HELLO)
         status.pid = pid
         status.due, status.moved_at = Due.JOIN, now
@@ -136,6 +96,7 @@ class WorkerGroup:
         *,
         checkpoints: frozenset[CheckpointId] = frozenset(),
     ) -> Outcome:
+        """It has built its model. When all have, their pieces are put together, which takes a thread."""
         status = self._enter(rank, "join", Due.JOIN)
         status.due, status.moved_at = Due.LAYOUT, now
         self._checkpoints[rank] = checkpoints
@@ -168,6 +129,8 @@ class WorkerGroup:
                 status.due, status.moved_at = Due.BOUNDARY, now
 
     def boundary(self, rank: int, step: int, seq: int, now: float) -> Outcome:
+        """It asks what to do.
+        The first of a point is asked for all; one that asks elsewhere has done another number of steps."""
         status = self._enter(rank, "boundary", Due.BOUNDARY)
         status.step, status.moved_at = max(status.step, step), now
         if self.failed:
@@ -189,6 +152,8 @@ class WorkerGroup:
         return self._ask()
 
     def sealed(self, rank: int, report: SealedReport, now: float) -> Outcome:
+        """It has written its slices.
+        When all have, the snapshot is sealed, unless their reports contradict each other."""
         status = self._enter(rank, "sealed", Due.SEALED)
         status.moved_at = now
         point = self._point_of(status)
@@ -218,6 +183,7 @@ class WorkerGroup:
         return self.fail(done) if isinstance(done, str) else [done, *self._ask()]
 
     def merged(self, rank: int, version: int, wait_s: float, now: float) -> Outcome:
+        """It has taken the version that it was told to. When all have, the site is on it."""
         status = self._enter(rank, "merged", Due.MERGED)
         status.moved_at = now
         point = self._point_of(status)
@@ -235,6 +201,7 @@ class WorkerGroup:
         return [done, *self._ask()]
 
     def data_set(self, rank: int, data: DataSet) -> Outcome:
+        """It is about to draw samples, as all ranks with a loader must in the same way."""
         self._enter(rank, "data set", Due.BOUNDARY, Due.ANSWER, Due.SEALED, Due.MERGED)
         if data.num_samples <= 0 or data.batch_size <= 0 or rank in self._data:
             raise InvalidMessage(f"rank {rank} announces {data} as its data" + (" again" if rank in self._data else ""))
@@ -254,6 +221,7 @@ class WorkerGroup:
         ]
 
     def draw(self, rank: int, epoch: int, first: int, num_samples: int, now: float) -> Outcome:
+        """It wants samples from that place of the queue on; the wait is not its own."""
         status = self._enter(rank, "draw")
         if rank not in self._data or not 0 < num_samples <= MAX_DRAWN or first > MAX_POSITION:
             raise InvalidMessage(f"rank {rank} draws {num_samples} samples from place {first}")
@@ -273,10 +241,12 @@ class WorkerGroup:
             status.draws_since = None
 
     def fatal(self, rank: int, kind: str, text: str) -> Outcome:
+        """It ends for good, and with it the site."""
         self._enter(rank, "fatal")
         return self.fail(f"rank {rank}: {text} ({kind})", exit_code=FATAL_KINDS.get(kind, WorkerError).exit_code)
 
     def busy(self, rank: int, what: str, limit_s: float, now: float) -> Outcome:
+        """What it does for so long is no hang; empty: it is done."""
         status = self._enter(rank, f"busy {what!r}")
         if not 0 <= limit_s < math.inf:
             raise InvalidMessage(f"rank {rank} is busy for {limit_s} s")
@@ -290,6 +260,7 @@ class WorkerGroup:
     def progress(
         self, rank: int, step: int, steps_per_s: float, now: float, *, checkpoints: CheckpointCounts = NO_CHECKPOINTS
     ) -> Outcome:
+        """Steps that it has done. Saying the same again is not getting on."""
         status = self._enter(rank, f"progress to step {step}")
         if step >= MAX_STEPS:
             raise InvalidMessage(f"rank {rank} says it has done {step} steps, which is impossible")
@@ -303,6 +274,7 @@ class WorkerGroup:
         return []
 
     def goodbye(self, rank: int, reason: str, run_over: bool) -> Outcome:
+        """It leaves the run: all ranks do, after the same number of steps."""
         due = (Due.GOODBYE,) if run_over else (Due.JOIN, Due.BOUNDARY, Due.GOODBYE)
         status = self._enter(rank, "goodbye", *due)
         told_to_stop = status.due is Due.GOODBYE

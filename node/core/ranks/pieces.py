@@ -185,6 +185,7 @@ def _box(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Box:
 
 
 def box_text(box: Box) -> str:
+    """As a slice is written in Python."""
     return "[" + ", ".join(f"{first}:{last}" for first, last in box) + "]"
 
 

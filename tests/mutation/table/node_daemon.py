@@ -72,9 +72,9 @@ MUTATIONS = (
     Mutation(
         name="those who come after are refused for those before",
         rule="what fails for one generation of workers is not told to the next",
-        where="node.daemon.node:Node._joined",
-        old="            if self.local_server.generation == ranks.generation:  # not",
-        new="            if True:  # not",
+        where="node.daemon.node:Node._refuse_workers",
+        old="        if self.local_server.generation == generation:  # not",
+        new="        if True:  # not",
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(

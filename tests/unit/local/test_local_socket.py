@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
-from atoll.node.core.ranks.group import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
@@ -41,6 +42,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
+from tests.harness.ranks import a_group
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
 MANIFEST = Manifest.canonical(SPECS)
@@ -84,7 +86,7 @@ class Site:
 async def running(num_ranks: int = 1, generation: int = 3) -> AsyncIterator[Site]:
     site = Site(num_ranks, generation)
     await site.server.start()
-    site.server.begin(generation, num_ranks, GREETING)
+    site.server.begin(a_group(generation, num_ranks), GREETING)
     try:
         yield site
     finally:
@@ -222,7 +224,7 @@ def test_another_generation_is_refused() -> None:
             assert site.server.num_malformed == 0
             assert site.events.empty()
             with pytest.raises(ValueError, match="generation 3 after 3"):
-                site.server.begin(3, 1, GREETING)
+                site.server.begin(a_group(3, 1), GREETING)
 
     in_loop(main)
 
@@ -269,48 +271,28 @@ def test_a_rank_that_goes_without_a_word() -> None:
     in_loop(main)
 
 
-def test_checkpoints_are_counted_over_ranks_and_generations() -> None:
-    async def main() -> None:
-        async with running(2) as site:
-            for rank, counts in enumerate((CheckpointCounts(written=3, skipped=1), CheckpointCounts(failed=2))):
-                client = await site.greeted(rank)
-                for _ in range(2):  # each time all of them since its start
-                    client.progress(0, 0.0, counts)
-                client.goodbye("done", run_over=False)
-            assert await site.event() == WorkersLeft(generation=3, reason="done")
-            assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
-            for client in site.clients:
-                await asyncio.to_thread(client.close)
-            site.server.begin(4, 2, GREETING)
-            assert site.server.checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
-
-    in_loop(main)
-
-
-@pytest.mark.parametrize("num_steps", [0, 1])
-def test_a_checkpoint_whose_workers_crash_without_a_step_is_said_to_the_next(num_steps: int) -> None:
-    checkpoint = CheckpointId(incarnation=1, generation=2, step=100)
+def test_checkpoints_are_offered_counted_and_passed_over() -> None:
+    offered, crashed = (CheckpointId(incarnation=1, generation=2, step=step) for step in (100, 50))
     layout = Layout(MANIFEST)
 
     async def main() -> None:
         async with running() as site:
-            client = await site.greeted(0)
-            pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
-            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0, [checkpoint]))
-            await site.event()
-            buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
-            await site.send_layout(buffers, layout)
-            assert (await join).checkpoint == checkpoint
-            client.progress(num_steps, math.nan)
-            await asyncio.to_thread(client.close)
-            assert isinstance(await site.event(), WorkersFailed)
-            for _ in range(2):  # a lost connection, and the exit
-                site.server.crashed(3)
-            site.server.crashed(2)  # it is over
-            site.server.begin(4, 1, GREETING)
+            site.server.begin(group := a_group(4, 1), replace(GREETING, crashed_from=(crashed,)))
             client = await site.client(0, 4)
             settings = await asyncio.to_thread(client.hello, 1, 0)
-            assert settings.crashed_from == (() if num_steps else (checkpoint,))
+            assert settings.crashed_from == (crashed,)
+            pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
+            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0, [offered]))
+            await site.event()
+            buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
+            site.generation = 4
+            await site.send_layout(buffers, layout)
+            assert (await join).checkpoint == offered == group.went_on_from
+            for _ in range(2):  # each time all of them since its start
+                client.progress(0, math.nan, CheckpointCounts(written=3, skipped=1, failed=2))
+            client.goodbye("done", run_over=False)
+            assert await site.event() == WorkersLeft(generation=4, reason="done")
+            assert group.ranks[0].checkpoints == CheckpointCounts(written=3, skipped=1, failed=2)
 
     in_loop(main)
 

@@ -20,7 +20,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from atoll.node.core import events as e
-from atoll.node.core.ranks.group import RanksJoined
+from atoll.node.core.ranks.outcomes import RanksJoined
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -40,6 +40,7 @@ from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, Non
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.data_plane import layout
+from tests.harness.ranks import a_group
 from tests.harness.sites import until
 
 SETTINGS = RunSettings(run_id="run", time_limits="local")
@@ -275,10 +276,10 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
 
         monkeypatch.setattr(node_module, "room_for", room_for)
         monkeypatch.setattr(node.local_server, "refuse", refused.append)
-        node.local_server.begin(1, 1, GREETING)
+        node.local_server.begin(a_group(1, 1), GREETING)
         joined = asyncio.create_task(node._joined(RanksJoined(generation=1, manifest=MANIFEST, data_fingerprint=b"")))
         await measuring.wait()
-        node.local_server.begin(2, 1, GREETING)
+        node.local_server.begin(a_group(2, 1), GREETING)
         goes_on.set()
         await joined
         layout = e.SendLayout(generation=1, site_id=1, run_seed=1)
@@ -376,7 +377,7 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
             await asyncio.sleep(0)
             await asyncio.gather(*set(node._tasks) - before)
 
-        node.local_server.begin(1, 1, GREETING)
+        node.local_server.begin(a_group(1, 1), GREETING)
         group = node.local_server._group
         assert group is not None
         dtypes = {tensor.name: "F32" for tensor in used.manifest.tensors}
@@ -422,7 +423,7 @@ def test_a_journal_that_cannot_be_written_ends_the_node_and_not_the_connection_o
 
     async def happen(node: Node) -> None:
         server = node.local_server
-        server.begin(1, 1, GREETING)
+        server.begin(a_group(1, 1), GREETING)
         client = await asyncio.to_thread(LocalClient.connect, server.path, 1, 0)
         await asyncio.to_thread(client.hello, 1, 0)
         close_server = server.close
@@ -457,16 +458,13 @@ def test_a_journal_that_cannot_be_written_ends_the_node_whoever_brings_the_event
     assert "journal.jsonl: no space is left" in text
 
 
-@pytest.mark.parametrize("part", ["watchdog", "data", "server", "launcher", "prober"])
+@pytest.mark.parametrize("part", ["data", "server", "launcher", "prober"])
 def test_a_task_that_fails_ends_the_node_with_its_words(part: str, tmp_path: Path) -> None:
     async def fails(*_: object) -> None:
         raise ZeroDivisionError("of a task")
 
     async def happen(node: Node) -> None:
         match part:
-            case "watchdog":
-                node.local_server.watch = lambda limits: 1 // 0  # type: ignore[method-assign,return-value,assignment]
-                node._spawn(node._watch_workers())
             case "data":
                 node._task(fails(), lambda error: e.FetchFailed(str(error)))
             case "server":

@@ -10,8 +10,9 @@ import pytest
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer, AnswerKind, SnapshotSealed
-from atoll.node.core.ranks.group import AllJoined, WorkerGroup, site_pieces
+from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.outcomes import AllJoined, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
 from atoll.node.core.ranks.said import SealedReport
 from atoll.node.daemon.local_server import Greeting, LocalServer
@@ -21,6 +22,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.v1 import local_pb2
 from tests.harness.failures import unexpected
+from tests.harness.ranks import a_group
 
 MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 TENSORS = RankTensors(MANIFEST, (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),))
@@ -77,7 +79,8 @@ def test_a_connection_speaks_for_one_rank() -> None:
     async def main() -> None:
         server = LocalServer(lambda _: None, unexpected)
         await server.start()
-        server.begin(1, 2, Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False))
+        group = a_group(1, 2)
+        server.begin(group, Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False))
         reader, writer = await asyncio.open_unix_connection(server.path)
         for rank in (0, 1):
             hello = local_pb2.LocalHello(world_size=2, protocol_version=PROTOCOL_VERSION)
@@ -85,8 +88,8 @@ def test_a_connection_speaks_for_one_rank() -> None:
             writer.write(local_protocol.encode_frame(request))
         await reader.read()  # until the server closes
         assert server.num_malformed == 1
-        assert [status.pid for status in server.ranks] == [0, 0]
-        assert server.ranks[1].due.name == "HELLO"
+        assert [status.pid for status in group.ranks] == [0, 0]
+        assert group.ranks[1].due.name == "HELLO"
         writer.close()
         await writer.wait_closed()
         await server.close()

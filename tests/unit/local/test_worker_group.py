@@ -19,16 +19,9 @@ from atoll.node.core.events import (
     WorkersFailed,
     WorkersLeft,
 )
-from atoll.node.core.ranks.group import (
-    REPLICAS_EVERY_SYNCS,
-    AllJoined,
-    Outcome,
-    RanksJoined,
-    Reply,
-    WorkerGroup,
-    site_pieces,
-)
+from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
+from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
 from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.local_protocol import CheckpointId, Piece

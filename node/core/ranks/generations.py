@@ -1,0 +1,101 @@
+"""One generation of ranks after the other: which is served, when it counts as crashed, and what outlives it. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from atoll.node.core.events import WorkersLost
+from atoll.node.core.ranks.group import WorkerGroup
+from atoll.node.core.ranks.liveness import StepTimes, Watch
+from atoll.node.local_protocol import MAX_CHECKPOINTS, NO_CHECKPOINTS, CheckpointCounts, CheckpointId
+from atoll.protocol.time_limits import TimeLimits
+
+EXIT_GRACE_S = 1.0
+"""From a rank's lost connection to the exit of the workers, which says why."""
+
+
+class Generations:
+    """`group` is the last one that was begun, if any; the local server tells it what its ranks say."""
+
+    def __init__(self, now: float) -> None:
+        self.group: WorkerGroup | None = None
+        self._step_times = StepTimes()
+        self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
+        self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
+        self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
+        self._seen_at = now
+
+    def begin(self, generation: int, num_ranks: int, now: float) -> None:
+        """New ranks, in place of those before."""
+        self._earlier_checkpoints = self.checkpoints
+        self.group = WorkerGroup(generation, num_ranks, now, self._step_times)
+        self._lost = None
+
+    def end(self) -> None:
+        """They are being stopped: nothing more comes of them."""
+        self._lost = None
+        if self.group is not None:
+            self.group.end()
+
+    def lost(self, event: WorkersLost, now: float) -> None:
+        """They have crashed, unless their exit says otherwise in time."""
+        if self.group is not None and self.group.generation == event.generation:
+            self._lost = now + EXIT_GRACE_S, event.text
+
+    def exited(self, generation: int) -> None:
+        """What their exit says is enough."""
+        if self.group is not None and self.group.generation == generation:
+            self._lost = None
+
+    def crashed(self, generation: int) -> None:
+        """If they did no step, later ones do not go on from the checkpoint that they had."""
+        group = self.group
+        if group is None or group.generation != generation or group.went_on_from is None or group.num_steps:
+            return
+        if group.went_on_from not in self._crashed_from:
+            self._crashed_from.append(group.went_on_from)
+
+    # --- deadlines
+
+    def watch(self, limits: TimeLimits) -> Watch | None:
+        """The rank whose time is over first."""
+        return None if self.group is None else self.group.watch(limits.worker_floor_s, limits.worker_start_s)
+
+    def overdue(self, now: float, limits: TimeLimits) -> str:
+        """Why they count as crashed now; empty while they do not."""
+        watch = self.watch(limits)
+        if self._lost is not None and now >= self._lost[0]:
+            text, self._lost = self._lost[1], None
+            return text
+        return watch.text if watch is not None and now >= watch.deadline else ""
+
+    def next_deadline(self, limits: TimeLimits) -> float | None:
+        """While a rank is watched the node looks at it again and again, to see when it stood still itself."""
+        watch = self.watch(limits)
+        times = [] if watch is None else [watch.deadline, self._seen_at + limits.heartbeat_s]
+        return min([*times, *(self._lost or ())[:1]], default=None)
+
+    def seen(self, now: float, limits: TimeLimits) -> None:
+        """The node is awake. If it stood still, what its ranks said meanwhile is not read yet."""
+        late_s = now - self._seen_at - limits.heartbeat_s
+        self._seen_at = now
+        if late_s > limits.lease_s and self.group is not None:
+            self.group.excuse(late_s)
+
+    # --- over all generations
+
+    @property
+    def num_steps(self) -> int:
+        """Of the last one, as far as its ranks have said."""
+        return 0 if self.group is None else self.group.num_steps
+
+    @property
+    def checkpoints(self) -> CheckpointCounts:
+        """Of all ranks of all generations."""
+        ranks = () if self.group is None else self.group.ranks
+        return sum((rank.checkpoints for rank in ranks), self._earlier_checkpoints)
+
+    @property
+    def crashed_from(self) -> tuple[CheckpointId, ...]:
+        """Checkpoints that workers went on from and crashed without a step."""
+        return tuple(self._crashed_from)
