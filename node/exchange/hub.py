@@ -235,14 +235,7 @@ class Hub:
             pace=pace,
         )
         fetch = Fetch(
-            index=index,
-            donors=donors,
-            outer=outer,
-            payload_log=log,
-            optimizer=optimizer,
-            counters=self.counters,
-            pool=self.pool,
-            fsync=self.fsync,
+            donors=donors, outer=outer, payload_log=log, optimizer=optimizer, pool=self.pool, fsync=self.fsync
         )
         try:
             return await fetch.run()

@@ -13,6 +13,7 @@ import grpc.aio
 
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
+from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
 from atoll.node.exchange.sync.exchange import Exchange
@@ -24,6 +25,7 @@ from atoll.protocol.v1 import common_pb2, peer_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+Opening = TypeVar("Opening", peer_pb2.ExchangeRequest, peer_pb2.DonateRequest)
 Answer = Callable[["PeerService", Any, Context], Coroutine[Any, Any, T]]
 
 OPEN_WAIT_S = 10.0
@@ -80,15 +82,12 @@ class PeerService:
                 await abort(context, failure)  # the exchange is over: nothing that the peer sent was refused
             stream.result()
         finally:
-            stream.cancel()
-            await asyncio.gather(stream, return_exceptions=True)
+            await end([stream])
             if self._streams.get(key) is stream:
                 del self._streams[key]
 
     async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
-        request = parse(peer_pb2.ExchangeRequest, await _first_message(context))
-        if request.WhichOneof("body") != "open":
-            raise InvalidMessage("the first message of a stream must open it")
+        request = await _first_message(peer_pb2.ExchangeRequest, context)
         if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
             raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self.hub.find(request.open)
@@ -108,9 +107,7 @@ class PeerService:
     async def donate(self, _requests: Any, context: Context) -> None:
         """A donor has dialled this site. Its stream is used by whoever expects it."""
         expected = self.hub.expected_donors
-        request = parse(peer_pb2.DonateRequest, await _first_message(context))
-        if request.WhichOneof("body") != "open":
-            raise InvalidMessage("the first message of a stream must open it")
+        request = await _first_message(peer_pb2.DonateRequest, context)
         check_header(request.open.header, self.hub.run_id)
         stream = expected.accept(request.open, self.hub.identity(), context)
         try:
@@ -131,11 +128,14 @@ class PeerService:
             await frames.aclose()  # its place is free again
 
 
-async def _first_message(context: Context) -> bytes:
-    """Empty if there is none."""
+async def _first_message(cls: type[Opening], context: Context) -> Opening:
+    """Raises InvalidMessage unless it opens the stream."""
     try:
         async with asyncio.timeout(OPEN_WAIT_S):
             data = await context.read()
     except TimeoutError:
         raise InvalidMessage(f"no first message within {OPEN_WAIT_S:.0f} s") from None
-    return data if isinstance(data, bytes) else b""
+    request = parse(cls, data if isinstance(data, bytes) else b"")
+    if request.WhichOneof("body") != "open":
+        raise InvalidMessage("the first message of a stream must open it")
+    return request

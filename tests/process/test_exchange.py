@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream
 from atoll.node.exchange.sync.spill import Spill
-from atoll.node.exchange.sync.upstream import Stream, Upstream
+from atoll.node.exchange.sync.upstream import Upstream
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (

@@ -16,7 +16,8 @@ from atoll.node.exchange.catchup.donor_server import MAX_REQUESTS, DonorServer
 from atoll.node.exchange.catchup.expected_donors import STREAMS_PER_DONOR
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
-from atoll.node.exchange.peers.rpc import DONATE_METHOD, NotRead, write_within
+from atoll.node.exchange.peers.jobs import end, together
+from atoll.node.exchange.peers.rpc import DONATE_METHOD, NotRead, Stream, open_stream, write_within
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, StaleError
 from atoll.protocol.messages import Header, Member
@@ -29,8 +30,6 @@ MAX_SITES = MAX_REQUESTS
 """Dialled at once; as many as can be served. Others ask again."""
 IDLE_S = 30.0
 """A site that asks for nothing for so long, or does not take the end of an answer, is left."""
-
-Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class Donations:
@@ -60,10 +59,7 @@ class Donations:
         task.add_done_callback(lambda _: self._dialled.pop(member, None))
 
     async def close(self) -> None:
-        tasks = list(self._dialled.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._dialled.values())
 
     async def _serve(self, member: Member) -> None:
         """Until that site wants nothing more, or cannot be reached."""
@@ -73,13 +69,9 @@ class Donations:
         except AtollError as error:
             log.info("%s: %s", where, error)
             return
-        streams = [asyncio.create_task(self._streams(channel, member, where)) for _ in range(STREAMS_PER_DONOR)]
         try:
-            await asyncio.gather(*streams)
+            await together([self._streams(channel, member, where) for _ in range(STREAMS_PER_DONOR)])
         finally:
-            for stream in streams:
-                stream.cancel()
-            await asyncio.gather(*streams, return_exceptions=True)
             self._dialer.disconnect(member, Purpose.DONATE)
 
     async def _streams(self, channel: grpc.aio.Channel, member: Member, where: str) -> None:
@@ -96,10 +88,7 @@ class Donations:
 
     async def _one(self, channel: grpc.aio.Channel, member: Member, where: str) -> bool:
         """One request. False if there is none any more. Raises one of atoll's errors if the site is not to be had."""
-        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            DONATE_METHOD, request_serializer=None, response_deserializer=None
-        )
-        call: Call = method()
+        call = open_stream(channel, DONATE_METHOD)
         asked = False
         try:
             me = wire.to_proto(self._identity())
@@ -130,20 +119,20 @@ class Donations:
             call.cancel()
         return True
 
-    async def _answer(self, call: Call, data: bytes, where: str) -> None:
+    async def _answer(self, call: Stream, data: bytes, where: str) -> None:
         """Raises NotRead; what is wrong with the request is the answer."""
 
         async def write(frame: bytes) -> None:
             await call.write(peer_pb2.DonateRequest(frame=frame).SerializeToString())
 
-        end = peer_pb2.DonateEnd()
+        ended = peer_pb2.DonateEnd()
         try:
             await self._give(data, write, where)
         except NotRead:
             raise
         except AtollError as error:
-            end = peer_pb2.DonateEnd(code=code_of(error).value[0], details=details_of(error))
-        await write_within(IDLE_S, call.write, peer_pb2.DonateRequest(end=end).SerializeToString(), where)
+            ended = peer_pb2.DonateEnd(code=code_of(error).value[0], details=details_of(error))
+        await write_within(IDLE_S, call.write, peer_pb2.DonateRequest(end=ended).SerializeToString(), where)
 
     async def _give(self, data: bytes, write: Callable[[bytes], Awaitable[None]], where: str) -> None:
         request = parse(peer_pb2.DonateResponse, data)

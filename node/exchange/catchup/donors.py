@@ -16,6 +16,7 @@ from atoll.node.exchange.catchup.index import Index
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import batches
+from atoll.node.exchange.peers.jobs import together
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import ring
@@ -49,11 +50,11 @@ MAX_BUSY_DOUBLINGS = 5
 
 class Donors:
     """`refresh` asks the coordinator again, and to have donors of these site ids dial this site; what it says ends in
-    `known`. `undialable`: the sites that cannot be dialled, as far as is known now."""
+    `index`. `undialable`: the sites that cannot be dialled, as far as is known now."""
 
     def __init__(
         self,
-        known: Index,
+        index: Index,
         *,
         header: Header,
         dialer: Dialer,
@@ -63,10 +64,10 @@ class Donors:
         expected: ExpectedDonors,
         pace: Pace,
     ) -> None:
-        self.known = known
+        self.index = index
         self._header = header
         self._dialer = dialer
-        self._counters = counters
+        self.counters = counters
         self._refresh = refresh
         self._pace = pace
         self._loop = asyncio.get_running_loop()
@@ -160,7 +161,7 @@ class Donors:
         return min((end - now for end in ends if end > now), default=0.0)
 
     def _eligible(self, may: Callable[[Donor], bool]) -> list[Donor]:
-        return [d for d in self.known.donors if self._strikes[donor_key(d)] < MAX_STRIKES and may(d)]
+        return [d for d in self.index.donors if self._strikes[donor_key(d)] < MAX_STRIKES and may(d)]
 
     def usable(self, may: Callable[[Donor], bool] = lambda _: True) -> list[DonorClient]:
         """Clients of some donors that may be asked now."""
@@ -176,7 +177,7 @@ class Donors:
     def _in_order(self, donors: list[Donor]) -> list[Donor]:
         """Those that failed least, the newest, and from a place in the ring of ids that is another for each site: sites
         that join have the highest ids, one after the other."""
-        ids = sorted(d.site_id for d in self.known.donors)
+        ids = sorted(d.site_id for d in self.index.donors)
         first = ids[ring.place(self._header.site_id, len(ids))] if ids else 0
 
         def place(donor: Donor) -> tuple[int, int, bool, int]:
@@ -194,9 +195,9 @@ class Donors:
                 ask=self._expected.ask if here else dialled(self._dialer),
                 answered=(lambda donor: None) if here else self._dialer.reached,
                 header=self._header,
-                counters=self._counters,
+                counters=self.counters,
                 pace=self._pace,
-                share=REQUESTS_PER_DONOR * min(len(self.known.donors), MAX_DONORS),
+                share=REQUESTS_PER_DONOR * min(len(self.index.donors), MAX_DONORS),
             )
         clients[key].donor = donor  # it advances
         return clients[key]
@@ -227,7 +228,7 @@ class Donors:
             self._unanswered.add(key)
             self._dialer.failed(client.donor)
         if isinstance(error, InvalidMessage):
-            self._counters.refuse(error)
+            self.counters.refuse(error)
             self._strikes[key] += 1
         elif isinstance(error, RefusedError):
             self._strikes[key] = MAX_STRIKES
@@ -240,8 +241,8 @@ class Donors:
         await asyncio.sleep(ASK_AGAIN_S)
         absent = self._to_be_asked_to_dial()
         self._expected.expect([(donor.site_id, donor.incarnation) for donor in absent])
-        here = [donor for donor in self.known.donors if self._expected.is_here(donor)]
-        self.known.learn(await self._refresh(tuple(donor.site_id for donor in absent)), here)
+        here = [donor for donor in self.index.donors if self._expected.is_here(donor)]
+        self.index.learn(await self._refresh(tuple(donor.site_id for donor in absent)), here)
         if absent:
             await asyncio.sleep(ASK_AGAIN_S)  # they are on their way
             await self._expected.wait_for_first(ARRIVAL_STALLS * self._pace.stall_s)
@@ -250,8 +251,8 @@ class Donors:
     def _check_stall(self, why: str) -> None:
         if self._loop.time() - self._moved_at > self._pace.stall_s:
             because = f"; the last error: {self._last_error}" if self._last_error else ""
-            donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.known.donors) or "none"
-            apart = ", ".join(f"site {d.site_id}" for d in self.known.donors if self._expected.awaits(d))
+            donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.index.donors) or "none"
+            apart = ", ".join(f"site {d.site_id}" for d in self.index.donors if self._expected.awaits(d))
             if apart:
                 because += (
                     f"; cannot dial {apart}, and asked to dial this site, none of them does: open this site or one of "
@@ -264,19 +265,8 @@ class Donors:
     def moved(self, num_bytes: int = 0) -> None:
         """Something that was lacking is here, of so many bytes of chunks."""
         self._moved_at = self._loop.time()
-        self._counters.moved_bytes += num_bytes
+        self.counters.moved_bytes += num_bytes
 
 
 def donor_key(donor: Donor) -> DonorKey:
     return donor.site_id, donor.incarnation, donor.address
-
-
-async def together(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Runs them together; the first error, or a cancellation, ends all. When this returns all have ended."""
-    tasks = [asyncio.create_task(coroutine) for coroutine in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -22,10 +22,9 @@ from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.catchup.donor_client import DonorClient, ReceivedChunk
-from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key, together
-from atoll.node.exchange.catchup.index import Index
-from atoll.node.exchange.peers.counters import Counters
+from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key
 from atoll.node.exchange.peers.frames import Encoded
+from atoll.node.exchange.peers.jobs import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, StateError
 from atoll.protocol.layout import chunk_hash
@@ -52,30 +51,20 @@ class Fetched:
     """Of `commit`; None for commit 0."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Fetch:
     """`run` it once, then close its donors."""
 
-    def __init__(
-        self,
-        *,
-        index: Index,
-        donors: Donors,
-        outer: OuterState,
-        payload_log: PayloadLog,
-        optimizer: OuterOptimizer,
-        counters: Counters,
-        pool: Executor,
-        fsync: bool,
-    ) -> None:
-        self._index = index
-        self._donors = donors
-        self._outer = outer
-        self._layout = outer.layout
-        self._log = payload_log
-        self._optimizer = optimizer
-        self._counters = counters
-        self._pool = pool
-        self._fsync = fsync
+    donors: Donors
+    outer: OuterState
+    payload_log: PayloadLog
+    optimizer: OuterOptimizer
+    pool: Executor
+    fsync: bool
+
+    def __post_init__(self) -> None:
+        self._index = self.donors.index
+        self._layout = self.outer.layout
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
         self._num_fetched = 0
@@ -101,7 +90,7 @@ class Fetch:
                     return fetched
                 if distrusted:
                     raise StateError(
-                        f"{self._outer.folder}: the outer state at commit {self._outer.commit} does not have the "
+                        f"{self.outer.folder}: the outer state at commit {self.outer.commit} does not have the "
                         "attested hash, though its chunks were fetched anew; this host may compute other bits"
                     )
                 distrusted = True
@@ -111,10 +100,10 @@ class Fetch:
 
     def _trust_own_state(self) -> None:
         """A whole state on this disk is right, unless it was attested otherwise."""
-        commit = self._outer.commit
+        commit = self.outer.commit
         if commit is None:
             return
-        held = self._outer.state_hash()
+        held = self.outer.state_hash()
         if self._index.attested.get(commit, held) == held:
             self._trusted.update(range(len(self._layout.chunks)))
 
@@ -124,16 +113,16 @@ class Fetch:
         return all(self._index.can_replay(version) for version in self._sync_versions())
 
     def _sync_versions(self) -> set[int]:
-        versions = self._outer.versions
+        versions = self.outer.versions
         chunks = self._layout.chunks[: self._layout.num_sync_chunks]
         return {version for c in chunks if c.num_elements and (version := versions[c.index]) is not None}
 
     def _checked_result(self) -> Fetched | None:
         """None if the state does not have its attested hash."""
-        commit = self._outer.commit
+        commit = self.outer.commit
         if commit is None:
             return None
-        found = self._outer.state_hash()
+        found = self.outer.state_hash()
         if self._index.attested.get(commit, found) != found:
             return None
         return Fetched(commit=commit, state_hash=found, record=self._index.commits.get(commit))
@@ -144,7 +133,7 @@ class Fetch:
         """Every chunk at a version from which the newest commit can be reached."""
         index = self._index
         await self._first_lists()
-        await self._donors.share_out(
+        await self.donors.share_out(
             await self._in_pool(self._needed),
             self._record_bytes,
             self._fetch_batch,
@@ -153,10 +142,10 @@ class Fetch:
 
     def _needed(self) -> list[int]:
         """In a thread: chunks that have to be fetched; the others are trusted."""
-        versions = self._outer.versions
+        versions = self.outer.versions
         needed = []
         for chunk in self._layout.chunks:
-            version, value = versions[chunk.index], self._outer.hash_of(chunk.index)
+            version, value = versions[chunk.index], self.outer.hash_of(chunk.index)
             frozen = chunk.index >= self._layout.num_sync_chunks
             self._trusted.add(chunk.index)
             if not chunk.num_elements:
@@ -173,7 +162,7 @@ class Fetch:
         return needed
 
     def _record_bytes(self, chunk: int) -> int:
-        return record_bytes(self._layout, self._outer.slots, chunk)
+        return record_bytes(self._layout, self.outer.slots, chunk)
 
     async def _fetch_batch(self, client: DonorClient, batch: set[int]) -> None:
         async for received in client.chunks(sorted(batch), self._record_bytes):
@@ -190,19 +179,19 @@ class Fetch:
         value = await self._in_pool(lambda: chunk_hash(received.data))
         if not self._index.is_valid(chunk, version, value, frozen=frozen):
             raise DigestMismatch(f"{client.where}: chunk {chunk} does not have the hash attested at commit {version}")
-        await self._in_pool(lambda: self._outer.put(chunk, version, received.data))
+        await self._in_pool(lambda: self.outer.put(chunk, version, received.data))
         self._trusted.add(chunk)
         self._num_fetched += 1
-        self._donors.moved(len(received.data))
+        self.donors.moved(len(received.data))
 
     async def _first_lists(self) -> None:
         while not self._useful_lists():
             newest = sorted(self._index.attested, reverse=True)[:LISTS_ASKED]
-            asked = [(c, {c.donor.commit} & self._index.attested.keys()) for c in self._donors.usable()]
+            asked = [(c, {c.donor.commit} & self._index.attested.keys()) for c in self.donors.usable()]
             # At once: some that are silent, one after the other, would use up the time in which something has to move.
             await together([self._ask_lists(client, sorted({*newest, *own})) for client, own in asked])
             if not self._useful_lists():
-                await self._donors.ask_again("no donor has the hash list of an attested commit")
+                await self.donors.ask_again("no donor has the hash list of an attested commit")
 
     def _useful_lists(self) -> bool:
         return any(self._index.can_replay(commit) for commit in self._index.lists)
@@ -211,13 +200,13 @@ class Fetch:
         try:
             found = await client.hash_lists(commits, len(self._layout.chunks))
         except AtollError as error:
-            self._donors.failed(client, error)
+            self.donors.failed(client, error)
             return
         for commit, hashes in found.items():
             if await self._in_pool(partial(self._index.add_list, commit, hashes)):
-                self._donors.moved()
+                self.donors.moved()
             else:
-                self._donors.failed(
+                self.donors.failed(
                     client, DigestMismatch(f"{client.where}: its hash list of commit {commit} is not attested")
                 )
 
@@ -226,14 +215,14 @@ class Fetch:
         async with self._list_lock:
             while version not in self._index.lists:
                 if version in self._index.attested:
-                    for asked in [client, *(c for c in self._donors.usable() if c is not client)]:
+                    for asked in [client, *(c for c in self.donors.usable() if c is not client)]:
                         await self._ask_lists(asked, [version])
                         if version in self._index.lists:
                             return
                     raise StateError(f"no donor has the hash list of commit {version} any more")
                 if version < self._index.newest:
                     raise StateError(f"{client.where}: a chunk at commit {version}, which is not attested")
-                await self._donors.ask_again(f"commit {version} is not attested yet")
+                await self.donors.ask_again(f"commit {version} is not attested yet")
 
     # --- payloads
 
@@ -257,10 +246,10 @@ class Fetch:
     async def _is_obtainable(self, record: Commit) -> bool:
         """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
         for _ in range(DONORS_ASKED_FOR):
-            has_all = await self._in_pool(lambda: self._log.open_commit(record).complete)
+            has_all = await self._in_pool(lambda: self.payload_log.open_commit(record).complete)
             if has_all or any(d.commit >= record.commit for d in self._index.donors):
                 return True
-            await self._donors.ask_again(f"no donor holds commit {record.commit}")
+            await self.donors.ask_again(f"no donor holds commit {record.commit}")
         return False
 
     async def _payloads(self, record: Commit) -> PayloadFile:
@@ -278,7 +267,7 @@ class Fetch:
 
     async def _payloads_from(self, record: Commit, only: DonorKey | None) -> PayloadFile | None:
         """From `only` this donor, or from all. None if they do not have the digest of the record."""
-        file = await self._in_pool(lambda: self._log.open_commit(record))
+        file = await self._in_pool(lambda: self.payload_log.open_commit(record))
         missing = await self._in_pool(file.missing)
 
         async def fetch(client: DonorClient, batch: set[int]) -> None:
@@ -288,18 +277,18 @@ class Fetch:
             return donor.commit >= record.commit and only in (None, donor_key(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
-        await self._donors.share_out(missing, self._payload_bytes, fetch, may, all_may_lack=lack)
+        await self.donors.share_out(missing, self._payload_bytes, fetch, may, all_may_lack=lack)
 
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
                 return False
-            file.seal(self._fsync)
-            self._log.commit(record)
+            file.seal(self.fsync)
+            self.payload_log.commit(record)
             return True
 
         if await self._in_pool(finish):
             return file
-        self._counters.refuse(DigestMismatch("payloads"))
+        self.donors.counters.refuse(DigestMismatch("payloads"))
         return None
 
     def _payload_bytes(self, chunk: int) -> int:
@@ -317,24 +306,24 @@ class Fetch:
 
         async for items in client.payloads(record.commit, sorted(batch), self._payload_bytes):
             if items:
-                self._donors.moved(sum(len(item.data) for item in items))
+                self.donors.moved(sum(len(item.data) for item in items))
             await self._in_pool(lambda items=items: store(items))  # type: ignore[misc]
             batch.difference_update(item.chunk for item in items)
 
     async def _apply(self, record: Commit, file: PayloadFile) -> None:
         def at_the_commit_before() -> list[int]:
-            versions = self._outer.versions
+            versions = self.outer.versions
             return [chunk for chunk in self._layout.sync_chunks if versions[chunk] == record.commit - 1]
 
-        behind, update = iter(await self._in_pool(at_the_commit_before)), self._optimizer.at(record)
+        behind, update = iter(await self._in_pool(at_the_commit_before)), self.optimizer.at(record)
 
         async def work() -> None:
             for chunk in behind:
-                await self._in_pool(lambda chunk=chunk: self._outer.apply(chunk, file.read(chunk), update))  # type: ignore[misc]
+                await self._in_pool(lambda chunk=chunk: self.outer.apply(chunk, file.read(chunk), update))  # type: ignore[misc]
 
         # Nothing may be written after the end: the disk may be rolled back next.
         await together([work() for _ in range(APPLIED_AT_ONCE)])
-        self._donors.moved()
+        self.donors.moved()
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await run_to_its_end(work, self._pool)
+        return await run_to_its_end(work, self.pool)

@@ -1,9 +1,9 @@
-"""Work on what a stream brought, beside the reading of it."""
+"""Tasks: work on what a stream brought, beside the reading of it; several that run together; and their end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -51,3 +51,20 @@ class Jobs:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failed.done():
             self._failed.set_exception(error)
+
+
+async def together(work: list[Coroutine[Any, Any, None]]) -> None:
+    """Runs them together; the first error, or a cancellation, ends all. When this returns all have ended."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await end(tasks)
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancels them. When this returns all have ended."""
+    ended = list(tasks)
+    for task in ended:
+        task.cancel()
+    await asyncio.gather(*ended, return_exceptions=True)

@@ -11,6 +11,7 @@ import grpc.aio
 
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import parse
+from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import PROBE_METHOD, call_errors
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, PeerError
@@ -70,10 +71,7 @@ class Prober:
             self._failed(error)
 
     async def close(self) -> None:
-        tasks = list(self._watched.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._watched.values())
 
     def _unreachable(self) -> tuple[int, ...]:
         return tuple(sorted(self._problems))

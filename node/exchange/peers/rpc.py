@@ -23,10 +23,19 @@ DONATE_METHOD = f"/{SERVICE}/Donate"
 PROBE_METHOD = f"/{SERVICE}/Probe"
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
+Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class NotRead(PeerError):
     """The peer does not take what it asked for. A status would wait behind the blocked write: cancel the call."""
+
+
+def open_stream(channel: grpc.aio.Channel, method: str) -> Stream:
+    """Of frames as bytes, see frames.py."""
+    call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
+        method, request_serializer=None, response_deserializer=None
+    )
+    return call()
 
 
 def check_header(header: common_pb2.Header, run_id: str) -> None:

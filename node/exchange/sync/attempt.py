@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.counters import Counters, Traffic
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
+from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.protocol.errors import DigestMismatch, NotYetError, PeerError, RefusedError
@@ -99,10 +100,7 @@ class Attempt:
             self.fail(error)
 
     async def stop_tasks(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._tasks)
 
     def fail(self, error: BaseException) -> None:
         if not self.finished.done():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from atoll.node.exchange.peers.frames import PartAssembler, pack_frames, parse
-from atoll.node.exchange.peers.jobs import Jobs
+from atoll.node.exchange.peers.jobs import Jobs, end
 from atoll.node.exchange.peers.rpc import Context, write_within
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.turns import ServedPeer
@@ -49,9 +49,7 @@ class Downstream:
                 reader.result()
             await writer
         finally:
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
+            await end([reader, writer])
 
     async def _send(self, frame: bytes) -> None:
         who = f"site {self._member.site_id} ({self._attempt.where})"

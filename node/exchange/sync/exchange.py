@@ -76,7 +76,7 @@ class Exchange:
             )
             for reduction in share.of_others
         ]
-        self.watchdog = Watchdog(attempt, self.weights, self.reducer, self.upstreams)
+        self.watchdog = Watchdog(attempt=attempt, weights=self.weights, reducer=self.reducer, upstreams=self.upstreams)
         self._fsync = fsync
 
     @property

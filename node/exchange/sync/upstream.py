@@ -20,9 +20,9 @@ from atoll.node.exchange.peers.frames import (
     pack_frames,
     parse,
 )
-from atoll.node.exchange.peers.jobs import Jobs
+from atoll.node.exchange.peers.jobs import Jobs, end
 from atoll.node.exchange.peers.progress import Worth
-from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, call_errors
+from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream, call_errors, open_stream
 from atoll.node.exchange.sync.attempt import Attempt
 from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
@@ -46,8 +46,6 @@ SENT_AGAIN = 2
 """After streams that broke, at most so many times what there is."""
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
-
-Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 
 class Upstream:
@@ -171,12 +169,7 @@ class Upstream:
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
         channel = await self._dialer.channel(self.parent, Purpose.EXCHANGE)
-        method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(
-            EXCHANGE_METHOD,
-            request_serializer=None,  # frames are bytes, see frames.py
-            response_deserializer=None,
-        )
-        call: Stream = method()
+        call = open_stream(channel, EXCHANGE_METHOD)
         sender: asyncio.Task[None] | None = None
         where = f"site {self.parent.site_id} at {self.parent.address}"
         try:
@@ -203,9 +196,7 @@ class Upstream:
             ) from None
         finally:
             call.cancel()
-            if sender is not None:
-                sender.cancel()
-                await asyncio.gather(sender, return_exceptions=True)
+            await end([sender] if sender is not None else [])
 
     async def _open(self) -> peer_pb2.ExchangeRequest:
         attempt = self._attempt

@@ -109,7 +109,7 @@ MUTATIONS = (
         name="a donor that has dialled is forgotten when others are asked for",
         rule="donors that have dialled a site stay its donors",
         where="node.exchange.catchup.donors:Donors.ask_again",
-        old="here = [donor for donor in self.known.donors if self._expected.is_here(donor)]",
+        old="here = [donor for donor in self.index.donors if self._expected.is_here(donor)]",
         new="here: list[Donor] = []",
         tests=("tests/unit/exchange/test_donors.py",),
     ),
