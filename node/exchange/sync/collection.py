@@ -35,10 +35,6 @@ class Collection:
         return self._file
 
     @property
-    def is_empty(self) -> bool:
-        return not self._stored
-
-    @property
     def is_complete(self) -> bool:
         return len(self._stored) == len(self._attempt.data.chunks)
 
