@@ -30,7 +30,7 @@ from atoll.coordinator.core.log import evidence, going_back, rollback, starting_
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
-from atoll.coordinator.core.sites.membership import Site, Stream
+from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
 from atoll.coordinator.core.sync import divergence, driver, outcomes, reach, standstill
 from atoll.coordinator.core.sync.syncs import IllegalStep
@@ -126,7 +126,7 @@ class Core:
         self._due = run.now
         match event:
             case StreamOpened(stream):
-                run.members.streams[stream] = Stream(waiting_since=run.now)
+                run.members.opened(stream, run.now)
             case StreamClosed(stream, reason):
                 self._stream_closed(stream, reason)
             case Received(stream, header, message, ack):
@@ -168,20 +168,15 @@ class Core:
 
     def _stream_closed(self, number: int, reason: str) -> None:
         run = self.run
-        stream = run.members.streams.pop(number, None)
-        site = stream.site if stream else None
-        if site is None or site.stream != number:
-            return
-        site.stream = None
-        run.members.detached(site, reason)
-        if site.live:
+        _, site = run.members.closed(number, reason)
+        if site is not None and site.live:
             run.report(logging.INFO, f"lost the stream of {site.label}: {reason}")
 
     def _expect_back(self) -> None:
         run = self.run
         for site in run.members.live():
             if site.stream is None and site.away_until is None:
-                site.away_until = max(run.now + run.limits.reconnect_grace_s, self._pardoned_until)
+                site.is_away(max(run.now + run.limits.reconnect_grace_s, self._pardoned_until))
 
     def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
         run = self.run
@@ -206,7 +201,7 @@ class Core:
         elif run.finished is not None and isinstance(message, m.FindSources):
             run.send(site, run.finished_message())  # nobody waits for it
         if _known_of(run, site) != before or _looks_for_donors(site, message):
-            site.progress_at = run.now
+            site.got_on(run.now)
 
     def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
         """Who says it, and that it was heard; None if it does not count."""
@@ -222,7 +217,7 @@ class Core:
             return None
         if not self._header_is_right(number, site, header):
             return None
-        site.heard_at = run.now
+        site.heard(run.now)
         return site
 
     def _header_is_right(self, number: int, site: Site, header: m.Header) -> bool:
@@ -282,11 +277,11 @@ class Core:
             return
         standstill.note_traffic(self.run, site, message)
         if message.progress != site.heartbeat.progress:
-            site.progress_at = self.run.now
+            site.got_on(self.run.now)
         if message.limit_s != site.heartbeat.limit_s:
             self._due = self.run.now  # a limit that may be nearer
             liveness.note_limit(self.run, site, message)
-        site.heartbeat = message
+        site.beats(message)
 
     # --- time
 
@@ -301,10 +296,10 @@ class Core:
             if stream.unacked_since is not None:
                 stream.unacked_since = run.now
             if stream.site is not None:
-                stream.site.heard_at = run.now
+                stream.site.heard(run.now)
         for site in run.members.live():
             if site.away_until is not None:
-                site.away_until = max(site.away_until, self._pardoned_until)
+                site.is_away(max(site.away_until, self._pardoned_until))
 
     def _expire(self) -> None:
         run = self.run

@@ -80,7 +80,7 @@ class Run:
             site = self.members.sites[record.name]
             site.conduct.restored(record, now=now, lease_s=self.limits.lease_s)
             if site.live:
-                site.counts_from_step = self.log.contributed_at_step(site.site_id, site.incarnation)
+                site.counts_from(self.log.contributed_at_step(site.site_id, site.incarnation))
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
@@ -95,7 +95,7 @@ class Run:
         self.kept_out = {r.name: r for r in persisted.all(KeptOutRecord)}
         for name, kept_out in self.kept_out.items():
             if (unwanted := self.members.sites.get(name)) is not None:
-                unwanted.gone = f"kept out: {kept_out.reason}"
+                unwanted.is_gone(f"kept out: {kept_out.reason}")
         reset = persisted.one(ResetRecord)
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
@@ -190,13 +190,9 @@ class Run:
 
     def close(self, stream: int, reason: str) -> None:
         """The stream's site, if any, no longer has one."""
-        state = self.members.streams.pop(stream, None)
-        if state is None:
-            return
-        self.out.outputs.append(CloseStream(stream, reason))
-        if state.site is not None and state.site.stream == stream:
-            state.site.stream = None
-            self.members.detached(state.site, reason)
+        state, _ = self.members.closed(stream, reason)
+        if state is not None:
+            self.out.outputs.append(CloseStream(stream, reason))
 
     def refuse(self, stream: int, kind: m.RefusedKind, text: str, theirs: str = "", ours: str = "") -> None:
         self.num_refused += 1
@@ -230,25 +226,11 @@ class Run:
         if was_live and asked is not None and asked.site_id == site.site_id:
             why = f"{reason}, while it was asked for {asked.need.in_words()}"
             self.report(logging.WARNING, f"{site.label}: {self.strike(site, why, is_absence=evicted)}")
-        site.standing = Standing.OUT
-        site.gone = reason
-        site.waits_with = None
-        site.conduct.left()
-        site.evicted = reason if evicted else ""
-        site.away_until = None
-        if was_live:
-            at_its_end = site.applied is not None and site.lacks == site.applied + 1
-            site.may_hold = site.applied if at_its_end and site.applied is not None else self.log.last
-        site.lacks, site.counts_from_step = 0, None
-        if site.applied is not None:
-            site.left_with = (site.applied, site.state_hash)
-        site.applied, site.state_hash = None, b""
-        site.catching_up = False
-        site.waits_for_sources = None
+        site.goes(reason, evicted=evicted, newest=self.log.last)
         self.stragglers.forget(site.site_id)
         if was_live:
             if self.sync is not None and self.sync.has_planned(site.start):
-                site.voided_sync = self.sync.open.sync
+                site.voids(self.sync.open.sync)
             self.change_epoch(site)
             attempt = self.sync.attempt if self.sync is not None else None
             keep = attempt.ranges_of(site.site_id) if attempt is not None and attempt.has(site.start) else ()

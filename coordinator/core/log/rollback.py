@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from atoll.coordinator.core.events import (
     AbandonRecord,
@@ -174,16 +174,15 @@ def go_back(
         run.persist(AttestationRecord(commit, state_hash))
     run.dispute = None  # over another commit of that number, perhaps
     for site in holders:
-        site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
-        site.standing = Standing.MEMBER
+        site.goes_on_from_there()
     for site in run.members.live():
         if site.applied is not None and site.applied > commit:
-            site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
-            site.lacks, site.catching_up, site.waits_for_sources, site.fetches = 0, False, None, False
+            site.is_without_state()
+            site.goes_on_from_there()
     # What is left of the void commits on other disks leads to no commit that will be looked for.
     for site in run.members.sites.values():
         if site.site_id and site.may_hold > commit:
-            site.may_hold = commit
+            site.may_have(commit)
             run.persist(site.record())
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
     outcomes.open_next(run, holders, before=message(run, commit), returning=returning)
@@ -192,6 +191,6 @@ def go_back(
         if site.standing is not Standing.OUT and site not in holders:
             run.send(site, message(run, commit))
             if site.hello is not None and site.hello.has_state and site.hello.last_commit > commit:
-                site.hello = replace(site.hello, has_state=False, last_commit=0, state_hash=b"")  # its offer may wait
+                site.says_less()
             if site.applied is not None:
                 states.send_pending(run, site)

@@ -36,18 +36,9 @@ def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> 
 
 def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     """The site holds this state; the hash is compared once that can be decided (`advance`)."""
-    if site.counts_from_step is None:
-        site.counts_from_step = run.log.run_step
     if site.applied is not None and commit < site.applied:
         run.log.goes_back(commit, site.site_id)
-    if site.standing is not Standing.MEMBER or site.applied != commit:  # else it repeats itself, and still waits
-        site.waits_for_sources = None
-        site.fetches = False
-    site.standing = Standing.MEMBER
-    site.applied, site.state_hash = commit, state_hash
-    site.catching_up = commit < run.log.last
-    if site.lacks != commit + 1:
-        site.lacks = 0
+    site.takes(commit, state_hash, newest=run.log.last, run_step=run.log.run_step)
     if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
     elif run.log.is_heard(commit, site.site_id):
@@ -62,8 +53,8 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
         send_pending(run, site)
     elif site.standing is Standing.MEMBER:
         run.report(logging.WARNING, f"{site.label} came back without the state it had")
-        site.standing, site.applied, site.state_hash = Standing.JOINER, None, b""
-        site.counts_from_step = None
+        site.is_without_state()
+        site.counts_from(None)
         run.log.forget(site.site_id)
     if site.applied is None and run.sync is not None:
         run.sync.unexpect(site.site_id)
@@ -284,7 +275,7 @@ def _advance_commit_0(run: Run) -> None:
             _evict_for_state(run, site, 0, run.claim)
         for site in run.members.live():
             if site.standing is Standing.SEEDER and site.applied is None:
-                site.standing = Standing.JOINER  # another was first
+                site.is_to(Standing.JOINER)  # another was first
                 run.send(site, admitted(run, site, AdmittedAs.JOINER))
         agreeing = [s for s in holders if s.state_hash == run.claim]
         if len(agreeing) >= min(2, run.settings.min_sites):
@@ -297,8 +288,8 @@ def _advance_commit_0(run: Run) -> None:
         candidates = [s for s in run.members.connected() if s.standing is Standing.JOINER and may_seed(run, s)]
         if candidates:
             site = candidates[0]
-            site.standing = Standing.SEEDER
-            site.waits_for_sources = None
+            site.is_to(Standing.SEEDER)
+            site.finds_sources()
             run.report(logging.INFO, f"{site.label} is named to make the starting state")
             run.send(site, admitted(run, site, AdmittedAs.SEEDER))
 
@@ -344,11 +335,7 @@ def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> N
             f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
         )
         return
-    site.fetches = True
-    site.catching_up = site.applied is not None and site.applied < run.log.last
-    if site.applied is not None and message.lacks_commit == site.applied + 1:
-        site.lacks = message.lacks_commit
-    site.waits_for_sources = None if sources.donors else message
+    site.looks_for_sources(message, newest=run.log.last, found=bool(sources.donors))
     run.send(site, sources)
     _have_it_dialled(run, site, sources, message.undialled_site_ids)
 
@@ -404,5 +391,5 @@ def _answer_waiting(run: Run) -> None:
         if site.waits_for_sources is not None:
             sources = sources_for(run, site, site.waits_for_sources)
             if sources.donors:
-                site.waits_for_sources = None
+                site.finds_sources()
                 run.send(site, sources)

@@ -50,19 +50,16 @@ def hello(run: Run, stream: int, header: m.Header, message: m.Hello) -> None:
     site = _identify(run, stream, header, message)
     if has_void_commits and site.live:
         run.remove(site, "its newest commits were rolled back", evicted=False)
-    site.hello, site.waits_with = message, None
-    site.heard_at = site.progress_at = run.now
-    site.away_until = None
+    site.says_hello(message, run.now)
     if site.address != message.address:
         site.address = message.address
         if site.site_id:
             run.persist(site.record())
     state = run.members.streams[stream]
-    if site.evicted and state.evicted_said:
-        site.evicted = ""
+    was_evicted = site.evicted
+    site.knocks(knows=state.evicted_said)
+    if was_evicted != site.evicted:
         run.persist(site.record())
-    if not site.live and not site.evicted:
-        site.standing = Standing.NEW
     state.evicted_said = False
     welcome = m.Welcome(
         settings_json=run.settings_json,
@@ -203,27 +200,20 @@ def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site
     elif header.incarnation > site.incarnation:
         _supersede(run, site, header.incarnation, stream)
     if site.stream is not None and site.stream != stream:
-        old, site.stream = site.stream, None
-        run.members.streams[old].site = None
-        run.close(old, "the site has opened another stream")
-    site.stream = stream
-    run.members.streams[stream].site = site
+        run.close(run.members.release(site), "the site has opened another stream")
+    run.members.attach(site, stream)
     return site
 
 
 def _supersede(run: Run, site: Site, incarnation: int, stream: int) -> None:
     text = f"{site.label} was started again (incarnation {incarnation}); start {site.incarnation} is over"
     if site.stream is not None and site.stream != stream:
-        old, site.stream = site.stream, None
+        old = run.members.release(site)
         run.send_on(old, m.Refused(kind=RefusedKind.SUPERSEDED, text=text))
-        run.members.streams[old].site = None
         run.close(old, "superseded")
     run.report(logging.INFO, text)
     run.remove(site, "started again", evicted=False)
-    site.evicted = ""
-    site.incarnation = incarnation
-    site.voided_sync = 0
-    site.heartbeat = m.Heartbeat(phase="")
+    site.starts_again(incarnation)
     if site.site_id:
         run.persist(site.record())
 
@@ -267,9 +257,9 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         run.refuse(stream, RefusedKind.FULL, f"{text}: come back when one has left", "", str(run.settings.max_sites))
         return
     if not site.live and run.now < site.conduct.admitted_again_at:
-        site.waits_with = message  # `advance` admits it
+        site.waits(message)  # `advance` admits it
         return
-    site.waits_with = None
+    site.waits(None)
     site.max_retained_bytes = message.max_retained_bytes
     site.bandwidth_bytes_per_s = message.bandwidth_bytes_per_s
     if site.live:
@@ -280,11 +270,8 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     hello = site.hello
     assert hello is not None
     admitted_as, why = place(run, site, hello)
-    site.standing = STANDING[admitted_as]
-    site.gone = ""
-    site.progress_at = run.now  # it may have had to wait for this
+    site.admit(STANDING[admitted_as], run.now)
     run.log.forget(site.site_id)  # what it said of states before: it says it again
-    site.counts_from_step = None  # what it trained before is gone; it trains again once it holds a state
     run.change_epoch(site)
     answer = states.admitted(run, site, admitted_as)
     level = logging.INFO

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from atoll.coordinator.core.events import SiteRecord
@@ -77,6 +77,135 @@ class Site:
     @property
     def label(self) -> str:
         return f"{self.name} (site {self.site_id})" if self.site_id else self.name
+
+    # --- its session
+
+    def says_hello(self, hello: Hello, now: float) -> None:
+        """It is here again, on the stream that it has."""
+        self.hello, self.waits_with, self.away_until = hello, None, None
+        self.heard_at = self.progress_at = now
+
+    def starts_again(self, incarnation: int) -> None:
+        """Its start before is over, with all that was known of that."""
+        self.incarnation, self.evicted, self.voided_sync = incarnation, "", 0
+        self.heartbeat = Heartbeat(phase="")
+
+    def heard(self, now: float) -> None:
+        """It said something, or cannot be held to its silence."""
+        self.heard_at = now
+
+    def got_on(self, now: float) -> None:
+        """It did anything but repeat itself, or had to wait for this."""
+        self.progress_at = now
+
+    def beats(self, heartbeat: Heartbeat) -> None:
+        """What it says of itself now."""
+        self.heartbeat = heartbeat
+
+    def is_away(self, until: float) -> None:
+        """It has no stream, and is lost then."""
+        self.away_until = until
+
+    def says_less(self) -> None:
+        """What it said that it holds is void: its offer may wait."""
+        if self.hello is not None:
+            self.hello = replace(self.hello, has_state=False, last_commit=0, state_hash=b"")
+
+    # --- its standing
+
+    def knocks(self, *, knows: bool) -> None:
+        """After its Hello. One that was evicted, and `knows` it, may offer again."""
+        if knows:
+            self.evicted = ""
+        if not self.live and not self.evicted:
+            self.standing = Standing.NEW
+
+    def waits(self, offer: Offer | None) -> None:
+        """It has offered, and is not admitted yet; None: it does not wait any more."""
+        self.waits_with = offer
+
+    def admit(self, standing: Standing, now: float) -> None:
+        """What it trained before is gone: it trains again once it holds a state."""
+        self.standing, self.gone, self.counts_from_step = standing, "", None
+        self.got_on(now)
+
+    def is_to(self, standing: Standing) -> None:
+        """Make the starting state, or fetch it."""
+        self.standing = standing
+
+    def is_gone(self, why: str) -> None:
+        """Why it is not here, for people."""
+        self.gone = why
+
+    def goes(self, reason: str, *, evicted: bool, newest: int) -> None:
+        """It is not in the run any more. `newest`: the newest commit, which its disk may have."""
+        if self.live:
+            at_its_end = self.applied is not None and self.lacks == self.applied + 1
+            self.may_hold = self.applied if at_its_end and self.applied is not None else newest
+        self.standing, self.gone, self.evicted = Standing.OUT, reason, reason if evicted else ""
+        self.waits_with = self.away_until = self.counts_from_step = self.waits_for_sources = None
+        self.conduct.left()
+        if self.applied is not None:
+            self.left_with = (self.applied, self.state_hash)
+        self.applied, self.state_hash, self.lacks, self.catching_up = None, b"", 0, False
+
+    def voids(self, sync: int) -> None:
+        """What it was planned to contribute to that sync is discarded."""
+        self.voided_sync = sync
+
+    def may_have(self, commit: int) -> None:
+        """While it is not here: the newest commit that its disk may have."""
+        self.may_hold = commit
+
+    # --- what it holds
+
+    def counts_from(self, step: int | None) -> None:
+        """Of the run: what it trained since is in no commit. None: it holds no state."""
+        self.counts_from_step = step
+
+    def takes(self, commit: int, state_hash: bytes, *, newest: int, run_step: int) -> None:
+        """It holds that commit, of which `newest` is the last one."""
+        if self.counts_from_step is None:
+            self.counts_from_step = run_step
+        if self.standing is not Standing.MEMBER or self.applied != commit:  # else it repeats itself, and still waits
+            self.waits_for_sources, self.fetches = None, False
+        self.standing, self.applied, self.state_hash = Standing.MEMBER, commit, state_hash
+        self.catching_up = commit < newest
+        if self.lacks != commit + 1:
+            self.lacks = 0
+
+    def is_without_state(self) -> None:
+        """It has to fetch one."""
+        self.standing, self.applied, self.state_hash = Standing.JOINER, None, b""
+
+    def goes_on_from_there(self) -> None:
+        """The run went back: nothing follows what it holds, and it lacks nothing. It says anew what it looks for."""
+        self.lacks, self.catching_up, self.waits_for_sources, self.fetches = 0, False, None, False
+
+    def looks_for_sources(self, message: FindSources, *, newest: int, found: bool) -> None:
+        """It fetches a state; unless donors were `found`, it is told of them later."""
+        self.fetches, self.catching_up = True, self.applied is not None and self.applied < newest
+        if self.applied is not None and message.lacks_commit == self.applied + 1:
+            self.lacks = message.lacks_commit
+        self.waits_for_sources = None if found else message
+
+    def finds_sources(self) -> None:
+        """It was told of donors."""
+        self.waits_for_sources = None
+
+    def contributes(self, run_step: int | None, *, was_done: bool) -> None:
+        """To a commit. `run_step`: of it, if this start did; None: one before."""
+        self.contributed = True
+        if run_step is not None:
+            self.counts_from_step = run_step
+        if was_done:
+            self.num_heard = 0
+
+    def is_heard(self) -> None:
+        """It got no further, and was taken at its word."""
+        self.num_heard += 1
+
+    # --- for others
 
     def record(self) -> SiteRecord:
         return SiteRecord(
@@ -172,12 +301,35 @@ class Membership:
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
         self.last_id = max(last_id, next(reversed(self._by_id), 0))
 
-    def detached(self, site: Site, reason: str) -> None:
-        """Its stream ended. A site that was never admitted leaves nothing behind."""
+    def attach(self, site: Site, stream: int) -> None:
+        """The site speaks on that stream from now on."""
+        site.stream = stream
+        self.streams[stream].site = site
+
+    def release(self, site: Site) -> int:
+        """The site's stream is nobody's now; its number."""
+        assert site.stream is not None
+        old, site.stream = site.stream, None
+        self.streams[old].site = None
+        return old
+
+    def opened(self, stream: int, now: float) -> None:
+        """A stream, before its Hello."""
+        self.streams[stream] = Stream(waiting_since=now)
+
+    def closed(self, stream: int, reason: str) -> tuple[Stream | None, Site | None]:
+        """The stream ended: what was known of it, and its site, which has none now. A site that was never admitted
+        leaves nothing behind."""
+        state = self.streams.pop(stream, None)
+        site = state.site if state is not None else None
+        if site is None or site.stream != stream:
+            return state, None
+        site.stream = None
         if not site.site_id and self.sites.get(site.name) is site:
             del self.sites[site.name]
         elif site.standing is Standing.NEW:
             site.standing, site.gone, site.waits_with = Standing.OUT, reason, None
+        return state, site
 
     def num_at_the_door(self) -> int:
         """Who has said Hello and was never admitted."""

@@ -125,12 +125,11 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     for member in plan.contributors:
         contributor = run.members.known(member.site_id)
         before = contributor.record()
-        contributor.contributed = True
-        if contributor.incarnation == member.incarnation:
-            contributor.counts_from_step = run_step
-            if contributor.live and contributor.site_id in attempt.done:
-                contributor.conduct.contributed(run.now, run.limits.lease_s)
-                contributor.num_heard = 0
+        is_its_start = contributor.incarnation == member.incarnation
+        was_done = is_its_start and contributor.live and contributor.site_id in attempt.done
+        contributor.contributes(run_step if is_its_start else None, was_done=was_done)
+        if was_done:
+            contributor.conduct.contributed(run.now, run.limits.lease_s)
         if before != contributor.record():
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
@@ -186,7 +185,7 @@ def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
     for member in (*plan.contributors, *plan.receivers):
         site = run.members.known(member.site_id)
         if not site.live and site.may_hold < number:
-            site.may_hold = number
+            site.may_have(number)
             run.persist(site.record())
 
 

@@ -91,7 +91,7 @@ def carry_out(run: Run, attempt: Attempt, found: Stuck) -> None:
     """Evicts those who do not get on, and takes the others at their word."""
     for site, words in found.sites:
         if site.site_id in found.heard:
-            site.num_heard += 1
+            site.is_heard()
             run.report(logging.WARNING, words)
         else:
             run.trouble.receive_only.note([site.site_id], attempt.plan.sync)

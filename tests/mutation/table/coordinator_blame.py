@@ -161,7 +161,7 @@ MUTATIONS = (
         name="heard for ever",
         rule="a site is taken at its word some times in a row",
         where="coordinator.core.sync.standstill:carry_out",
-        old="            site.num_heard += 1\n",
+        old="            site.is_heard()\n",
         new="",
         tests=("tests/unit/coordinator/test_waits.py",),
     ),

@@ -84,8 +84,8 @@ MUTATIONS = (
     Mutation(
         name="a wait for admission is held against the site",
         rule="a site that had to wait for its admission is not judged for that time",
-        where="coordinator.core.sites.admission:offer",
-        old="    site.progress_at = run.now  # it may have had to wait for this\n",
+        where="coordinator.core.sites.membership:Site.admit",
+        old="        self.got_on(now)\n",
         new="",
         tests=("tests/unit/coordinator/test_liveness.py",),
     ),
@@ -100,9 +100,9 @@ MUTATIONS = (
     Mutation(
         name="a site that was started again counts from the beginning",
         rule="a pace counts from a site's last contribution, or from the first state that it held since its admission",
-        where="coordinator.core.sites.admission:offer",
-        old="    site.counts_from_step = None  # what",
-        new="    site.counts_from_step = 0  # what",
+        where="coordinator.core.sites.membership:Site.admit",
+        old='self.gone, self.counts_from_step = standing, "", None',
+        new='self.gone, self.counts_from_step = standing, "", 0',
         tests=("tests/unit/coordinator/test_weights.py",),
     ),
     Mutation(
