@@ -417,12 +417,18 @@ class Outbox:
     _records: list[Record] = field(default_factory=list)
     _place: int = 0
 
+    def put(self, output: Output) -> None:
+        """After everything before."""
+        self.outputs.append(output)
+
     def persist(self, *records: Record) -> None:
+        """At the place of the first record."""
         if not self._records:
             self._place = len(self.outputs)
         self._records += records
 
     def take(self) -> list[Output]:
+        """All of it, once."""
         taken, self.outputs = self.outputs, []
         if self._records:
             taken.insert(self._place, Persist(tuple(self._records)))

@@ -150,13 +150,13 @@ class Core:
                 rollback.asked(run, reason)
             case RollbackAsked(reason=reason, to=int(commit), request=request):
                 if (problem := going_back.begin(run, commit, reason, request)) and request:
-                    run.out.outputs.append(Answer(request, problem))
+                    run.put_out(Answer(request, problem))
             case EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request):
-                run.out.outputs.append(Answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out)))
+                run.put_out(Answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out)))
             case LetInAsked(name=name, request=request):
-                run.out.outputs.append(Answer(request, keeping_out.let_in(run, name)))
+                run.put_out(Answer(request, keeping_out.let_in(run, name)))
             case ResetAsked(reason=reason, request=request):
-                run.out.outputs.append(Answer(request, starting_over.reset(run, reason)))
+                run.put_out(Answer(request, starting_over.reset(run, reason)))
             case CommitsRead():
                 rollback.commits_read(run, event)
             case ManifestRead():

@@ -16,10 +16,12 @@ from atoll.coordinator.core.events import (
     FinishedRecord,
     KeptOutRecord,
     LeaseRecord,
+    LetInRecord,
     LineRecord,
     ManifestRecord,
     OpenRecord,
     Outbox,
+    Output,
     PlanRecord,
     Record,
     Report,
@@ -130,6 +132,7 @@ class Run:
 
     @property
     def started(self) -> bool:
+        """A sync was ever opened."""
         return self.last_sync > 0
 
     @property
@@ -148,6 +151,7 @@ class Run:
         return self.rollbacks[-1].branch if self.rollbacks else 0
 
     def finished_message(self) -> m.Finished:
+        """Of a run that is over."""
         assert self.finished is not None
         return m.Finished(
             commit=self.finished.commit,
@@ -157,7 +161,27 @@ class Run:
             state_hash=self.last_state,
         )
 
+    def forget_start(self) -> None:
+        """The model and the starting state are taken back, before training."""
+        self.manifest, self.chunk_sizes, self.state_bytes, self.claim = None, ChunkSizes(), 0, None
+
+    def note_abandoned(self, sync: int, reason: str) -> None:
+        """The sync ends without a commit."""
+        self.num_abandoned += 1
+        self.persist(AbandonRecord(sync, reason, self.num_abandoned))
+
+    def keep_out(self, record: KeptOutRecord) -> None:
+        """Neither this name nor this key comes in any more."""
+        self.kept_out[record.name] = record
+        self.persist(record)
+
+    def let_in(self, name: str) -> None:
+        """A site that was kept out may come in again."""
+        del self.kept_out[name]
+        self.persist(LetInRecord(name))
+
     def set_manifest(self, record: ManifestRecord, chunk_sizes: ChunkSizes) -> None:
+        """The run's model, from now on."""
         self.manifest, self.chunk_sizes = record, chunk_sizes
         self.state_bytes = record.manifest.buffer_bytes
         # Each goes through all tensors, once: in a thread for a new model, at the start for one from the store.
@@ -165,23 +189,31 @@ class Run:
 
     # --- outputs
 
+    def put_out(self, output: Output) -> None:
+        """For the shell to execute, after everything that was put out before."""
+        self.out.put(output)
+
     def persist(self, *records: Record) -> None:
+        """In one transaction with all that the same events lead to, before anything is sent for it."""
         self.out.persist(*records)
 
     def persist_ledger(self) -> None:
+        """What has changed in the account of samples."""
         if records := self.ledger.changes():
             self.persist(*records)
 
     def report(self, level: int, text: str) -> None:
-        self.out.outputs.append(Report(level, text))
+        """A line for a person."""
+        self.put_out(Report(level, text))
 
     def send_on(self, stream: int, message: m.CoordinatorMessage) -> None:
+        """Nothing if the stream has ended."""
         state = self.members.streams.get(stream)
         if state is not None:
             state.sent(self.now)
             if isinstance(message, m.RolledBack):
                 state.went_back_to(message.commit)
-            self.out.outputs.append(Send(stream, message))
+            self.put_out(Send(stream, message))
 
     def send(self, site: Site, message: m.CoordinatorMessage) -> None:
         """Nothing if the site has no stream; it hears what it missed when it comes back."""
@@ -192,9 +224,10 @@ class Run:
         """The stream's site, if any, no longer has one."""
         state, _ = self.members.closed(stream, reason)
         if state is not None:
-            self.out.outputs.append(CloseStream(stream, reason))
+            self.put_out(CloseStream(stream, reason))
 
     def refuse(self, stream: int, kind: m.RefusedKind, text: str, theirs: str = "", ours: str = "") -> None:
+        """The stream's site is told why, for good, and the stream ends."""
         self.num_refused += 1
         state = self.members.streams.get(stream)
         who = state.site.label if state and state.site else f"stream {stream}"
@@ -211,6 +244,7 @@ class Run:
     # --- membership
 
     def change_epoch(self, site: Site) -> None:
+        """The site was admitted, or has gone: what is kept of it is persisted."""
         self.members.epoch += 1
         site.epoch = self.members.epoch
         if site.site_id:
@@ -266,10 +300,7 @@ class Run:
         conduct.strike(self.now, self.limits.lease_s, is_absence=is_absence)
         if conduct.is_enough:
             why = f"it was found out {conduct.strikes} times without contributing, the last time because {reason}"
-            self.kept_out[site.name] = record = KeptOutRecord(
-                name=site.name, key_digest=site.key_digest, reason=why[:1024]
-            )
-            self.persist(record)
+            self.keep_out(KeptOutRecord(name=site.name, key_digest=site.key_digest, reason=why[:1024]))
             return f"{reason}; it is kept out, as this was the {conduct.strikes}th time"
         wait_s = conduct.admitted_again_at - self.now
         return f"{reason}; it is admitted again in {wait_s:.0f} s" if wait_s > 0 else reason

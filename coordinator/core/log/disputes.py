@@ -9,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from atoll.coordinator.core.events import Recomputed
+from atoll.coordinator.core.log.hash_lists import first_difference
 from atoll.coordinator.core.log.shown_bytes import Check
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol.messages import Evidence
@@ -66,7 +68,7 @@ class Dispute:
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
     pair: tuple[bytes, ...] = ()  # which two; of them is what follows
     request: int = 0  # of the computation that is under way
-    chunk: int | None = None  # the first one in which the two differ
+    chunk: int = 0  # the first one in which the two differ
     computed: bytes | None = None  # its hash
     problem: str = ""  # why it cannot be computed here
     undecided: str = ""  # why nobody can find out, as things stand
@@ -76,13 +78,47 @@ class Dispute:
         """Nothing is said of it until it is known what is claimed now."""
         self.words = ""
 
-    def compare(self, pair: tuple[bytes, ...]) -> None:
-        """What was found out of two others is void."""
+    def compare(self, opened: Mapping[bytes, bytes | bytearray]) -> int:
+        """The first chunk in which two states differ, of whose chunks these are the hashes. What was found out of two
+        others is void."""
+        pair = tuple(opened)
         if pair == self.pair:
-            return
-        self.pair, self.request, self.chunk, self.computed, self.problem = pair, 0, None, None, ""
+            return self.chunk
+        chunk = first_difference(*opened.values())
+        assert chunk is not None, "lists with different hashes differ"
+        self.pair, self.request, self.chunk, self.computed, self.problem = pair, 0, chunk, None, ""
         others = [n for n in self.found if n.commit != self.commit or n.expected in pair]
         self.found = {need: self.found[need] for need in others}
+        return chunk
+
+    def begin_sum(self, request: int) -> None:
+        """The chunk is computed; what that needs is on its way, and not kept."""
+        self.request = request
+        self.found = {n: data for n, data in self.found.items() if n.evidence is Evidence.CHUNK_HASHES}
+
+    def take_sum(self, event: Recomputed) -> None:
+        """What came out; nothing if another computation was asked for since."""
+        if event.request != self.request:
+            return
+        if event.problem:
+            self.problem = event.problem
+        else:
+            self.computed = event.chunk_hash
+
+    def answered(self, asked: Asked, now: float) -> None:
+        """Nobody is asked any more."""
+        self.asked = None
+        self.took_s[asked.site_id] += now - asked.since
+
+    def shown(self, asked: Asked, now: float) -> None:
+        """The whole of what was asked for, with the right hash."""
+        self.answered(asked, now)
+        self.found[asked.need] = asked.data
+
+    def in_vain(self, asked: Asked, now: float) -> None:
+        """Whoever was asked does not have it, or has gone."""
+        self.answered(asked, now)
+        self.tried[asked.need, asked.site_id] = asked.stream
 
     def is_over(self, now: float) -> bool:
         """Whether no answer can decide it as things stand, or none came in time."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import Recompute, Recomputed
 from atoll.coordinator.core.log.disputes import Asked, Dispute, Holders, Need
-from atoll.coordinator.core.log.hash_lists import first_difference, hash_at
+from atoll.coordinator.core.log.hash_lists import hash_at
 from atoll.coordinator.core.log.shown_bytes import Check, ListCheck
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
@@ -75,12 +75,7 @@ def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
     if len(opened) < 2:
         dispute.undecided = "not every side shows what its hash is made of"
         return Finding()
-    dispute.compare(tuple(opened))
-    one, other = opened.values()
-    if dispute.chunk is None:
-        dispute.chunk = first_difference(one, other)
-    chunk = dispute.chunk
-    assert chunk is not None, "lists with different hashes differ"
+    chunk = dispute.compare(opened)
     right = _hash_of(run, dispute, chunk, holders)
     if right is None:
         return Finding()
@@ -153,9 +148,8 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
     run.num_recomputed += 1
-    dispute.request = run.num_recomputed
-    dispute.found = {n: data for n, data in dispute.found.items() if n.evidence is Evidence.CHUNK_HASHES}
-    run.out.outputs.append(
+    dispute.begin_sum(run.num_recomputed)
+    run.put_out(
         Recompute(
             request=dispute.request,
             role=spec.role,
@@ -199,13 +193,9 @@ def recompute(asked: Recompute) -> Recomputed:
 
 
 def taken(run: Run, event: Recomputed) -> None:
-    dispute = run.dispute
-    if dispute is None or dispute.request != event.request:
-        return
-    if event.problem:
-        dispute.problem = event.problem
-        return
-    dispute.computed = event.chunk_hash
+    """The sum is done."""
+    if run.dispute is not None:
+        run.dispute.take_sum(event)
 
 
 # --- what sites show
@@ -260,25 +250,16 @@ def expire(run: Run, dispute: Dispute) -> bool:
         return False
     site = run.members.by_id(asked.site_id)
     if site is not None and site.live and run.now >= asked.until:
-        _in_vain(run, dispute, asked)
+        dispute.in_vain(asked, run.now)
         run.evict(site, f"it was asked for {asked.need.in_words()}, and has not answered")
         return True
     if site is None or not site.live or site.stream != asked.stream:
-        _in_vain(run, dispute, asked)
+        dispute.in_vain(asked, run.now)
     return False
 
 
-def _answered(run: Run, dispute: Dispute, asked: Asked) -> None:
-    dispute.asked = None
-    dispute.took_s[asked.site_id] += run.now - asked.since
-
-
-def _in_vain(run: Run, dispute: Dispute, asked: Asked) -> None:
-    _answered(run, dispute, asked)
-    dispute.tried[asked.need, asked.site_id] = asked.stream
-
-
 def shown(run: Run, site: Site, message: m.Shown) -> None:
+    """A part of what the site was asked for; the next one is asked for, or the hash of the whole decides."""
     dispute = run.dispute
     asked = dispute.asked if dispute is not None else None
     if dispute is None or asked is None or site.stream != asked.stream:
@@ -303,12 +284,11 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
                 _ask(run, asked)
                 return
             if asked.check.finish() == need.expected:
-                _answered(run, dispute, asked)
-                dispute.found[need] = asked.data
+                dispute.shown(asked, run.now)
                 return
             problem = f"what it shows does not have the hash {need.expected.hex()[:12]}"
     run.report(logging.WARNING, f"{site.label} cannot show {need.in_words()}: {problem}")
-    _in_vain(run, dispute, asked)
+    dispute.in_vain(asked, run.now)
 
 
 def _check(run: Run, need: Need, total_bytes: int) -> Check:

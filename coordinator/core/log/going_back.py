@@ -128,7 +128,7 @@ def _give_up(run: Run, problem: str) -> None:
 
 def _answer(run: Run, going: GoingBack, problem: str) -> None:
     if going.request:
-        run.out.outputs.append(Answer(going.request, problem))
+        run.put_out(Answer(going.request, problem))
 
 
 def _nobody_can(run: Run, going: GoingBack, live: list[Site]) -> str:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.coordinator.core.events import (
-    AbandonRecord,
     AttestationRecord,
     CommitsRead,
     ReadCommits,
@@ -105,7 +104,7 @@ def read_down_to(run: Run, commit: int) -> None:
     """Asks the store for what the log lacks from `commit` on."""
     if not run.reads_commits and not run.log.goes_back_to(commit):
         run.reads_commits = True
-        run.out.outputs.append(ReadCommits(first=max(1, commit), last=run.log.first - 1))
+        run.put_out(ReadCommits(first=max(1, commit), last=run.log.first - 1))
 
 
 def _assess(run: Run) -> _Unreachable | None:
@@ -163,8 +162,8 @@ def go_back(
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
-    run.num_abandoned += 1
-    run.persist(AbandonRecord(old, f"rolled back to commit {commit}", run.num_abandoned), record)
+    run.note_abandoned(old, f"rolled back to commit {commit}")
+    run.persist(record)
     for old_record in voided:
         for line in old_record.commit.done:
             run.ledger.void(line.line, line.ranges)

@@ -9,7 +9,6 @@ from atoll.coordinator.core.events import ResetRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Membership
 from atoll.coordinator.core.sites.offers import Offers
-from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 
@@ -33,11 +32,10 @@ def reset(run: Run, reason: str) -> str:
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"
         run.refuse(stream, RefusedKind.STATE, text)
     run.members = Membership((), run.members.last_id, run.now, run.limits.lease_s)
-    run.manifest, run.chunk_sizes, run.state_bytes = None, ChunkSizes(), 0
+    run.forget_start()
     run.offers = Offers()
     run.ledger = Ledger((), (), ())
     run.log.forget_start()
-    run.claim = None
     return ""
 
 

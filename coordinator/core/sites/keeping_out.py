@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core.events import KeptOutRecord, LetInRecord
+from atoll.coordinator.core.events import KeptOutRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sites.membership import key_digest
@@ -20,8 +20,7 @@ def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
     if keep_out:
         digest = site.key_digest if site is not None else b""
         record = KeptOutRecord(name=name, key_digest=digest, reason=reason[:1024])
-        run.kept_out[name] = record
-        run.persist(record)
+        run.keep_out(record)
         run.report(logging.WARNING, f"{name} is kept out: {reason}")
     if site is None:
         return ""
@@ -44,12 +43,11 @@ def let_in(run: Run, name: str) -> str:
     if name not in run.kept_out:
         known = ", ".join(sorted(run.kept_out)) or "nobody"
         return f"{name!r} is not kept out of run {run.run_id!r}: {known} is"
-    del run.kept_out[name]
+    run.let_in(name)
     if (site := run.members.sites.get(name)) is not None:
         site.conduct = Conduct()
         if site.site_id:
             run.persist(site.record())
-    run.persist(LetInRecord(name))
     run.report(logging.INFO, f"{name} may come in again")
     return ""
 

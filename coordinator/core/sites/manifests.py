@@ -109,7 +109,7 @@ def part(run: Run, stream: int, site: Site, message: m.ManifestPart) -> None:
     if len(incoming.data) == incoming.total_bytes:
         incoming.is_whole = True
         data, incoming.data = bytes(incoming.data), bytearray()
-        run.out.outputs.append(ReadManifest(stream=stream, data=data, sync=run.settings.sync, known=known))
+        run.put_out(ReadManifest(stream=stream, data=data, sync=run.settings.sync, known=known))
 
 
 def read(asked: ReadManifest) -> ManifestRead:

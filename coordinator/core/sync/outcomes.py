@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.events import AbandonRecord, CommitRecord, FinishedRecord, OpenRecord, PlanRecord
+from atoll.coordinator.core.events import CommitRecord, FinishedRecord, OpenRecord, PlanRecord
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -220,10 +220,9 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     those that are empty do not."""
     open_, reason = sync.open, reason[:1024]
     sync.abandon(reason)
-    run.num_abandoned += 1
     run.num_abandoned_in_a_row += 1
     run.report(logging.ERROR, f"sync {open_.sync} is abandoned: {reason}")
-    run.persist(AbandonRecord(open_.sync, reason, run.num_abandoned))
+    run.note_abandoned(open_.sync, reason)
     members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
     if run.stop_reason:
         for site in members:

@@ -164,8 +164,8 @@ MUTATIONS = (
     Mutation(
         name="who is kept out is forgotten",
         rule="who is kept out stays so after a restart of the coordinator",
-        where="coordinator.core.sites.keeping_out:evict",
-        old="        run.persist(record)\n",
+        where="coordinator.core.run:Run.keep_out",
+        old="        self.persist(record)\n",
         new="",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
     ),
@@ -173,8 +173,8 @@ MUTATIONS = (
         name="strikes come back after a restart",
         rule="nothing is held any more against a site that a person let in",
         where="coordinator.core.sites.keeping_out:let_in",
-        old="            run.persist(site.record())\n    run.persist(LetInRecord(name))",
-        new="            pass\n    run.persist(LetInRecord(name))",
+        old="            run.persist(site.record())\n    run.report(",
+        new="            pass\n    run.report(",
         tests=("tests/unit/coordinator/test_hostile_members.py",),
     ),
     Mutation(

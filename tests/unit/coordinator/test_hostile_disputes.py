@@ -179,13 +179,14 @@ def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
         Need(evidence=Evidence.CHUNK_HASHES, commit=n, expected=expected, most_bytes=32)
         for n, expected in ((2, one), (2, two), (1, three))
     ]
-    dispute.compare((one, two))
+    same, hashes = bytes(32), {claim: claim for claim in (one, two, three)}
+    assert dispute.compare({one: same + hashes[one], two: same + hashes[two]}) == 1
     dispute.found = dict.fromkeys(lists, b"")
-    dispute.chunk, dispute.computed, dispute.request, dispute.problem = 3, one, 7, "it cannot be read"
-    dispute.compare((one, two))
-    assert (dispute.chunk, dispute.computed, list(dispute.found)) == (3, one, lists)
-    dispute.compare((two, three))
-    assert not [name for name in ("chunk", "computed", "request", "problem") if getattr(dispute, name)]
+    dispute.computed, dispute.request, dispute.problem = one, 7, "it cannot be read"
+    assert dispute.compare({one: b"", two: b""}) == 1, "as it was found"
+    assert (dispute.computed, list(dispute.found)) == (one, lists)
+    assert dispute.compare({two: hashes[two], three: hashes[three]}) == 0
+    assert not [name for name in ("computed", "request", "problem") if getattr(dispute, name)]
     assert list(dispute.found) == lists[1:]
 
 
