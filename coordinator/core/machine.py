@@ -59,6 +59,7 @@ class Core:
         self._due: float | None = now  # own time at which everything is looked at again
 
     def handle(self, event: Event, now: float) -> list[Output]:
+        """One event. Outputs are to be executed in order."""
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Sequence[Event], now: float) -> list[Output]:

@@ -82,6 +82,7 @@ Keys = Callable[[str], Iterable[Key]]
 
 
 def kind_of(cls: type[Any]) -> str:
+    """The name of a record's class in the store."""
     return _KIND_OF[cls]
 
 

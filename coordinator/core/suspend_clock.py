@@ -15,9 +15,11 @@ class OwnTime:
         self._lost_s = 0.0
 
     def at(self, now: float) -> float:
+        """Own time at `now` of the caller."""
         return now - self._lost_s
 
     def outer(self, own: float) -> float:
+        """The caller's time at that own time."""
         return own + self._lost_s
 
     def advance(self, now: float, due: float | None) -> tuple[float, float]:

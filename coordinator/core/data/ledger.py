@@ -90,6 +90,7 @@ class Ledger:
         }
 
     def begin_line(self, line: int, num_samples: int) -> None:
+        """No position of the line was leased before."""
         self.lines[line] = Line(num_samples=num_samples)
         self._note_line(line)
 
@@ -98,6 +99,7 @@ class Ledger:
         self.lines.pop(site_id, None)
 
     def held(self, line: int, holder: Holder) -> Ranges:
+        """What the holder leases of that line; nothing if there is no such line."""
         found = self.lines.get(line)
         return found.leases.get(holder, Ranges()) if found else Ranges()
 

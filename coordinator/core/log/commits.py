@@ -50,6 +50,7 @@ class CommitLog:
         self.run_tokens = newest.run_tokens if newest else first_run_tokens
 
     def append(self, record: CommitRecord) -> None:
+        """The next commit. What is known of state hashes of commits that are older than the log goes."""
         commit = record.commit
         assert commit.commit == self.last + 1
         self.records.append(record)
@@ -130,6 +131,7 @@ class CommitLog:
         return next((r.stood_out for r in self.records if r.commit.commit == commit), None)
 
     def newest(self) -> Commit | None:
+        """None before the first."""
         return self.records[-1].commit if self.records else None
 
     def tokens_per_step(self) -> float | None:
@@ -148,6 +150,7 @@ class CommitLog:
     # --- state hashes
 
     def newest_attested(self) -> int | None:
+        """None while not even commit 0 is."""
         return max(self.attested, default=None)
 
     def attestations(self, held: Collection[int]) -> tuple[Attestation, ...]:
@@ -168,6 +171,7 @@ class CommitLog:
         self._from_store.clear()
 
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
+        """A contributor to the commit says what state it has made of it."""
         self._compare(commit, site_id, state_hash)
         self._reports.setdefault(commit, {})[site_id] = state_hash
         for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:
@@ -206,9 +210,11 @@ class CommitLog:
         return site_id in self._reports.get(commit, {}) or site_id in self._witnesses.get(commit, {})
 
     def has_reported(self, commit: int, site_ids: Collection[int]) -> bool:
+        """Whether all these sites, as contributors, have said what state the commit has."""
         return set(site_ids) <= set(self._reports.get(commit, {}))
 
     def reported(self) -> list[int]:
+        """Commits of which contributors said a state hash, ascending."""
         return sorted(self._reports)
 
     def disprove(self, commit: int, wrong: Collection[bytes]) -> None:
@@ -261,6 +267,7 @@ class CommitLog:
         return Judgement(claims=claims)
 
     def attest(self, commit: int, state_hash: bytes) -> None:
+        """The run's state of that commit, from now on."""
         self.attested[commit] = state_hash
 
 

@@ -30,6 +30,7 @@ class Need:
     most_bytes: int
 
     def in_words(self) -> str:
+        """What a site is asked for."""
         match self.evidence:
             case Evidence.CHUNK_HASHES:
                 return f"the hashes of the chunks after commit {self.commit}"

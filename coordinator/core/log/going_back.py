@@ -54,6 +54,7 @@ def _obstacle(run: Run, commit: int) -> str:
 
 
 def rebuilt(run: Run, site: Site, message: m.CommitRebuilt) -> None:
+    """The answer of a site that was asked on this stream; another one counts no longer."""
     going = run.going_back
     if going is None or site.stream not in going.asked or message.commit != going.commit:
         return
@@ -145,6 +146,7 @@ def _nobody_can(run: Run, going: GoingBack, live: list[Site]) -> str:
 
 
 def in_words(run: Run, going: GoingBack) -> str:
+    """Who puts the commit together, and who cannot."""
     live = run.members.live()
     busy = [s.label for s in live if going.answer_of(s) is None]
     unable = [s.label for s in live if (a := going.answer_of(s)) is not None and not a.state_hash]

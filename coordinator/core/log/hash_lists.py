@@ -21,4 +21,5 @@ def first_difference(one: bytes | bytearray, other: bytes | bytearray) -> int | 
 
 
 def hash_at(hashes: bytes | bytearray, chunk: int) -> bytes:
+    """The hash of one chunk in a list of those of all."""
     return bytes(hashes[DIGEST_BYTES * chunk : DIGEST_BYTES * (chunk + 1)])

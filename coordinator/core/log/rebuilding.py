@@ -24,4 +24,5 @@ class GoingBack:
     """By stream."""
 
     def answer_of(self, site: Site) -> m.CommitRebuilt | None:
+        """On the stream that the site has; None while it has not answered there."""
         return None if site.stream is None else self.answers.get(site.stream)

@@ -82,6 +82,7 @@ def shared_commit(run: Run, branch: int) -> int | None:
 
 
 def message(run: Run, commit: int) -> m.RolledBack:
+    """That the commits after `commit` are void, in the newest branch."""
     return m.RolledBack(branch=run.branch, commit=commit, reason=run.rollbacks[-1].reason[:1024])
 
 

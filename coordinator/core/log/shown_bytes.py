@@ -15,9 +15,11 @@ class Check:
         self._digest = digest
 
     def add(self, part: bytes) -> None:
+        """The next bytes."""
         self._digest.more(part)
 
     def finish(self) -> bytes:
+        """The hash of all of them."""
         return self._digest.finish()
 
 
@@ -32,6 +34,7 @@ class ListCheck(Check):
         self._rest = b""  # of a hash that came in part
 
     def add(self, part: bytes) -> None:
+        """The next bytes; a hash may be cut between two parts."""
         data = self._rest + part
         end = len(data) // DIGEST_BYTES * DIGEST_BYTES
         whole, self._rest = memoryview(data)[:end], data[end:]

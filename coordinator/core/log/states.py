@@ -21,6 +21,7 @@ WRONG_STORE = (
 
 
 def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> None:
+    """The site has a commit that the log lacks: a wrong store, for an operator to see."""
     theirs, ours = ((f"{c} (branch {b})" if b else f"{c}") for c, b in ((commit, branch), (run.log.last, run.branch)))
     run.refuse(
         stream,
@@ -86,6 +87,7 @@ def send_pending(run: Run, site: Site) -> None:
 
 
 def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
+    """The site holds that commit. It is sent what follows, unless that is on its way to it already."""
     if not site.live or run.members.streams[stream].is_void(message.commit):
         return
     if message.commit > run.log.last:
@@ -159,6 +161,8 @@ def _say_the_last_state(run: Run) -> None:
 
 
 def judge(run: Run, commit: int) -> None:
+    """Takes from all that is said of one commit what follows now: it is attested, somebody is evicted, or it is
+    disputed."""
     live = {s.site_id for s in run.members.live()}
     present = {s.site_id: s.state_hash for s in run.members.live() if s.applied == commit}
     later = [s.site_id for s in run.members.live() if s.applied is not None and s.applied > commit]
@@ -255,11 +259,13 @@ def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str =
 
 
 def needs_seeder(run: Run) -> bool:
+    """Whether nobody makes the starting state, claims it, or has it."""
     seeding = any(s.standing is Standing.SEEDER for s in run.members.live())
     return not (seeding or run.started or run.claim is not None or 0 in run.log.attested)
 
 
 def may_seed(run: Run, site: Site) -> bool:
+    """Whether the site may make the starting state: of a run that goes on from a saved model, who brings that."""
     return not run.parent_json or (site.hello is not None and site.hello.from_saved_model)
 
 
@@ -295,6 +301,7 @@ def _advance_commit_0(run: Run) -> None:
 
 
 def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
+    """The answer to an offer."""
     return m.Admitted(
         site_id=site.site_id,
         admitted_as=admitted_as,
@@ -314,6 +321,7 @@ def _other_hash(run: Run, site: Site) -> bytes:
 
 
 def num_holding_commit_0(run: Run) -> int:
+    """Connected sites with the starting state that is attested, or claimed."""
     known = run.log.attested.get(0, run.claim)
     return sum(1 for s in run.members.connected() if s.applied == 0 and s.state_hash == known)
 
@@ -322,6 +330,7 @@ def num_holding_commit_0(run: Run) -> int:
 
 
 def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
+    """Tells a site that fetches a state who has it; a site for which there is nobody yet is told later."""
     asked_from = max(message.after_commit, message.lacks_commit)
     if not site.live or run.members.streams[stream].is_void(asked_from):
         return  # or it means a void commit, and asks again when its disk is rolled back

@@ -231,6 +231,7 @@ def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
 
 
 def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
+    """A site wants to take part: it is admitted, refused, or waits for its time or for the manifest."""
     if run.finished is not None:
         run.send(site, run.finished_message())
         return

@@ -53,6 +53,7 @@ class Conduct:
         return WAIT_LEASES[min(self.strikes, len(WAIT_LEASES)) - 1] * lease_s if self.strikes else 0.0
 
     def left(self) -> None:
+        """It has to contribute again before others wait for it."""
         self.has_contributed = False
 
     def restored(self, record: SiteRecord, *, now: float, lease_s: float) -> None:

@@ -17,6 +17,7 @@ KEPT_STRUCK = 1024
 
 
 def advance(run: Run) -> None:
+    """Forgets sites beyond those that are kept, with their lines and what was held against them, and persists that."""
     gone = [s for s in run.members.gone() if not s.contributed and not _is_in_sync(run, s)]
     passers_by = _beyond(run, [s for s in gone if not s.conduct.strikes], KEPT_GONE)
     found_out = _beyond(run, [s for s in gone if s.conduct.strikes], KEPT_STRUCK)

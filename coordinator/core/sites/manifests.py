@@ -28,6 +28,7 @@ def _part_limit_s(run: Run) -> float:
 
 
 def fingerprint_of(run: Run, offer: m.Offer) -> bytes:
+    """Of its data; empty where each site has its own."""
     return b"" if run.settings.data == "local" else offer.data_fingerprint
 
 
@@ -77,11 +78,13 @@ def advance(run: Run) -> list[tuple[int, m.Offer]]:
 
 
 def next_due(run: Run) -> float | None:
+    """When the next part of a manifest must have come; None if none is awaited."""
     incoming = run.offers.incoming
     return None if incoming is None or incoming.is_whole else incoming.until
 
 
 def part(run: Run, stream: int, site: Site, message: m.ManifestPart) -> None:
+    """The next bytes of the manifest that was asked for. Once it is whole it is read, away from the event loop."""
     incoming = run.offers.incoming
     if incoming is None or incoming.stream != stream or incoming.is_whole:
         return  # nobody asked for it, or it is said again

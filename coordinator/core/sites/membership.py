@@ -67,6 +67,7 @@ class Site:
 
     @property
     def live(self) -> bool:
+        """It is in the run."""
         return self.standing in LIVE
 
     @property
@@ -76,6 +77,7 @@ class Site:
 
     @property
     def label(self) -> str:
+        """As people know it."""
         return f"{self.name} (site {self.site_id})" if self.site_id else self.name
 
     # --- its session
@@ -208,6 +210,7 @@ class Site:
     # --- for others
 
     def record(self) -> SiteRecord:
+        """What the store keeps of it."""
         return SiteRecord(
             site_id=self.site_id,
             name=self.name,
@@ -227,9 +230,11 @@ class Site:
         )
 
     def member(self, tokens: int = 0) -> Member:
+        """As plans and peers know it."""
         return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
 
     def reducer(self) -> Reducer:
+        """What it offers as a reducer."""
         return Reducer(
             site_id=self.site_id,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
@@ -248,11 +253,13 @@ class Stream:
     rolled_back: list[tuple[int, int]] = field(default_factory=list)  # not acknowledged: which message, which commit
 
     def sent(self, now: float) -> None:
+        """One more message went out."""
         self.num_sent += 1
         if self.unacked_since is None:
             self.unacked_since = now
 
     def acked(self, ack: int, now: float) -> None:
+        """The site has received so many of them."""
         if ack > self.num_acked:
             self.num_acked = min(ack, self.num_sent)
             self.unacked_since = now if self.num_acked < self.num_sent else None
@@ -342,6 +349,7 @@ class Membership:
         self._by_id[site.site_id] = site
 
     def forget(self, site: Site) -> None:
+        """Its id is not given again."""
         del self.sites[site.name]
         del self._by_id[site.site_id]
 
@@ -350,6 +358,7 @@ class Membership:
         return [s for s in self._by_id.values() if s.standing is Standing.OUT and s.stream is None]
 
     def by_id(self, site_id: int) -> Site | None:
+        """None if it is forgotten, or was never admitted."""
         return self._by_id.get(site_id)
 
     def live(self) -> list[Site]:
@@ -365,7 +374,9 @@ class Membership:
         return self._by_id[site_id]
 
     def connected(self) -> list[Site]:
+        """Sites of the run with a stream, in the order of ids."""
         return [s for s in self.live() if s.stream is not None]
 
     def same_key(self, site: Site, digest: bytes) -> bool:
+        """Whether the key is the site's; the time it takes tells nothing."""
         return hmac.compare_digest(site.key_digest, digest)

@@ -60,6 +60,7 @@ class Attempt:
 
     @property
     def plan(self) -> Plan:
+        """As it was sent, with the weights once they are known."""
         return self.record.plan
 
     @property

@@ -23,6 +23,7 @@ MAX_NAMED = 16
 
 
 def in_words(pairs: Collection[Pair]) -> str:
+    """The first ones, for people."""
     more = f", and {len(pairs) - MAX_NAMED} more" if len(pairs) > MAX_NAMED else ""
     return ", ".join(f"{a} with {b}" for a, b in sorted(pairs)[:MAX_NAMED]) + more
 
@@ -53,6 +54,7 @@ class Blame:
 
     @property
     def pairs(self) -> Collection[Pair]:
+        """Of all attempts."""
         return self._times.keys()
 
     def of(self, site_id: int) -> int:

@@ -36,6 +36,7 @@ class ChunkPlaces:
                 self.num_sync_chunks = self.num_chunks
 
     def runs(self) -> Iterator[tuple[TensorSpec, int, int]]:
+        """(tensor, number of chunks, elements of each), in the order of chunks."""
         return zip(self._specs, self._counts, self._elements, strict=True)
 
     def at(self, chunk: int) -> tuple[TensorSpec, int]:

@@ -63,6 +63,7 @@ class ChunkSizes:
         return self._before[run] + (chunk - self._first[run]) * self._sizes[run] if run >= 0 else 0
 
     def bytes_of(self, first: int, count: int) -> int:
+        """Of `count` chunks from `first` on."""
         return self.bytes_before(min(first + count, self._num_chunks)) - self.bytes_before(first)
 
     def num_within(self, num_bytes: int) -> int:

@@ -25,6 +25,7 @@ class ExchangeTimes:
         self._of: dict[int, deque[float]] = {}
 
     def note(self, site_ids: Sequence[int], seconds: float) -> None:
+        """An exchange of these sites took so long, and was committed."""
         for site_id in site_ids:
             self._of.setdefault(site_id, deque(maxlen=REMEMBERED)).append(seconds)
 

@@ -17,6 +17,7 @@ LEAST_SHARE = 0.01
 
 
 def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
+    """The site's loss is not finite since the commit that it names; `advance` decides."""
     sync = run.sync
     if sync is None or site.standing is not Standing.MEMBER or message.commit != sync.open.base_commit:
         return

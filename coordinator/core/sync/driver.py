@@ -33,6 +33,7 @@ MAX_STEPS_OF_ADVANCE = 1000
 
 
 def ready(run: Run, site: Site, message: m.Ready) -> None:
+    """The site has sealed what it contributes. Refused if that cannot be; nothing if it is of another sync, or void."""
     if beyond := _beyond_bounds(run, message):
         assert site.stream is not None, "it was heard on its stream"
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
@@ -83,6 +84,8 @@ def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.Exchan
 
 
 def done(run: Run, site: Site, message: m.Done) -> None:
+    """The site has all payloads of the attempt. It is evicted if it exchanged from another commit than the plan's
+    base."""
     attempt = _attempt_of(run, site, message)
     if attempt is None:
         run.report(
@@ -99,11 +102,13 @@ def done(run: Run, site: Site, message: m.Done) -> None:
 
 
 def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
+    """The answer to ListPayloads, if it is of this attempt."""
     if (attempt := _attempt_of(run, site, message)) is not None:
         payload_lists.received(run, attempt, site.site_id, message)
 
 
 def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
+    """What the site could not do: `deciding` finds what follows from it."""
     sync, attempt = run.sync, _attempt_of(run, site, message)
     if sync is None or attempt is None:
         return

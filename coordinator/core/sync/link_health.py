@@ -31,6 +31,7 @@ class Probation:
         self._terms: dict[int, _Term] = {}
 
     def note(self, site_ids: Iterable[int], sync: int) -> None:
+        """They failed in that sync."""
         for site_id in site_ids:
             times = 0
             if (old := self._terms.get(site_id)) is not None:
@@ -44,6 +45,7 @@ class Probation:
         return frozenset(site_id for site_id, term in self._terms.items() if sync < term.until)
 
     def forget(self, site_id: int) -> None:
+        """Nothing is held against the site."""
         self._terms.pop(site_id, None)
 
 
@@ -77,6 +79,7 @@ class Trouble:
         return bool(self._misled.of(sync))
 
     def note_links(self, pairs: Collection[Pair], sync: int) -> None:
+        """Exchanges over these links failed in that sync."""
         for pair in pairs:
             self._links.pop(pair, None)
             self._links[pair] = sync
@@ -96,5 +99,6 @@ class Trouble:
         return {i for pair in pairs for i in pair if len(partners[i]) == max(len(partners[end]) for end in pair)}
 
     def forget(self, site_id: int) -> None:
+        """Nothing is held against the site."""
         for probation in (self.reduce_nothing, self.receive_only, self.ended_attempts, self.held_up_others):
             probation.forget(site_id)

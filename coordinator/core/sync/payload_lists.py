@@ -41,6 +41,7 @@ def ask(run: Run, attempt: Attempt, asked: AskForLists) -> None:
 
 
 def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
+    """A list of another length is none."""
     if len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
         attempt.note_list(site_id, message.hashes)
 

@@ -37,6 +37,7 @@ class Stragglers:
         self._in_vain: set[int] = set()
 
     def note_ready(self, site_id: int, num_steps: int, train_s: float) -> None:
+        """So many steps took the site so long."""
         if num_steps <= 0 or train_s <= 0:
             return  # a snapshot that is taken again, or a script without a loss, says nothing about it
         windows = self._windows.setdefault(site_id, deque(maxlen=REMEMBERED))
@@ -45,6 +46,7 @@ class Stragglers:
         self._step_s[site_id] = median + SPREADS * statistics.median(abs(s - median) for s in windows)
 
     def note_commit(self, contributors: Collection[int], waited_for: Iterable[int], now: float) -> None:
+        """Contributors train from it now; whoever was waited for in vain may hang."""
         self._in_vain.update(waited_for)
         self._in_vain.difference_update(contributors)
         for site_id in contributors:

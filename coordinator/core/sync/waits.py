@@ -27,6 +27,7 @@ class Waits:
 
     @property
     def all(self) -> frozenset[int]:
+        """Whatever it lacks of them."""
         return self.contributions | self.payloads
 
 

@@ -11,6 +11,7 @@ MAX_PASSES_SHOWN = 64
 
 
 def data_view(run: Run) -> tuple[LineView, ...]:
+    """By line, ascending."""
     names = {s.site_id: s.name for s in run.members.sites.values()}
     return tuple(_line_view(number, line, names) for number, line in sorted(run.ledger.lines.items()))
 

@@ -53,6 +53,7 @@ def _waiting(run: Run) -> str:
 
 
 def view_of(run: Run, now: float) -> RunView:
+    """`now` is own time."""
     attested = run.log.newest_attested()
     blind = reach.not_dialled_by(run)
     return RunView(
