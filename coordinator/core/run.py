@@ -161,9 +161,9 @@ class Run:
             state_hash=self.last_state,
         )
 
-    def forget_start(self) -> None:
-        """The model and the starting state are taken back, before training."""
-        self.manifest, self.chunk_sizes, self.state_bytes, self.claim = None, ChunkSizes(), 0, None
+    def forget_model(self) -> None:
+        """The model is taken back, before training."""
+        self.manifest, self.chunk_sizes, self.state_bytes = None, ChunkSizes(), 0
 
     def note_abandoned(self, sync: int, reason: str) -> None:
         """The sync ends without a commit."""
@@ -272,6 +272,13 @@ class Run:
             self.persist_ledger()
             if self.sync is not None:
                 self.sync.drop(site.start, f"{site.label}: {reason}", self.now, after_done=after_done)
+
+    def send_away(self, site: Site, reason: str) -> None:
+        """A person keeps it out: nothing is held against it."""
+        self.num_evicted += site.live
+        self.remove(site, reason, evicted=False)
+        if site.site_id:
+            self.persist(site.record())
 
     def lose(self, site: Site, reason: str) -> None:
         """It is evicted because it is not here. Nothing is held against it if it has contributed since it came, or

@@ -192,6 +192,11 @@ class CommitLog:
                 f"it said that commit {commit} has hash {said.hex()[:12]}, and now {state_hash.hex()[:12]}"
             )
 
+    def take_contradicted(self) -> dict[int, str]:
+        """By site id: how its words contradict each other. Once."""
+        found, self.contradicted = self.contradicted, {}
+        return found
+
     def goes_back(self, commit: int, site_id: int) -> None:
         """The site says that it is at `commit`, after one that followed it."""
         votes = {**self._witnesses, **self._reports}

@@ -106,6 +106,10 @@ class Dispute:
         else:
             self.computed = event.chunk_hash
 
+    def ask(self, asked: Asked) -> None:
+        """One site, for one part; nobody else meanwhile."""
+        self.asked = asked
+
     def answered(self, asked: Asked, now: float) -> None:
         """Nobody is asked any more."""
         self.asked = None

@@ -212,8 +212,9 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
         if dispute.tried.get((need, site.site_id)) != site.stream:
             # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
             until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))
-            dispute.asked = Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until)
-            _ask(run, dispute.asked)
+            asked = Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until)
+            dispute.ask(asked)
+            _ask(run, asked)
             raise _Waits
     raise _Lacking(need)
 

@@ -172,7 +172,7 @@ def go_back(
     if commit not in run.log.attested:
         run.log.attest(commit, state_hash)
         run.persist(AttestationRecord(commit, state_hash))
-    run.dispute = None  # over another commit of that number, perhaps
+    states.drop_dispute(run)
     for site in holders:
         site.goes_on_from_there()
     for site in run.members.live():

@@ -6,6 +6,7 @@ import logging
 
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.events import ResetRecord
+from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Membership
 from atoll.coordinator.core.sites.offers import Offers
@@ -32,7 +33,8 @@ def reset(run: Run, reason: str) -> str:
         text = f"run {run.run_id!r} begins anew before its training ({reason}): start this node again"
         run.refuse(stream, RefusedKind.STATE, text)
     run.members = Membership((), run.members.last_id, run.now, run.limits.lease_s)
-    run.forget_start()
+    run.forget_model()
+    states.drop_claim(run)
     run.offers = Offers()
     run.ledger = Ledger((), (), ())
     run.log.forget_start()

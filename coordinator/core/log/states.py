@@ -190,8 +190,7 @@ def judge(run: Run, commit: int) -> None:
 
 def _evict_who_contradicts_itself(run: Run) -> None:
     """Each other word would be another dispute, with all its time. Whoever is alone says what it likes."""
-    contradicted, run.log.contradicted = run.log.contradicted, {}
-    for site_id, why in contradicted.items():
+    for site_id, why in run.log.take_contradicted().items():
         site = run.members.by_id(site_id)
         others = [s for s in run.members.live() if s.site_id != site_id and s.applied is not None]
         if site is not None and site.live and others:
@@ -221,6 +220,11 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
         if dispute.told.get(site.site_id) != said:
             dispute.told[site.site_id] = said
             run.send(site, m.Disputed(commit=commit, is_over=said[1]))
+
+
+def drop_dispute(run: Run) -> None:
+    """It was over another commit of that number."""
+    run.dispute = None
 
 
 def _end_dispute(run: Run) -> None:
@@ -256,6 +260,11 @@ def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str =
 
 
 # --- commit 0
+
+
+def drop_claim(run: Run) -> None:
+    """The starting state is taken back."""
+    run.claim = None
 
 
 def needs_seeder(run: Run) -> bool:

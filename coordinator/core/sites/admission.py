@@ -196,7 +196,7 @@ def _identify(run: Run, stream: int, header: m.Header, message: m.Hello) -> Site
     site = run.members.sites.get(message.name)
     if site is None:
         site = Site(name=message.name, key_digest=key_digest(message.key), incarnation=header.incarnation)
-        run.members.sites[message.name] = site
+        run.members.came(site)
     elif header.incarnation > site.incarnation:
         _supersede(run, site, header.incarnation, stream)
     if site.stream is not None and site.stream != stream:
@@ -246,7 +246,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
         run.refuse(stream, RefusedKind.DATA, text, message.data_fingerprint.hex())
         return
     if not manifests.is_the_runs(run, message):
-        run.offers.waiting[stream] = message  # its manifest is asked for in its turn
+        manifests.wait(run, stream, message)
         return
     if manifests.has_other_data(run, message):
         manifests.refuse_data(run, stream, site, message)

@@ -29,10 +29,7 @@ def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
             return f"{site.label} is not in the run; with --keep-out it cannot come back"
         run.evict(site, reason, is_strike=False)
         return ""
-    run.num_evicted += site.live
-    run.remove(site, f"kept out: {reason}", evicted=False)
-    if site.site_id:
-        run.persist(site.record())
+    run.send_away(site, f"kept out: {reason}")
     if site.stream is not None:
         run.refuse(site.stream, RefusedKind.KEPT_OUT, _in_words(run, name, reason))
     return ""

@@ -37,6 +37,11 @@ def is_the_runs(run: Run, offer: m.Offer) -> bool:
     return run.manifest is not None and offer.manifest_digest == run.manifest.manifest.digest
 
 
+def wait(run: Run, stream: int, offer: m.Offer) -> None:
+    """Its manifest is asked for in its turn."""
+    run.offers.waiting[stream] = offer
+
+
 def has_other_data(run: Run, offer: m.Offer) -> bool:
     """Whether the data is not that of the sites before, which have the same model."""
     return run.manifest is not None and fingerprint_of(run, offer) != run.manifest.data_fingerprint

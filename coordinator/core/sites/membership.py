@@ -308,6 +308,10 @@ class Membership:
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
         self.last_id = max(last_id, next(reversed(self._by_id), 0))
 
+    def came(self, site: Site) -> None:
+        """A site of a name that nobody here has."""
+        self.sites[site.name] = site
+
     def attach(self, site: Site, stream: int) -> None:
         """The site speaks on that stream from now on."""
         site.stream = stream
