@@ -201,18 +201,14 @@ def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:
 
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
     """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
-    first = [s for s in at_base if s.site_id in contributors]
-    others = [s for s in at_base if s.site_id not in contributors]
-    behind = [s for s in run.members.live() if s not in at_base]
-    for site in (*first, *others):
+    for site in sorted(at_base, key=lambda s: s.site_id not in contributors):
         run.send(site, message)
-    for site in behind:
-        if run.finished is not None:
-            run.send(site, run.finished_message())
-        else:
-            run.send(site, message)
+    behind = [s for s in run.members.live() if s not in at_base]
     if run.finished is not None:
-        _tell_the_new(run)
+        _say_finished(run, behind)
+        return
+    for site in behind:
+        run.send(site, message)
 
 
 def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) -> None:
@@ -240,10 +236,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
 def finish(run: Run, reason: str) -> None:
     """The run is over at the last commit that there is."""
     _end(run, reason)
-    assert run.finished is not None
-    for site in run.members.live():
-        run.send(site, run.finished_message())
-    _tell_the_new(run)
+    _say_finished(run, run.members.live())
 
 
 def _end(run: Run, reason: str) -> None:
@@ -255,8 +248,8 @@ def _end(run: Run, reason: str) -> None:
     run.report(logging.INFO, f"the run is over at commit {run.log.last}: {reason}")
 
 
-def _tell_the_new(run: Run) -> None:
-    assert run.finished is not None
-    for site in run.members.sites.values():
-        if site.standing is Standing.NEW:
-            run.send(site, run.finished_message())
+def _say_finished(run: Run, sites: Sequence[Site]) -> None:
+    """To these, and to those at the door."""
+    at_the_door = (s for s in run.members.sites.values() if s.standing is Standing.NEW)
+    for site in (*sites, *at_the_door):
+        run.send(site, run.finished_message())
