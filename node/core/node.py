@@ -44,8 +44,8 @@ class NodeCore(SiteCore):
                 self.ranks.exited(generation)
                 if is_run:
                     self._crashed(generation, text, has_exited=True)
-                elif code:
-                    self.ctx.report(logging.ERROR, f"after they had left the run {text}")
+                else:
+                    return [e.Report(logging.ERROR, f"after they had left the run {text}")] if code else []
             case e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED):
                 self.ranks.crashed(generation)
         outputs = super().handle(event, now)

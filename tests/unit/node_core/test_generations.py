@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from atoll.node.core import events as e
@@ -95,6 +97,17 @@ def test_a_node_that_stood_still_blames_no_rank_for_it() -> None:
     node.now += limits.worker_floor_s + limits.lease_s
     assert not node(e.Tick()), "what the rank said meanwhile is not read yet"
     assert node.wait(node.now + limits.worker_floor_s), "it said nothing"
+
+
+def test_the_end_of_a_script_that_fails_after_its_workers_have_left_is_said() -> None:
+    """The node itself has come to its end, and waits for it."""
+    node = Node()
+    node.trains()
+    left = node(e.WorkersLeft(generation=1, reason="the loader ended"))
+    assert e.Exit(0, "the loader ended") in left
+    assert not node(e.WorkersExited(generation=1, code=0, text="it ended well"))
+    (said,) = node(e.WorkersExited(generation=1, code=1, text="the workers ended with exit code 1"))
+    assert said == e.Report(logging.ERROR, "after they had left the run the workers ended with exit code 1")
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])
