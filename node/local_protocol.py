@@ -12,7 +12,6 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError
 
 from atoll.node.core.events import Answer
-from atoll.protocol import wire
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
 from atoll.protocol.v1 import local_pb2
@@ -113,37 +112,9 @@ def decode(cls: type[_Message], data: bytes | bytearray) -> _Message:
     return message
 
 
-def piece_to_proto(piece: Piece) -> local_pb2.Piece:
-    return local_pb2.Piece(name=piece.name, offsets=piece.offsets, sizes=piece.sizes, dtype=piece.dtype)
-
-
-def piece_from_proto(message: local_pb2.Piece) -> Piece:
-    return wire.from_proto(Piece, message)
-
-
-def checkpoint_to_proto(checkpoint: CheckpointId) -> local_pb2.CheckpointId:
-    return local_pb2.CheckpointId(**dataclasses.asdict(checkpoint))
-
-
-def checkpoint_from_proto(message: local_pb2.CheckpointId) -> CheckpointId:
-    return wire.from_proto(CheckpointId, message)
-
-
-def counts_to_proto(counts: CheckpointCounts) -> local_pb2.CheckpointCounts:
-    return local_pb2.CheckpointCounts(**dataclasses.asdict(counts))
-
-
-def counts_from_proto(message: local_pb2.CheckpointCounts) -> CheckpointCounts:
-    return wire.from_proto(CheckpointCounts, message)
-
-
 def answer_to_proto(step: int, seq: int, answer: Answer) -> local_pb2.Answer:
     # Fields of the dataclass and of the message have the same names and numbers.
     return local_pb2.Answer(step=step, seq=seq, **dataclasses.asdict(answer))
-
-
-def answer_from_proto(message: local_pb2.Answer) -> Answer:
-    return wire.from_proto(Answer, message)
 
 
 def piece_hash(data: bytes | bytearray | memoryview) -> bytes:

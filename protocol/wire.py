@@ -1,4 +1,5 @@
-"""Dataclasses of messages.py and layout.py <-> protobuf messages of the same name, with every bound checked.
+"""Dataclasses of messages.py, layout.py and the local protocol <-> protobuf messages of the same name, with every
+bound checked.
 
 Generic over the dataclasses' fields; tests/unit/protocol/test_wire.py holds both sides to the same names.
 """
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError, Message
 from atoll.protocol import PROTOCOL_VERSION, layout, messages, text
 from atoll.protocol.differences import WHOLE, Same
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
-from atoll.protocol.v1 import common_pb2, session_pb2
+from atoll.protocol.v1 import common_pb2, local_pb2, session_pb2
 
 T = TypeVar("T")
 DEFAULT_MAX_ITEMS = layout.MAX_TENSORS
@@ -26,8 +27,8 @@ DEFAULT_MAX_CHARACTERS = 4096
 
 
 def _proto_class(cls: type) -> type[Message]:
-    found = getattr(common_pb2, cls.__name__, None) or getattr(session_pb2, cls.__name__)
-    assert isinstance(found, type)
+    module: Any = next((m for m in (common_pb2, local_pb2) if hasattr(m, cls.__name__)), session_pb2)
+    found: type[Message] = getattr(module, cls.__name__)
     return found
 
 

@@ -24,7 +24,7 @@ from atoll.node.core.ranks.pieces import RankTensors, SitePieces
 from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import CheckpointId
+from atoll.node.local_protocol import CheckpointCounts, CheckpointId, Piece
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
@@ -255,7 +255,7 @@ class LocalServer:
                     shared_pieces=pieces.shared_of(rank),
                     reader=reader,
                     num_readers=num_readers,
-                    checkpoint=None if checkpoint is None else local_protocol.checkpoint_to_proto(checkpoint),
+                    checkpoint=None if checkpoint is None else wire.to_proto(checkpoint),
                 )
                 frames[rank] = local_protocol.encode_frame(local_pb2.LocalResponse(generation=generation, layout=body))
             return frames
@@ -413,7 +413,7 @@ class LocalServer:
             run_seed=greeting.run_seed,
             resumed=greeting.resumed,
             checkpoint_folder=greeting.checkpoint_folder,
-            crashed_from=[local_protocol.checkpoint_to_proto(c) for c in greeting.crashed_from],
+            crashed_from=[wire.to_proto(c) for c in greeting.crashed_from],
         )
         connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
 
@@ -422,7 +422,7 @@ def _tensors_of(join: local_pb2.LocalJoin) -> RankTensors:
     """In a thread. Raises InvalidMessage."""
     if len(join.pieces) > MAX_TENSORS:
         raise InvalidMessage(f"a rank lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
-    pieces = tuple(local_protocol.piece_from_proto(p) for p in join.pieces)
+    pieces = tuple(wire.from_proto(Piece, p) for p in join.pieces)
     return RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
 
 
@@ -443,7 +443,7 @@ def _said(
                 raise InvalidMessage(f"rank {rank} has a fingerprint of {len(join.data_fingerprint)} bytes, at most 64")
             if len(join.checkpoints) > local_protocol.MAX_CHECKPOINTS:
                 raise InvalidMessage(f"rank {rank} offers {len(join.checkpoints)} checkpoints, which is impossible")
-            checkpoints = frozenset(local_protocol.checkpoint_from_proto(c) for c in join.checkpoints)
+            checkpoints = frozenset(wire.from_proto(CheckpointId, c) for c in join.checkpoints)
             return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now, checkpoints=checkpoints)
         case "boundary":
             return group.boundary(rank, request.boundary.step, request.boundary.seq, now)
@@ -457,7 +457,7 @@ def _said(
             return group.busy(rank, _short(request.busy.what), request.busy.limit_s, now)
         case "progress":
             progress = request.progress
-            counts = local_protocol.counts_from_proto(progress.checkpoints)
+            counts = wire.from_proto(CheckpointCounts, progress.checkpoints)
             return group.progress(rank, progress.step, progress.steps_per_s, now, checkpoints=counts)
         case "data_set":
             data = request.data_set

@@ -140,7 +140,7 @@ class LocalClient:
             run_seed=settings.run_seed,
             resumed=settings.resumed,
             checkpoint_folder=settings.checkpoint_folder,
-            crashed_from=tuple(local_protocol.checkpoint_from_proto(c) for c in settings.crashed_from),
+            crashed_from=tuple(wire.from_proto(CheckpointId, c) for c in settings.crashed_from),
         )
 
     def join(
@@ -157,10 +157,10 @@ class LocalClient:
         """
         body = local_pb2.LocalJoin(
             manifest=wire.to_proto(manifest),
-            pieces=[local_protocol.piece_to_proto(p) for p in pieces],
+            pieces=[wire.to_proto(p) for p in pieces],
             data_fingerprint=fingerprint,
             data_rank=data_rank,
-            checkpoints=[local_protocol.checkpoint_to_proto(c) for c in checkpoints],
+            checkpoints=[wire.to_proto(c) for c in checkpoints],
         )
         self._send(local_pb2.LocalRequest(join=body))
         response, fds = self._receive("layout")
@@ -177,9 +177,7 @@ class LocalClient:
         indices = (*message.owned_pieces, *message.shared_pieces)
         if any(i >= len(pieces) for i in indices):
             raise InvalidMessage(f"the node names piece {max(indices)} of {len(pieces)}")
-        checkpoint = (
-            local_protocol.checkpoint_from_proto(message.checkpoint) if message.HasField("checkpoint") else None
-        )
+        checkpoint = wire.from_proto(CheckpointId, message.checkpoint) if message.HasField("checkpoint") else None
         if checkpoint is not None and checkpoint not in checkpoints:
             raise InvalidMessage(f"the node names {checkpoint}, which this rank did not offer")
         views = []
@@ -213,7 +211,7 @@ class LocalClient:
         answer = self._receive("answer")[0].answer
         if (answer.step, answer.seq) != (step, seq):
             raise InvalidMessage(f"asked at step {step}.{seq}, answered for {answer.step}.{answer.seq}")
-        return local_protocol.answer_from_proto(answer)
+        return wire.from_proto(Answer, answer)
 
     def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
         """Positions of the site's queue from place `first` on, at least so many; waits until they are leased.
@@ -284,7 +282,7 @@ class LocalClient:
 
     def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
-        counts = local_protocol.counts_to_proto(checkpoints)
+        counts = wire.to_proto(checkpoints)
         body = local_pb2.Progress(step=step, steps_per_s=steps_per_s, checkpoints=counts)
         self._send(local_pb2.LocalRequest(progress=body))
 

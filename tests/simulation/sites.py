@@ -314,7 +314,7 @@ class Worker:
             self._request(
                 join=local_pb2.LocalJoin(
                     manifest=wire.to_proto(self._manifest),
-                    pieces=[local_protocol.piece_to_proto(p) for p in pieces],
+                    pieces=[wire.to_proto(p) for p in pieces],
                     data_fingerprint=hands.data.fingerprint if hands.data else b"",
                 )
             )

@@ -194,6 +194,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_liveness.py",),
     ),
     Mutation(
+        name="other words are progress",
+        rule="only the count of progress in a heartbeat says that a site gets on",
+        where="coordinator.core.machine:Core._heartbeat",
+        old="        if message.progress != site.heartbeat.progress:",
+        new="        if (message.progress, message.doing) != (site.heartbeat.progress, site.heartbeat.doing):",
+        tests=("tests/unit/coordinator/test_liveness.py",),
+    ),
+    Mutation(
         name="a hung node is kept",
         rule="a member that neither trains nor is ready is evicted, whatever its heartbeats say",
         where="coordinator.core.sites.liveness:_hang",

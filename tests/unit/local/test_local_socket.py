@@ -36,7 +36,7 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
 from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
-from atoll.protocol import PROTOCOL_VERSION
+from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import DataRange
@@ -373,7 +373,7 @@ def test_answers_keep_their_fields() -> None:
         kind=AnswerKind.APPLY, next_step=1, fragment=2, version=3, mode=MergeMode.SHIFT, run_step=4, run_tokens=5,
         reason="six", fresh=True,
     )  # fmt: skip
-    assert local_protocol.answer_from_proto(local_protocol.answer_to_proto(8, 9, answer)) == answer
+    assert wire.from_proto(Answer, local_protocol.answer_to_proto(8, 9, answer)) == answer
 
 
 def test_no_node_in_the_environment() -> None:
