@@ -275,6 +275,7 @@ class SimNode:
 
     async def _run(self) -> None:
         """As in node/daemon/main.py, without signals, log files and metrics."""
+        home: Home | None = None
         try:
             home = Home(self.folder, self._machine)
             plane = await asyncio.to_thread(SimDataPlane.load, home, self.settings, 1)
@@ -331,6 +332,8 @@ class SimNode:
             home.close()
         except HostError as error:  # so early that `main` says it: the disk is full
             self.result = error.exit_code, str(error)
+            if home is not None:
+                home.close()  # as the end of the process does
         except Exception as error:
             self.failure = error
 
