@@ -1,7 +1,7 @@
 """What it costs where the live outer state lies: in a file on the disk, in one on tmpfs, or in the process's memory.
 
 For each: seconds to apply a commit, bytes that reach the disk for it, and seconds until the state is there again after
-a kill -9: a file is opened and each record checked, memory is filled from a snapshot and the commits after it.
+an end: a file is opened and each record checked, memory is filled from a snapshot and the commits after it.
 docs/decisions/0030-where-the-outer-state-lives.md
 """
 
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> int:
             f"payloads {bench.num_payload_bytes / mib:.0f} MiB a commit; a snapshot {snapshot_bytes / mib:.0f} MiB "
             f"in {snapshot_s:.2f} s\n"
         )
-        print("| outer state | apply, s | range | to the disk, MiB a commit | back after kill -9, s |")
+        print("| outer state | apply, s | range | to the disk, MiB a commit | back after it is opened again, s |")
         print("| --- | --- | --- | --- | --- |")
         for row in rows:
             print(

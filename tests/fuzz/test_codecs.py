@@ -22,6 +22,12 @@ FIXED_BYTES = 1 << 18  # of what is loaded or cached at a first call
 VALUES = np.linspace(-3, 3, NUM_ELEMENTS, dtype=np.float32)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled() -> None:
+    """Compiling takes memory of its own, where no cache has the kernels yet."""
+    kernels.warm_up()
+
+
 def encoded(codec: str, zstd_level: int) -> bytes:
     values = VALUES if HAS_VALUES[codec] else VALUES.view(np.uint8)[:NUM_ELEMENTS]
     return kernels.encode(codec, values, zstd_level=zstd_level, dtype=DTYPES[codec])
