@@ -37,7 +37,7 @@ def start_sites(run: ChaosRun, listen_of_c: str, advertised_of_c: str) -> list[s
 
 
 def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
-    spoiler, listen = FlipBit(every=3, limit=8), free_address()
+    spoiler, listen = FlipBit(every=3, limit=8, large_bytes=500), free_address()
     with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, spoiler) as advertised:
         metrics = start_sites(run, listen, advertised)
         run.wait(lambda s: spoiler.num_spoiled >= spoiler.limit, LIMIT_S, "bits are flipped")
@@ -47,7 +47,7 @@ def test_flipped_bits_are_refused_and_counted_and_nothing_is_lost(tmp_path: Path
 
 
 def test_messages_that_are_cut_short_break_the_connection_and_nothing_is_lost(tmp_path: Path) -> None:
-    spoiler, listen = CutShort(every=5, limit=2), free_address()
+    spoiler, listen = CutShort(every=5, limit=2, large_bytes=500), free_address()
     with ChaosRun(tmp_path, SETTINGS) as run, relay_in_front(listen, spoiler) as advertised:
         start_sites(run, listen, advertised)
         run.wait(lambda s: spoiler.num_spoiled >= spoiler.limit, LIMIT_S, "messages are cut")
