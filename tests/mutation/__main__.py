@@ -18,7 +18,7 @@ from tests.mutation.mutation import DoesNotFit, Mutation
 from tests.mutation.table import FILE_OF, MUTATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("protocol", "coordinator", "node", "src", "tests", "docs", "pyproject.toml", "README.md")
+COPIED = ("protocol", "coordinator", "node", "src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
 LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0
 """Of all their tests once, without a mutation."""
