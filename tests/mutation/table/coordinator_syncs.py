@@ -16,9 +16,9 @@ MUTATIONS = (
     Mutation(
         name="discarded contribution takes part again",
         rule="who discarded a planned contribution takes no part in that sync again",
-        where="coordinator.core.sync.driver:ready",
-        old="    if sync.exclusions.is_void(site.start):\n        return",
-        new="    if False:\n        return",
+        where="coordinator.core.sync.syncs:Sync.drop",
+        old="        if self.has_planned(start) or start in self.exclusions:\n",
+        new="        if start in self.exclusions:\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
     ),
     Mutation(

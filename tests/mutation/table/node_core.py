@@ -369,8 +369,14 @@ MUTATIONS = (
         name="values after a shift that an evicted site took",
         rule="values are written again only for workers that go on from them: the outer state may have moved on",
         where="node.core.workforce:merged",
-        old="    if not workers.merged(event.wait_s):\n        return  # they",
-        new="    if not workers.merged(event.wait_s) and False:\n        return  # they",
+        old="""    if not workers.merged(event.wait_s):
+        return  # they take values next, and the outer state may be on its way to others
+    is_newest = disk.outer is not None and disk.outer.commit == event.version
+    if offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
+""",
+        new="""    workers.merged(event.wait_s)
+    if offered.mode is MergeMode.SHIFT:
+""",
         tests=("tests/unit/node_core/test_site.py",),
     ),
     Mutation(
