@@ -48,7 +48,7 @@ def copy_tree(target: Path) -> None:
 
 def pytest(tree: Path, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
-    command += ["-o", "timeout=60"]  # a mutation may let a test hang
+    command += ["-o", "timeout=30"]  # a mutation may let a test hang
     command += [f"--basetemp={tree / 'tmp'}", *arguments]
     # A mutated file and its original may have the same size and second: no compiled form of it may stay.
     environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -43,7 +43,10 @@ MUTATIONS = (
         where="coordinator.streams",
         old="\nMAX_MESSAGE_BYTES = 1 << 20",
         new="\nMAX_MESSAGE_BYTES = 32 << 20",
-        tests=("tests/process/test_coordinator_session.py",),
+        tests=(
+            "tests/process/test_coordinator_session.py"
+            "::test_a_message_over_the_transports_bound_ends_that_stream_alone",
+        ),
     ),
     Mutation(
         name="a first message of 1 MiB",
@@ -59,7 +62,7 @@ MUTATIONS = (
         where="coordinator.streams",
         old="MAX_OFFER_BYTES = 1 << 16",
         new="MAX_OFFER_BYTES = 1 << 20",
-        tests=("tests/process/test_coordinator_session.py",),
+        tests=("tests/process/test_coordinator_session.py::test_a_stranger_may_say_little_until_more_is_due",),
     ),
     Mutation(
         name="strangers may send as much as members",
@@ -83,7 +86,7 @@ MUTATIONS = (
         where="coordinator.service:CoordinatorServer.document",
         old="async with asyncio.timeout(STORE_PATIENCE_S), self._deciding:",
         new="async with self._deciding:",
-        tests=("tests/process/test_coordinator_session.py",),
+        tests=("tests/process/test_coordinator_session.py::test_5_while_the_store_is_stuck_people_see_what_was_known",),
     ),
     Mutation(
         name="released lock",

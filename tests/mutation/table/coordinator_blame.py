@@ -75,7 +75,7 @@ MUTATIONS = (
         where="coordinator.core.sites.conduct:Conduct.strike",
         old="        if not is_absence or self.strikes < len(WAIT_LEASES):",
         new="        if True:",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=("tests/unit/coordinator/test_hostile_members.py::test_25_absence_alone_keeps_no_member_out_for_good",),
     ),
     Mutation(
         name="it comes back at once",
@@ -83,7 +83,10 @@ MUTATIONS = (
         where="coordinator.core.sites.conduct:Conduct.strike",
         old="        self.has_contributed = False\n        self.admitted_again_at = now + self._wait_s(lease_s)\n",
         new="        self.has_contributed = False\n",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_7_a_site_that_waits_for_its_time_and_goes_is_not_waited_for",
+        ),
     ),
     Mutation(
         name="strikes are forgotten with the coordinator",
@@ -91,7 +94,10 @@ MUTATIONS = (
         where="coordinator.core.sites.conduct:Conduct.restored",
         old="        self.strikes, self._good_since = record.strikes, now",
         new="        self._good_since = now",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_25_what_is_held_against_a_site_survives_the_coordinator",
+        ),
     ),
     Mutation(
         name="an exclusion is never forgotten",

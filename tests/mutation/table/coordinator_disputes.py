@@ -99,7 +99,7 @@ MUTATIONS = (
         where="coordinator.core.log.hash_lists",
         old="AT_ONCE_BYTES = 256 * DIGEST_BYTES",
         new="AT_ONCE_BYTES = 1 << 40",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_event_of_a_dispute_goes_through_all_chunks",),
     ),
     Mutation(
         name="who shows no payloads is not to blame",

@@ -75,7 +75,10 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:_learn",
         old=" | run.trouble.ends_at_fault(left, number)",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py"
+            "::test_7_a_reducer_that_gives_nothing_to_one_site_does_not_hold_up_each_sync",
+        ),
     ),
     Mutation(
         name="who held up the others reduces again at once",
@@ -99,7 +102,10 @@ MUTATIONS = (
         where="coordinator.core.sync.outcomes:_learn",
         old="    run.trouble.ended_attempts.note(exclusions.ended_attempts(attempt.plan.attempt), number)\n",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py"
+            "::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
+        ),
     ),
     Mutation(
         name="who left and came back is weighed as if it had stayed",

@@ -175,7 +175,10 @@ MUTATIONS = (
         where="coordinator.core.sites.keeping_out:let_in",
         old="            run.persist(site.record())\n    run.report(",
         new="            pass\n    run.report(",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_25_what_is_held_against_a_site_survives_the_coordinator",
+        ),
     ),
     Mutation(
         name="kept out by name alone",
@@ -295,7 +298,10 @@ MUTATIONS = (
         where="coordinator.core.sites.membership:Site.record",
         old="            has_contributed=self.conduct.has_contributed,\n",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_7_who_contributed_longer_ago_than_the_log_goes_back_was_not_found_out_after_a_restart",
+        ),
     ),
     Mutation(
         name="only the last rollback voids what a site says",

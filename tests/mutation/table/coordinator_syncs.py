@@ -112,7 +112,10 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:waiting_for",
         old="        and not s.conduct.is_on_trial\n",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_7_nobody_waits_for_a_site_that_was_found_out_until_it_contributes",
+        ),
     ),
     Mutation(
         name="weight 0 contributes",
@@ -136,7 +139,10 @@ MUTATIONS = (
         where="coordinator.core.sync.deciding:_propose",
         old="partial(plans.fit, run), held_back)",
         new="partial(plans.fit, run))",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py"
+            "::test_7_a_reducer_that_gives_nothing_to_one_site_does_not_hold_up_each_sync",
+        ),
     ),
     Mutation(
         name="who brings no room pauses the run",
@@ -312,7 +318,9 @@ MUTATIONS = (
         where="coordinator.core.run:Run.lose",
         old="        is_strike = site.standing is Standing.MEMBER and not",
         new="        is_strike = not",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py::test_25_a_joiner_on_a_link_that_flaps_is_not_kept_out",
+        ),
     ),
     Mutation(
         name="never kept out",
@@ -320,7 +328,10 @@ MUTATIONS = (
         where="coordinator.core.run:Run.strike",
         old="        if conduct.is_enough:",
         new="        if False:",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py"
+            "::test_7_a_stranger_that_is_found_out_again_and_again_is_kept_out_with_the_reason",
+        ),
     ),
     Mutation(
         name="a link that the plan does not have fails",

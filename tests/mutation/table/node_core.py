@@ -283,7 +283,7 @@ MUTATIONS = (
         where="node.core.ranks.generations:Generations.overdue",
         old="now >= watch.deadline else",
         new="now >= watch.deadline + 1e9 else",
-        tests=("tests/unit/node_core/test_generations.py",),
+        tests=("tests/unit/node_core/test_generations.py::test_a_rank_that_hangs_is_a_crash_and_says_how_far_it_came",),
     ),
     Mutation(
         name="contributed snapshot is sent again",

@@ -27,7 +27,7 @@ MUTATIONS = (
         where="node.daemon.local_server:LocalServer._finished",
         old="(error := task.exception()) is not None:\n            self._on_failure(error)",
         new="(error := task.exception()) is not None:\n            pass",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=("tests/unit/local/test_node_failures.py::test_a_task_that_fails_ends_the_node_with_its_words",),
     ),
     Mutation(
         name="what a node's handler raises is for its caller",
@@ -43,7 +43,9 @@ MUTATIONS = (
         where="node.daemon.node:Node._received",
         old=" and not isinstance(message, m.Refused)",
         new="",
-        tests=("tests/process/test_another_run.py",),
+        tests=(
+            "tests/process/test_another_run.py::test_a_node_whose_coordinator_is_another_runs_now_ends_and_says_so",
+        ),
     ),
     Mutation(
         name="an exchange begins before there are buffers",
@@ -59,7 +61,10 @@ MUTATIONS = (
         where="node.daemon.node:Node._go_on_with_exchanges",
         old="self._has_buffers and self._beginning is None:",
         new="self._has_buffers:",
-        tests=("tests/unit/local/test_node_failures.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py"
+            "::test_an_exchange_that_begins_before_there_are_buffers_waits_for_them",
+        ),
     ),
     Mutation(
         name="payloads are removed in the event loop",
@@ -221,7 +226,7 @@ MUTATIONS = (
         where="node.daemon.store_socket:StoreSocket.__init__",
         old="socket.create_server((LOOPBACK_ADDRESS, 0))",
         new='socket.create_server(("0.0.0.0", 0))',
-        tests=("tests/process/test_loopback_only.py",),
+        tests=("tests/process/test_loopback_only.py::test_an_unmodified_script_opens_nothing_to_the_network",),
     ),
     Mutation(
         name="unequal steps of ranks",

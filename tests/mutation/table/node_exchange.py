@@ -87,7 +87,9 @@ MUTATIONS = (
         where="node.exchange.sync.reducer:Reducer.hear",
         old="        fresh = self._worth_of[site_id].of(missing)\n",
         new="        fresh = missing\n",
-        tests=("tests/process/test_trickles.py",),
+        tests=(
+            "tests/process/test_trickles.py::test_a_contribution_that_is_begun_again_and_again_is_no_progress_for_ever",
+        ),
     ),
     Mutation(
         name="payloads that are given for ever",
@@ -95,7 +97,7 @@ MUTATIONS = (
         where="node.exchange.sync.reducer:Reducer.given",
         old="        self._attempt.moved(self._worth_to[site_id].of(num_bytes))\n",
         new="        self._attempt.moved(num_bytes)\n",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_who_takes_its_payloads_again_and_again_gets_nobody_any_further",),
     ),
     Mutation(
         name="chunk without hash check",
@@ -122,7 +124,7 @@ MUTATIONS = (
         where="node.exchange.sync.reducer:Reducer.held_of",
         old="        chunks, not_noted = await self._attempt.in_pool(work)\n",
         new="        chunks, not_noted = work()\n",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),
     ),
     Mutation(
         name="a task for each chunk that is ready",
@@ -130,7 +132,7 @@ MUTATIONS = (
         where="node.exchange.sync.reducer:Reducer._reduce_ready",
         old="range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing))",
         new="range(len(self._ready))",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),
     ),
     Mutation(
         name="outlier without a name",
@@ -138,7 +140,9 @@ MUTATIONS = (
         where="node.exchange.sync.reducer:Reducer._reduce.work",
         old="            except AverageError as error:\n                raise self._with_sites(error) from None\n",
         new="            except AverageError:\n                raise\n",
-        tests=("tests/process/test_exchange.py",),
+        tests=(
+            "tests/process/test_exchange.py::test_an_absurd_contribution_fails_the_attempt_by_name_and_costs_one_more",
+        ),
     ),
     Mutation(
         name="re-encode at the reducer",
@@ -167,7 +171,7 @@ MUTATIONS = (
         where="node.exchange.sync.collection:Collection.store.work",
         old="self._attempt.verify(fresh, self._attempt.data.check_payload)",
         new="self._attempt.verify(fresh, self._attempt.data.check)",
-        tests=("tests/process/test_exchange.py",),
+        tests=("tests/process/test_exchange.py::test_a_reducer_that_makes_absurd_payloads_is_named_by_all",),
     ),
     Mutation(
         name="peers that train are overdue",
@@ -184,7 +188,7 @@ MUTATIONS = (
         old="            blamed = late[0]\n",
         new="            named = next(m for m in attempt.plan.contributors if m.site_id in late[0].waits_for)\n"
         "            return attempt.peer_error(named, text, sending=False, phase=late[0].phase)\n",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_a_reducer_that_blames_another_for_ever_is_named_itself",),
     ),
     Mutation(
         name="weights from headers that differ",
@@ -291,7 +295,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._write",
         old="        self._moved(self._worth_up.of(len(frame)))\n",
         new="        self._moved(len(frame))\n",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_a_reducer_that_only_gives_signs_of_life_is_named",),
     ),
     Mutation(
         name="of payloads that are stored together some are not counted",
@@ -308,7 +312,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="        if len(waiting.site_ids) >= num_contributors:",
         new="        if False:",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_a_reducer_that_only_gives_signs_of_life_is_named",),
     ),
     Mutation(
         name="more arrives than was sent",
@@ -316,7 +320,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="min(waiting.received_bytes, self._num_written_bytes)",
         new="waiting.received_bytes",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_a_reducer_that_only_gives_signs_of_life_is_named",),
     ),
     Mutation(
         name="what is on its way counts for nothing",
@@ -324,7 +328,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._peer_waits",
         old="            self.progress.moved(more, now)\n",
         new="",
-        tests=("tests/process/test_trickles.py",),
+        tests=("tests/process/test_trickles.py::test_what_is_on_its_way_to_a_reducer_is_waited_for",),
     ),
     Mutation(
         name="whoever a reducer names excuses it",
@@ -340,7 +344,7 @@ MUTATIONS = (
         where="node.exchange.peers.prober:Prober._try",
         old="async with nullcontext() if is_new else self._turn:",
         new="async with self._turn:",
-        tests=("tests/process/test_reach.py",),
+        tests=("tests/process/test_reach.py::test_a_new_peer_is_looked_at_while_probes_of_silent_hosts_are_under_way",),
     ),
     Mutation(
         name="a probe does not say that it dialled in vain",
@@ -356,7 +360,10 @@ MUTATIONS = (
         where="node.exchange.peers.prober:Prober._check",
         old="if theirs != ours:",
         new="if theirs[0] != ours[0]:",
-        tests=("tests/process/test_reach.py",),
+        tests=(
+            "tests/process/test_reach.py"
+            "::test_a_closed_port_and_a_wrong_host_are_found_and_so_is_the_peer_when_it_is_there",
+        ),
     ),
     Mutation(
         name="a sign of life is progress",

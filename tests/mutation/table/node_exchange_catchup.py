@@ -71,7 +71,7 @@ MUTATIONS = (
         where="node.exchange.catchup.donor_server:DonorServer.payloads",
         old="if not await asyncio.get_running_loop().run_in_executor(self._pool, self._log.has, request.commit):",
         new="if not self._log.has(request.commit):",
-        tests=("tests/process/test_catchup.py",),
+        tests=("tests/process/test_catchup.py::test_a_site_that_lacks_commits_fetches_payloads_only",),
     ),
     Mutation(
         name="a slow reader keeps its place",

@@ -43,7 +43,7 @@ MUTATIONS = (
         where="protocol.digest",
         old="_AT_ONCE = 4096\n",
         new="_AT_ONCE = 1\n",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_event_of_a_dispute_goes_through_all_chunks",),
     ),
     Mutation(
         name="files of a node are open to others",
@@ -115,7 +115,7 @@ MUTATIONS = (
         where="protocol.recompute:_nesterov",
         old="step = _plus(average[part], _times(mu, moved))",
         new="step = _times(mu, moved)",
-        tests=("tests/unit/dataplane/test_recompute.py",),
+        tests=("tests/unit/dataplane/test_recompute.py::test_a_trained_chunk_comes_out_as_at_the_sites",),
     ),
     Mutation(
         name="a run's needs are not looked at",
@@ -131,7 +131,10 @@ MUTATIONS = (
         where="protocol.signals:end_process",
         old="    os._exit(exit_code)",
         new="    sys.exit(exit_code)",
-        tests=("tests/process/test_ending_at_once.py",),
+        tests=(
+            "tests/process/test_ending_at_once.py"
+            "::test_a_second_ctrl_c_ends_a_node_whose_disk_is_stuck_and_all_its_processes",
+        ),
     ),
     Mutation(
         name="all commits go in one message",

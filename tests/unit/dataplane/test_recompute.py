@@ -49,7 +49,8 @@ def test_a_trained_chunk_comes_out_as_at_the_sites(
         record=b"".join(row.tobytes() for row in rows),
         payload=payload,
     )
-    assert found == out.tobytes()
+    is_same = found == out.tobytes()  # by itself: pytest takes minutes to say where so many bytes differ
+    assert is_same
 
 
 def specs() -> list[TensorSpec]:
