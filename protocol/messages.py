@@ -5,16 +5,26 @@ The pure cores speak these; `wire.py` converts and checks bounds at the door. Fi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
-from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.dispute_messages import (
+    EVIDENCE_PART_BYTES,
+    MAX_LISTED_CHUNKS,
+    CommitRebuilt,
+    Disputed,
+    Evidence,
+    ListPayloads,
+    PayloadList,
+    RebuildCommit,
+    Show,
+    Shown,
+)
+from atoll.protocol.fields import bounded, digest
 from atoll.protocol.figures import Figures
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
-MAX_LISTED_CHUNKS = 30_000  # of a sync whose payloads differ: their hashes fit one message
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
@@ -24,18 +34,6 @@ MAX_WAITS = 64  # sites of each kind that a heartbeat names
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
 MANIFEST_PART_BYTES = 1 << 18  # a thin link must not keep heartbeats waiting behind one part
-EVIDENCE_PART_BYTES = 1 << 18
-
-
-def bounded(limit: int, default: Any = None) -> Any:
-    """A field whose length (characters, bytes, items) may not exceed `limit` when it arrives."""
-    metadata = {"max": limit}
-    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
-
-
-def digest() -> Any:
-    """A field that holds a whole digest when it arrives."""
-    return field(metadata={"min": DIGEST_BYTES, "max": DIGEST_BYTES})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,42 +252,6 @@ class LeaseRequest:
     wanted: int
 
 
-class Evidence(IntEnum):
-    UNSPECIFIED = 0
-    CHUNK_HASHES = 1
-    RECORD = 2
-    PAYLOAD_HASHES = 3
-    PAYLOAD = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    commit: int
-    evidence: Evidence
-    chunk: int
-    first_byte: int
-    total_bytes: int
-    data: bytes = bounded(EVIDENCE_PART_BYTES, b"")
-    text: str = bounded(1024, "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRebuilt:
-    commit: int
-    state_hash: bytes = bounded(DIGEST_BYTES, b"")
-    has_oldest: bool = False
-    oldest_commit: int = 0
-    text: str = bounded(1024, "")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadList:
-    sync: int
-    attempt: int
-    term: int
-    hashes: bytes = bounded(32 * MAX_LISTED_CHUNKS)
-
-
 SiteMessage = (
     Hello
     | Offer
@@ -398,34 +360,6 @@ class Sources:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evicted:
     reason: str = bounded(1024)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListPayloads:
-    sync: int
-    attempt: int
-    term: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disputed:
-    commit: int
-    is_over: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Show:
-    commit: int
-    evidence: Evidence
-    chunk: int = 0
-    first_byte: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCommit:
-    commit: int
-    state_hash: bytes = bounded(DIGEST_BYTES, b"")
-    last_commit: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,19 @@
+"""What a message may carry in a field, said where the field is declared; `wire.py` holds what arrives to it."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from atoll.protocol.digest import DIGEST_BYTES
+
+
+def bounded(limit: int, default: Any = None) -> Any:
+    """A field whose length (characters, bytes, items) may not exceed `limit` when it arrives."""
+    metadata = {"max": limit}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+def digest() -> Any:
+    """A field that holds a whole digest when it arrives."""
+    return field(metadata={"min": DIGEST_BYTES, "max": DIGEST_BYTES})
