@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import Answer, AnswerKind, Content, Difference, MergeMode, SeedState, Values
+from atoll.node.core.events import Answer, AnswerKind, Content, Difference, MergeMode, Values
+from atoll.node.core.outputs import PublishState, SeedState
 from atoll.node.core.state import SiteState, SnapshotPhase
 
 EARLY = 0.1
@@ -18,14 +19,8 @@ class Hold:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """PUBLISH must hold this first."""
-
-    content: Content
-
-
-Decision = Answer | Hold | Publish
+Decision = Answer | Hold | PublishState
+"""PUBLISH must hold something first, or what to answer."""
 
 
 def merge_mode(site: SiteState, step: int) -> MergeMode:
@@ -97,7 +92,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
     if disk.running is not None:
         return Hold("the disk is at work")
     if disk.published != content:
-        return Publish(content)
+        return PublishState(content)
     if mode is MergeMode.REPLACE:
         base_step = step
     elif mode is MergeMode.MERGE:

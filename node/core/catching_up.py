@@ -7,15 +7,19 @@ import logging
 from atoll.node.core import events, holding, saving, snapshots, sources, syncs
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer, newest
-from atoll.node.core.events import FetchState, RollBack
+from atoll.node.core.outputs import FetchState, RollBack, TellFetch
 from atoll.protocol import messages as m
 
 
 def answered(ctx: Context, message: m.Sources) -> None:
-    """Queues a fetch if a donor has something newer; without one the site tries the payloads of its own log."""
+    """Tells the fetch that runs. Without one, queues a fetch if a donor has something newer; without a donor the site
+    tries the payloads of its own log."""
     site, disk = ctx.site, ctx.site.disk
     sources.forget(ctx)
-    if site.seeding or disk.find(RollBack) is not None or disk.runs(FetchState):
+    if disk.runs(FetchState):
+        ctx.emit(TellFetch(message))
+        return
+    if site.seeding or disk.find(RollBack) is not None:
         return
     for commit in message.commits:
         snapshots.note_contribution(ctx, commit)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from atoll.node.core.events import Output, Report, Send
+from atoll.node.core.events import WorkersJoined
+from atoll.node.core.outputs import Output, Report, Send
+from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState
-from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import SiteMessage
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import TimeLimits
@@ -32,11 +33,10 @@ class Context:
     settings: RunSettings
     limits: TimeLimits
     site: SiteState
+    ranks: Generations
     now: float
     settings_json: str = ""  # as in Welcome
-    manifest: Manifest | None = None
-    data_fingerprint: bytes = b""
-    max_retained_bytes: int = 0  # with the manifest
+    joined: WorkersJoined | None = None  # what the workers are, and the site offers
     out: list[Output] = field(default_factory=list)
 
     def emit(self, output: Output) -> None:

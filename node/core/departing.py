@@ -7,9 +7,11 @@ import logging
 from atoll.node.core import endings, saving
 from atoll.node.core.answers import in_sync
 from atoll.node.core.context import Context
-from atoll.node.core.events import RollBack
+from atoll.node.core.events import LeaveAsked
+from atoll.node.core.outputs import RollBack
 from atoll.protocol import messages as m
 from atoll.protocol.errors import HostError
+from atoll.protocol.exit_codes import ENDED_AT_ONCE
 
 
 def finished(ctx: Context, message: m.Finished) -> None:
@@ -41,12 +43,14 @@ def finished_meanwhile(ctx: Context) -> bool:
     return True
 
 
-def leave_asked(ctx: Context, reason: str) -> None:
-    """By a person: after the sync under way."""
+def leave_asked(ctx: Context, event: LeaveAsked) -> None:
+    """By a person: after the sync under way, or at once."""
     site = ctx.site
-    if site.leaving or site.disk.final:
+    if event.at_once:
+        endings.depart(ctx, event.reason, ENDED_AT_ONCE)
+    if event.at_once or site.leaving or site.disk.final:
         return
-    endings.leave(ctx, reason)
+    endings.leave(ctx, event.reason)
     site.workers.restart_by(None)
     if site.workers.version is not None:
         limit_s = ctx.limits.leave_s

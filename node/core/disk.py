@@ -11,19 +11,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from atoll.node.core.events import (
-    ApplyCommit,
-    Content,
-    DistrustState,
-    FetchState,
-    PublishState,
-    RollBack,
-    SeedState,
-)
+from atoll.node.core.events import Content
+from atoll.node.core.outputs import ApplyCommit, DistrustState, FetchState, PublishState, RollBack, SeedState
 from atoll.protocol.messages import Sources
 
 Job = SeedState | FetchState | ApplyCommit | PublishState | DistrustState | RollBack
 J = TypeVar("J", bound=Job)
+
+
+class IllegalStep(Exception):
+    """A step that may not follow on those before: a fault of this code, whatever was said to this site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +75,9 @@ class Disk:
         return None
 
     def begin(self, job: J) -> J:
-        """Requires that nothing runs. What PUBLISH holds does not count any more if the job may change it."""
+        """Raises IllegalStep if something runs. What PUBLISH holds does not count any more if the job may change it."""
         if self.running is not None:
-            raise RuntimeError(f"{job} is to begin, while {self.running} has not ended and these wait: {self.queue}")
+            raise IllegalStep(f"{job} is to begin, while {self.running} has not ended and these wait: {self.queue}")
         self.running = job
         if isinstance(job, PublishState | DistrustState | RollBack):
             self.published = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core.context import Context
-from atoll.node.core.events import Exit
+from atoll.node.core.outputs import Beat, Exit
 from atoll.protocol import messages as m
 
 MAX_REASON_CHARACTERS = 1024
@@ -12,14 +12,21 @@ MAX_REASON_CHARACTERS = 1024
 
 def give_up(ctx: Context, text: str, code: int) -> None:
     """Nothing that the site could do later would help."""
-    ctx.send(m.Leave(reason=_shortened(text), fatal=True))
+    _say_goodbye(ctx, text, fatal=True)
     exit(ctx, code, text)
 
 
 def depart(ctx: Context, reason: str, code: int) -> None:
     """At a time at which no other site counts on this one."""
-    ctx.send(m.Leave(reason=_shortened(reason)))
+    _say_goodbye(ctx, reason, fatal=False)
     exit(ctx, code, reason)
+
+
+def _say_goodbye(ctx: Context, reason: str, *, fatal: bool) -> None:
+    """With the last figures of this site."""
+    if ctx.site.connected:
+        ctx.emit(Beat())
+    ctx.send(m.Leave(reason=_shortened(reason), fatal=fatal))
 
 
 def exit(ctx: Context, code: int, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What happens to a site (events) and what its core wants done (outputs). Frozen dataclasses, no I/O."""
+"""What happens to a site, and what its ranks are told at a boundary. What its core wants done is in `outputs.py`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,7 @@ from enum import Enum, IntEnum
 
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import (
-    Commit,
-    CoordinatorMessage,
-    DataRange,
-    Member,
-    Outlier,
-    Plan,
-    Show,
-    Shown,
-    SiteMessage,
-    Sources,
-)
+from atoll.protocol.messages import CoordinatorMessage, ExchangeFailed, Outlier, SiteMessage
 
 
 class AnswerKind(IntEnum):
@@ -244,19 +233,10 @@ class ExchangeFinished:
     """Of the contributions that were averaged here, the one that was nearest to its limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExchangeBroken:
-    sync: int
-    attempt: int
-    term: int
-    peer_site_id: int
-    sending: bool
-    phase: str
-    text: str
-    tensor: str = ""
-    """Has no average that may be applied."""
-    outliers: tuple[Outlier, ...] = ()
-    """Because of these contributions."""
+    failure: ExchangeFailed
+    """As a contributor says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,19 +281,21 @@ class ModelKept:
     commit: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadsListed:
-    sync: int
-    attempt: int
-    term: int
-    hashes: bytes
-
-
 @dataclass(frozen=True, slots=True)
-class EvidenceShown:
-    """What was asked for, or that it is not here."""
+class Fulfilled:
+    """Words for the coordinator that came of a Fulfil."""
 
-    shown: Shown
+    message: SiteMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourcesWanted:
+    """A fetch that runs has nothing to go on from: what has changed at the coordinator is to be told to it."""
+
+    held: int | None
+    """The commit of the whole state on this disk, if there is one."""
+    undialled_site_ids: tuple[int, ...]
+    """Donors that are to dial this site."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,19 +306,9 @@ class DiskRolledBack:
     held: tuple[int, bytes] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRebuilt:
-    """The answer to RebuildCommit; `state_hash` is empty if it cannot be had here, and `text` says why."""
-
-    commit: int
-    state_hash: bytes
-    oldest: int | None
-    text: str = ""
-
-
 @dataclass(frozen=True, slots=True)
 class PeersProbed:
-    """Those of the last ProbePeers that cannot be dialled from here; ascending."""
+    """Of the last Peers, those that cannot be dialled from here; ascending."""
 
     unreachable_site_ids: tuple[int, ...]
 
@@ -346,11 +318,13 @@ class LeaveAsked:
     """Ctrl-C, SIGTERM."""
 
     reason: str
+    at_once: bool = False
+    """Whatever is under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneFailed:
-    """A non-finite value, a full disk, damage that only this site can have: it cannot go on."""
+    """A non-finite value, a full disk, damage that only this site can have, a fault of the node: it cannot go on."""
 
     text: str
     exit_code: int
@@ -361,239 +335,13 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-Event = (
-    SessionOpened | SessionLost | Received | WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed
-    | WorkersLost | WorkersExited | WorkersLeft | StateSeeded | StateFetched | FetchFailed | ExchangeFinished
-    | ExchangeBroken | CommitApplied | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published
-    | EvidenceShown | DiskRolledBack | LeaveAsked | DataPlaneFailed | DataAnnounced | DrawAsked | PayloadsListed
-    | CommitRebuilt | PeersProbed | Tick
+OfWorkers = (
+    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
 )  # fmt: skip
-
-
-# --- outputs
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    message: SiteMessage
-
-
-@dataclass(frozen=True, slots=True)
-class StartWorkers:
-    """Launch a new generation of workers; the settings of the run are known."""
-
-    generation: int
-    settings_json: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopWorkers:
-    """End them at once (restart, or the site is leaving)."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DescribeCrash:
-    """The workers have crashed, or hang: WorkersFailed answers at once, with what they printed last."""
-
-    generation: int
-    text: str
-    num_steps: int
-    has_exited: bool
-    """Then `text` ends with that."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendLayout:
-    """The ranks may map the shared buffers and ask for their first values."""
-
-    generation: int
-    site_id: int
-    run_seed: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerWorkers:
-    generation: int
-    step: int
-    seq: int
-    answer: Answer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerDraw:
-    generation: int
-    rank: int
-    epoch: int
-    first: int
-    ranges: tuple[DataRange, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SeedState:
-    """Make commit 0 from SNAPSHOT (sealed), or from the saved model."""
-
-
-@dataclass(frozen=True, slots=True)
-class FetchState:
-    """Bring the outer state to the newest attested commit: from nothing, or by the payloads of `sources.commits`."""
-
-    sources: Sources
-
-
-@dataclass(frozen=True, slots=True)
-class CancelFetch:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class BeginExchange:
-    plan: Plan
-    contributes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class WeighExchange:
-    """The exchange of this plan began without the others' weights. All contributors are ready now: these are they, and
-    who does not get on from now on has failed."""
-
-    plan: Plan
-
-
-@dataclass(frozen=True, slots=True)
-class CancelExchange:
-    """Stop moving chunks of this attempt; keep contributions that are held."""
-
-    sync: int
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyCommit:
-    commit: Commit
-
-
-@dataclass(frozen=True, slots=True)
-class PublishState:
-    """Write this into PUBLISH. The outer state is at its version; a difference needs the values of its base there."""
-
-    content: Content
-
-
-@dataclass(frozen=True, slots=True)
-class DropSync:
-    """The sync is over (committed or abandoned): forget contributions that are held for it."""
-
-    sync: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveModel:
-    """Write the model of this commit, at which the outer state is, beside its place. Commits go on meanwhile."""
-
-    commit: int
-    run_step: int
-    run_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeepModel:
-    """Put it in place of the one before."""
-
-    commit: int
-
-
-@dataclass(frozen=True, slots=True)
-class DropModel:
-    """Remove it, in place or beside it: it is not the run's."""
-
-    commit: int
-
-
-@dataclass(frozen=True, slots=True)
-class DistrustState:
-    """What is on this disk is not the run's state, or too old: each chunk is checked against its own hash, and
-    snapshots go. What is left is compared with the others' chunk by chunk when it is fetched."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListPayloads:
-    """The hash of each payload of this attempt, as it is in the log."""
-
-    sync: int
-    attempt: int
-    term: int
-
-
-@dataclass(frozen=True, slots=True)
-class SendManifest:
-    """To the coordinator, in parts, on the stream that there is now."""
-
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ProbePeers:
-    """Find out, now and then, who of these can be dialled, instead of those before."""
-
-    members: tuple[Member, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DialBack:
-    """This site lacks state and cannot dial here: dial it and answer what it asks for. Said again while it waits."""
-
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class ShowEvidence:
-    """One part of what settles a dispute, if it is here. EvidenceShown answers."""
-
-    asked: Show
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCommit:
-    """Put the state at an older commit on the disk, beside the one that is held: the run is to go back to it. It need
-    not be kept once a commit after `last_commit` is applied."""
-
-    commit: int
-    state_hash: bytes
-    """What it had; empty if nobody knows."""
-    last_commit: int
-
-
-@dataclass(frozen=True, slots=True)
-class RollBack:
-    """Remove, for good, everything on this disk that belongs to commits after `commit`; note the new branch."""
-
-    commit: int
-    branch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A line for a person; `level` as in logging."""
-
-    level: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The node ends. `code` 0 is a clean end; `text` says why."""
-
-    code: int
-    text: str
-
-
-Output = (
-    Send | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | SeedState | FetchState
-    | CancelFetch | BeginExchange | WeighExchange | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel
-    | KeepModel | DropModel | DistrustState | ShowEvidence | ListPayloads | RebuildCommit | RollBack | SendManifest
-    | ProbePeers | DialBack | AnswerDraw | Report | Exit
+"""They count while that generation runs."""
+Event = (
+    OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersLost | WorkersExited
+    | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
+    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack | LeaveAsked | DataPlaneFailed
+    | Tick
 )  # fmt: skip

@@ -6,7 +6,7 @@ import logging
 
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer
-from atoll.node.core.events import DistrustState
+from atoll.node.core.outputs import DistrustState
 from atoll.protocol import messages as m
 
 
@@ -24,10 +24,11 @@ def say(ctx: Context) -> None:
         ctx.send(m.Applied(commit=outer.commit, state_hash=outer.state_hash))
 
 
-def disputed(ctx: Context, *, is_over: bool) -> None:
+def disputed(ctx: Context, message: m.Disputed) -> None:
     """Sites hold different states of the commit that this one holds. A line is said for what changes."""
-    site, outer = ctx.site, ctx.site.disk.outer
-    assert outer is not None
+    site, outer, is_over = ctx.site, ctx.site.disk.outer, message.is_over
+    if outer is None or outer.commit != message.commit:
+        return
     if not site.is_disputed or site.is_checked == is_over:
         how = "nobody can find out whose is right" if is_over else "whose is right is being found out"
         ctx.report(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from atoll.node.core import endings, events
 from atoll.node.core.context import Context
-from atoll.node.core.events import AnswerDraw
+from atoll.node.core.outputs import AnswerDraw
 from atoll.node.core.state import DataQueue, Snapshot
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
@@ -20,8 +20,6 @@ from atoll.protocol.sample_order import MAX_POSITION
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
     """The ranks are about to draw."""
-    if not ctx.site.workers.is_current(event.generation):
-        return
     data = ctx.site.data
     data.num_samples = event.num_samples
     data.round_samples = event.round_samples
@@ -32,8 +30,6 @@ def announced(ctx: Context, event: events.DataAnnounced) -> None:
 def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
     """Answered as soon as so much is leased. A rank that draws what a commit lists ends the site."""
     data = ctx.site.data
-    if not ctx.site.workers.is_current(event.generation):
-        return
     if event.epoch == data.epoch and event.first < data.first:
         text = f"rank {event.rank} draws samples again that a commit lists"
         endings.give_up(ctx, text, ConfigError.exit_code)

@@ -6,7 +6,7 @@ import logging
 
 from atoll.node.core import divergence, events, leases, saving, snapshots, sources, syncs
 from atoll.node.core.context import Context
-from atoll.node.core.events import DistrustState, RebuildCommit, RollBack
+from atoll.node.core.outputs import DistrustState, Fulfil, RollBack
 from atoll.protocol import messages as m
 
 
@@ -16,24 +16,7 @@ def rebuild_asked(ctx: Context, message: m.RebuildCommit) -> None:
     if disk.outer is None or disk.find(RollBack) is not None:
         ctx.send(m.CommitRebuilt(commit=message.commit, text="it holds no state"))
         return
-    ctx.emit(RebuildCommit(commit=message.commit, state_hash=message.state_hash, last_commit=message.last_commit))
-
-
-def rebuilt(ctx: Context, event: events.CommitRebuilt) -> None:
-    """Tells the coordinator, and a person, what came of it."""
-    if event.state_hash:
-        ctx.report(logging.INFO, f"commit {event.commit} is on this disk, with hash {event.state_hash.hex()[:12]}")
-    else:
-        ctx.report(logging.WARNING, f"commit {event.commit} cannot be put together here: {event.text}")
-    ctx.send(
-        m.CommitRebuilt(
-            commit=event.commit,
-            state_hash=event.state_hash,
-            has_oldest=event.oldest is not None,
-            oldest_commit=event.oldest or 0,
-            text=event.text[:1024],
-        )
-    )
+    ctx.emit(Fulfil(message))
 
 
 def rolled_back(ctx: Context, message: m.RolledBack) -> None:

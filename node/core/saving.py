@@ -6,7 +6,8 @@ import logging
 
 from atoll.node.core import endings
 from atoll.node.core.context import Context
-from atoll.node.core.events import DropModel, KeepModel, SaveModel
+from atoll.node.core.events import ModelKept, ModelSaved
+from atoll.node.core.outputs import DropModel, KeepModel, SaveModel
 from atoll.node.core.state import Saving
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
@@ -29,19 +30,19 @@ def save(ctx: Context) -> None:
         ctx.report(logging.WARNING, text)
 
 
-def written(ctx: Context, commit: int, trouble: str) -> None:
-    """It is whole, beside its place. `trouble`: why that is not where it was asked for."""
-    ctx.site.saved_elsewhere = trouble
+def written(ctx: Context, event: ModelSaved) -> None:
+    """It is whole, beside its place."""
+    ctx.site.saved_elsewhere = event.trouble
     saving = ctx.site.saving
-    if saving is not None and saving.commit == commit:
+    if saving is not None and saving.commit == event.commit:
         saving.is_written = True
 
 
-def kept(ctx: Context, commit: int) -> None:
+def kept(ctx: Context, event: ModelKept) -> None:
     """It is in its place; one that became void meanwhile does not count."""
     site = ctx.site
-    if site.saving is not None and site.saving.commit == commit:
-        site.kept = commit if not site.saving.is_void else None
+    if site.saving is not None and site.saving.commit == event.commit:
+        site.kept = event.commit if not site.saving.is_void else None
         _ended(ctx)
 
 

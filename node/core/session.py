@@ -7,6 +7,7 @@ import logging
 from atoll.node.core import (
     divergence,
     endings,
+    events,
     holding,
     leases,
     saving,
@@ -15,7 +16,7 @@ from atoll.node.core import (
     workforce,
 )
 from atoll.node.core.context import Context
-from atoll.node.core.events import SeedState
+from atoll.node.core.outputs import Beat, Fulfil, SeedState
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
 from atoll.protocol.settings import read_settings
@@ -25,10 +26,19 @@ MAX_LOST_REASONS = 8
 """Said in one time away, each once: a stream that opens and ends again and again is a line, not a flood."""
 
 
-def opened(ctx: Context) -> None:
-    """A stream is up."""
+def opened(ctx: Context, _: events.SessionOpened) -> None:
+    """A stream is up: Hello is the first word on it, and heartbeats follow."""
     ctx.site.connected = True
+    ctx.site.beat_at = ctx.now + ctx.limits.heartbeat_s
     hello(ctx)
+
+
+def beat_if_due(ctx: Context) -> None:
+    """The figures of this site, now and then, whatever else is said."""
+    beat_at = ctx.site.beat_at
+    if beat_at is not None and ctx.now >= beat_at:
+        ctx.site.beat_at = ctx.now + ctx.limits.heartbeat_s
+        ctx.emit(Beat())
 
 
 def hello(ctx: Context) -> None:
@@ -52,9 +62,9 @@ def hello(ctx: Context) -> None:
     )
 
 
-def lost(ctx: Context, reason: str) -> None:
+def lost(ctx: Context, event: events.SessionLost) -> None:
     """Training goes on; what was asked is not answered any more."""
-    site = ctx.site
+    site, reason = ctx.site, event.reason
     _not_welcomed(ctx)
     if reason not in site.lost_because and len(site.lost_because) < MAX_LOST_REASONS:
         meanwhile = "reconnecting to leave" if site.leaving or site.disk.final else "training goes on, reconnecting"
@@ -63,7 +73,7 @@ def lost(ctx: Context, reason: str) -> None:
         what = "lost the coordinator" if site.connected else "no coordinator"
         ctx.report(logging.WARNING, f"{what} ({reason}); {meanwhile}")
         site.lost_because.append(reason)
-    site.connected = False
+    site.connected, site.beat_at = False, None
     sources.forget(ctx)
     leases.not_answered(ctx)
 
@@ -119,7 +129,7 @@ def welcome(ctx: Context, message: m.Welcome) -> None:
     site.last_commit_of_run = message.last_commit
     if not site.workers.generation:
         workforce.start(ctx)
-    elif ctx.manifest is not None:
+    elif ctx.joined is not None:
         workforce.offer(ctx)
 
 
@@ -160,15 +170,24 @@ def _say_where_we_stand(ctx: Context) -> None:
         syncs.ready(ctx)
         divergence.say(ctx)
     exchange = ctx.site.exchange
-    if exchange is not None and exchange.finished is not None:
-        syncs.done(ctx, exchange)
-    if exchange is not None and exchange.failure is not None:
-        ctx.send(exchange.failure)
+    if exchange is not None and exchange.said is not None:
+        ctx.send(exchange.said)
 
 
-def evicted(ctx: Context, reason: str) -> None:
+def refused(ctx: Context, message: m.Refused) -> None:
+    """This site may not go on with that coordinator."""
+    endings.exit(ctx, RefusedError.exit_code, f"refused by the coordinator: {message.text}")
+
+
+def manifest_asked(ctx: Context, message: m.SendManifest) -> None:
+    """By a coordinator that has no manifest of the run yet."""
+    if ctx.joined is not None:
+        ctx.emit(Fulfil(message))
+
+
+def evicted(ctx: Context, message: m.Evicted) -> None:
     """Local progress is discarded, as its samples are open again, and the site joins anew."""
-    ctx.report(logging.WARNING, f"evicted ({reason}); local progress is discarded, joining again")
+    ctx.report(logging.WARNING, f"evicted ({message.reason}); local progress is discarded, joining again")
     leases.voided(ctx)
     syncs.discard_local(ctx)
     syncs.forget_open(ctx)
@@ -182,7 +201,7 @@ def seeded(ctx: Context) -> None:
     ctx.site.seeding = False
 
 
-def reach(ctx: Context, unreachable_site_ids: tuple[int, ...]) -> None:
-    """Of all peers, these cannot be dialled from here: the next plan goes round them."""
-    ctx.site.unreachable_site_ids = unreachable_site_ids
+def reach(ctx: Context, event: events.PeersProbed) -> None:
+    """Who cannot be dialled from here: the next plan goes round them."""
+    ctx.site.unreachable_site_ids = event.unreachable_site_ids
     syncs.ready(ctx)  # again, if it was said before

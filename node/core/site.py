@@ -6,6 +6,9 @@ the site stands (Applied, Ready, Done), and the coordinator answers with what is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from atoll.node.core import (
     catching_up,
     departing,
@@ -22,45 +25,46 @@ from atoll.node.core import (
     workforce,
 )
 from atoll.node.core.context import Context, SiteIdentity
-from atoll.node.core.disk import Disk, Outer
-from atoll.node.core.events import (
-    DialBack,
-    DistrustState,
-    Event,
-    FetchState,
-    ListPayloads,
-    Output,
-    ProbePeers,
-    SeedState,
-    SendManifest,
-    ShowEvidence,
-    StopWorkers,
-)
+from atoll.node.core.disk import Disk, IllegalStep, Outer
+from atoll.node.core.events import Event, OfWorkers
+from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, SeedState
+from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
-from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import TimeLimits, time_limits
+
+Handler = Callable[[Context, Any], object]
 
 
 class SiteCore:
     """One site. `held` is the outer state found on disk, if any; `branch` that of the commits there."""
 
     def __init__(
-        self, identity: SiteIdentity, settings: RunSettings, held: Outer | None, now: float, *, branch: int = 0
+        self,
+        identity: SiteIdentity,
+        settings: RunSettings,
+        held: Outer | None,
+        now: float,
+        *,
+        branch: int = 0,
+        num_ranks: int = 0,
     ) -> None:
+        """`num_ranks`: see `Generations`."""
+        self.is_strict = False
+        """An illegal step is raised, for tests. Else what the workers were told may be wrong: they are started anew."""
         self.ctx = Context(
             identity=identity,
             settings=settings,
             limits=time_limits(settings.time_limits),
             site=SiteState(disk=Disk(outer=held, branch=branch), away_since=now),
+            ranks=Generations(num_ranks, now),
             now=now,
         )
-
-    @property
-    def site(self) -> SiteState:
+        self.site = self.ctx.site
         """Everything that the core knows; to be read."""
-        return self.ctx.site
+        self.ranks = self.ctx.ranks
+        """The local server tells them what ranks say; else to be read."""
 
     @property
     def settings(self) -> RunSettings:
@@ -75,19 +79,31 @@ class SiteCore:
     # --- the contract of a pure core
 
     def handle(self, event: Event, now: float) -> list[Output]:
-        """What is to be done because of the event, in order. After Exit nothing is."""
+        """What is to be done because of the event, in order. After Exit only a bad end of the script is told."""
         site, ctx = self.ctx.site, self.ctx
-        if site.exit is not None:
-            return []
         ctx.now = now
-        self._dispatch(event)
-        if site.exit is None:
-            self._advance()
+        ctx.ranks.seen(now, ctx.limits)
+        if site.exit is not None:
+            if isinstance(event, events.WorkersExited):
+                workforce.exited(ctx, event)
+            return ctx.take()
+        try:
+            if not isinstance(event, OfWorkers) or site.workers.is_current(event.generation):
+                EVENTS[type(event)](ctx, event)
+            if site.exit is None:
+                _advance(ctx)
+        except IllegalStep as error:
+            if self.is_strict:
+                raise
+            workforce.blamed(ctx, f"a fault of this node: {error}")
+        except Exception:
+            ctx.take()  # half of what was wanted: the node ends
+            raise
         if site.exit is not None:
             syncs.cancel_exchange(ctx)
             sources.cancel_fetch(ctx)
             if site.workers.running:
-                ctx.emit(StopWorkers(site.workers.generation))
+                workforce.end(ctx)
             ctx.emit(site.exit)
         return ctx.take()
 
@@ -96,7 +112,11 @@ class SiteCore:
         site, limits = self.ctx.site, self.ctx.limits
         if site.exit is not None:
             return None
-        deadlines = [site.leave_deadline, site.retry_fetch_at, site.workers.restart_at, saving.deadline(self.ctx)]
+        deadlines = [
+            *(site.beat_at, site.leave_deadline, site.retry_fetch_at, site.workers.restart_at),
+            saving.deadline(self.ctx),
+            self.ctx.ranks.next_deadline(limits) if site.workers.running else None,
+        ]
         if site.away_since is not None:
             away_at = site.away_since + limits.lease_s
             deadlines += [away_at if self.ctx.now < away_at else None, site.away_since + limits.give_up_s]
@@ -124,157 +144,126 @@ class SiteCore:
         if site.snapshot.is_sealed:
             if exchange is None or exchange.broken:
                 return "ready"
-            return "exchanging" if exchange.finished is None else "waiting for commit"
+            return "waiting for commit" if exchange.finished else "exchanging"
         if workers.version is None:
             return "waiting for start"
         return "leaving" if site.leaving else "training"
 
-    # --- events
 
-    def _dispatch(self, event: Event) -> None:
-        match event:
-            case events.SessionOpened():
-                session.opened(self.ctx)
-            case events.SessionLost(reason):
-                session.lost(self.ctx, reason)
-            case events.Received(term, message):
-                self._received(term, message)
-            case events.WorkersJoined():
-                workforce.joined(self.ctx, event)
-            case events.BoundaryAsked():
-                workforce.boundary_asked(self.ctx, event)
-            case events.SnapshotSealed():
-                workforce.sealed(self.ctx, event)
-            case events.Merged():
-                workforce.merged(self.ctx, event)
-            case events.DataAnnounced():
-                leases.announced(self.ctx, event)
-            case events.DrawAsked():
-                leases.draw_asked(self.ctx, event)
-            case events.WorkersFailed():
-                workforce.failed(self.ctx, event)
-            case events.WorkersLeft():
-                workforce.left(self.ctx, event)
-            case events.StateSeeded(state_hash=state_hash):
-                self._seeded(state_hash)
-            case events.StateFetched():
-                catching_up.state_fetched(self.ctx, event)
-                departing.finished_meanwhile(self.ctx)
-            case events.FetchFailed(reason):
-                sources.fetch_failed(self.ctx, reason)
-            case events.ExchangeFinished():
-                syncs.exchange_finished(self.ctx, event)
-            case events.ExchangeBroken():
-                syncs.exchange_broken(self.ctx, event)
-            case events.CommitApplied():
-                syncs.commit_applied(self.ctx, event)
-                departing.finished_meanwhile(self.ctx)
-            case events.ApplyFailed():
-                syncs.apply_failed(self.ctx, event)
-            case events.Published(content):
-                self.site.disk.publish_ended(content)
-            case events.StateVerified():
-                self.site.disk.end(DistrustState)
-            case events.ModelSaved(commit=commit, trouble=trouble):
-                saving.written(self.ctx, commit, trouble)
-            case events.ModelKept(commit=commit):
-                saving.kept(self.ctx, commit)
-            case events.PayloadsListed(sync=sync, attempt=attempt, term=term, hashes=hashes):
-                self.ctx.send(m.PayloadList(sync=sync, attempt=attempt, term=term, hashes=hashes))
-            case events.PeersProbed(unreachable_site_ids):
-                session.reach(self.ctx, unreachable_site_ids)
-            case events.EvidenceShown(shown):
-                self.ctx.send(shown)
-            case events.CommitRebuilt():
-                rollback.rebuilt(self.ctx, event)
-            case events.DiskRolledBack():
-                is_news = rollback.done(self.ctx, event)
-                if not departing.finished_meanwhile(self.ctx) and is_news and self.site.connected:
-                    session.hello(self.ctx)
-            case events.LeaveAsked(reason):
-                departing.leave_asked(self.ctx, reason)
-            case events.DataPlaneFailed(text, exit_code):
-                endings.give_up(self.ctx, text, exit_code)
-            case events.Tick():
-                self._tick()
+# --- what happens, and who of the core's parts hears of it
 
-    def _seeded(self, state_hash: bytes) -> None:
-        """The starting state is on this disk."""
-        if self.site.disk.end(SeedState) is not None:
-            session.seeded(self.ctx)
-            snapshots.free(self.ctx)
-            holding.hold(self.ctx, Outer(commit=0, state_hash=state_hash, run_step=0, run_tokens=0))  # Open says more
 
-    def _received(self, term: int, message: m.CoordinatorMessage) -> None:
-        outer = self.site.disk.outer
-        if isinstance(message, m.Refused):  # of whatever run and term: this site may not go on with that coordinator
-            endings.exit(self.ctx, RefusedError.exit_code, f"refused by the coordinator: {message.text}")
-            return
-        if not session.is_of_this_term(self.ctx, term, message):
-            return
-        match message:
-            case m.Welcome():
-                session.welcome(self.ctx, message)
-            case m.Admitted():
-                session.admitted(self.ctx, message)
-            case m.SendManifest():
-                if self.ctx.manifest is not None:
-                    self.ctx.emit(SendManifest(self.ctx.manifest))
-            case m.Open():
-                syncs.opened(self.ctx, message)
-            case m.Plan():
-                syncs.planned(self.ctx, message)
-            case m.Weights():
-                syncs.weighed(self.ctx, message)
-            case m.Commit():
-                syncs.committed(self.ctx, message)
-            case m.Abandoned():
-                syncs.abandoned(self.ctx, message)
-            case m.Sources():
-                catching_up.answered(self.ctx, message)
-            case m.Evicted(reason=reason):
-                session.evicted(self.ctx, reason)
-            case m.ListPayloads(sync=sync, attempt=attempt, term=plan_term):
-                exchange = syncs.current(self.ctx, sync, plan_term, attempt)
-                if exchange is not None and exchange.finished is not None:
-                    self.ctx.emit(ListPayloads(sync=sync, attempt=attempt, term=plan_term))
-            case m.Disputed(commit=commit, is_over=is_over):
-                if outer is not None and outer.commit == commit:
-                    holding.disputed(self.ctx, is_over=is_over)
-            case m.Show():
-                self.ctx.emit(ShowEvidence(message))
-            case m.RebuildCommit():
-                rollback.rebuild_asked(self.ctx, message)
-            case m.RolledBack():
-                rollback.rolled_back(self.ctx, message)
-            case m.Finished():
-                departing.finished(self.ctx, message)
-            case m.Leases():
-                leases.granted(self.ctx, message)
-            case m.Peers(members=members):
-                self.ctx.emit(ProbePeers(members))
-            case m.DialBack(member=member):
-                self.ctx.emit(DialBack(member))
-            case m.Pulse():
-                pass
+def _seeded(ctx: Context, event: events.StateSeeded) -> None:
+    """The starting state is on this disk."""
+    if ctx.site.disk.end(SeedState) is not None:
+        session.seeded(ctx)
+        snapshots.free(ctx)
+        outer = Outer(commit=0, state_hash=event.state_hash, run_step=0, run_tokens=0)  # Open says more
+        holding.hold(ctx, outer)
 
-    # --- after every event: whatever has become possible
 
-    def _tick(self) -> None:
-        if not departing.is_overdue(self.ctx):
-            sources.retry_if_due(self.ctx)
-            workforce.restart_if_due(self.ctx)
+def _fetched(ctx: Context, event: events.StateFetched) -> None:
+    catching_up.state_fetched(ctx, event)
+    departing.finished_meanwhile(ctx)
 
-    def _advance(self) -> None:
-        ctx, site, workers = self.ctx, self.site, self.site.workers
-        if session.away_too_long(ctx):
-            return
-        if (job := site.disk.next_job(publish_is_in_use=site.publish_is_in_use)) is not None:
-            ctx.emit(job)
-        if workers.ask is not None and workers.laid_out:
-            workforce.answer(ctx)
-        syncs.apply_next(ctx)
-        saving.advance(ctx)
-        if site.exit is None:
-            leases.advance(ctx)
-            departing.advance(ctx)
+
+def _applied(ctx: Context, event: events.CommitApplied) -> None:
+    syncs.commit_applied(ctx, event)
+    departing.finished_meanwhile(ctx)
+
+
+def _rolled_back(ctx: Context, event: events.DiskRolledBack) -> None:
+    is_news = rollback.done(ctx, event)
+    if not departing.finished_meanwhile(ctx) and is_news and ctx.site.connected:
+        session.hello(ctx)
+
+
+def _ticked(ctx: Context, _: events.Tick) -> None:
+    workforce.crash_if_overdue(ctx)
+    if not departing.is_overdue(ctx):
+        session.beat_if_due(ctx)
+        sources.retry_if_due(ctx)
+        workforce.restart_if_due(ctx)
+
+
+def _received(ctx: Context, event: events.Received) -> None:
+    """A refusal is heard whatever its run and term."""
+    if isinstance(event.message, m.Refused) or session.is_of_this_term(ctx, event.term, event.message):
+        WORDS[type(event.message)](ctx, event.message)
+
+
+EVENTS: dict[type[Event], Handler] = {
+    events.SessionOpened: session.opened,
+    events.SessionLost: session.lost,
+    events.Received: _received,
+    events.Fulfilled: lambda ctx, event: ctx.send(event.message),
+    events.PeersProbed: session.reach,
+    events.WorkersJoined: workforce.joined,
+    events.BoundaryAsked: workforce.boundary_asked,
+    events.SnapshotSealed: workforce.sealed,
+    events.Merged: workforce.merged,
+    events.DataAnnounced: leases.announced,
+    events.DrawAsked: leases.draw_asked,
+    events.WorkersLost: lambda ctx, event: ctx.ranks.lost(event, ctx.now),
+    events.WorkersExited: workforce.exited,
+    events.WorkersFailed: workforce.failed,
+    events.WorkersLeft: workforce.left,
+    events.StateSeeded: _seeded,
+    events.StateFetched: _fetched,
+    events.FetchFailed: sources.fetch_failed,
+    events.SourcesWanted: sources.wanted,
+    events.CommitApplied: _applied,
+    events.ApplyFailed: syncs.apply_failed,
+    events.Published: lambda ctx, event: ctx.site.disk.publish_ended(event.content),
+    events.StateVerified: lambda ctx, _: ctx.site.disk.end(DistrustState),
+    events.DiskRolledBack: _rolled_back,
+    events.ExchangeFinished: syncs.exchange_finished,
+    events.ExchangeBroken: syncs.exchange_broken,
+    events.ModelSaved: saving.written,
+    events.ModelKept: saving.kept,
+    events.LeaveAsked: departing.leave_asked,
+    events.DataPlaneFailed: lambda ctx, event: endings.give_up(ctx, event.text, event.exit_code),
+    events.Tick: _ticked,
+}
+"""By the kind of the event, what becomes of it. Then `_advance` follows."""
+
+WORDS: dict[type[m.CoordinatorMessage], Handler] = {
+    m.Refused: session.refused,
+    m.Welcome: session.welcome,
+    m.Admitted: session.admitted,
+    m.Evicted: session.evicted,
+    m.SendManifest: session.manifest_asked,
+    m.Peers: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.DialBack: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
+    m.Pulse: lambda ctx, _: None,
+    m.Open: syncs.opened,
+    m.Plan: syncs.planned,
+    m.Weights: syncs.weighed,
+    m.ListPayloads: syncs.payloads_asked,
+    m.Commit: syncs.committed,
+    m.Abandoned: syncs.abandoned,
+    m.Sources: catching_up.answered,
+    m.Disputed: holding.disputed,
+    m.RebuildCommit: rollback.rebuild_asked,
+    m.RolledBack: rollback.rolled_back,
+    m.Finished: departing.finished,
+    m.Leases: leases.granted,
+}
+"""By the kind of the coordinator's message, the same."""
+
+
+def _advance(ctx: Context) -> None:
+    """After every event: whatever has become possible."""
+    site = ctx.site
+    if session.away_too_long(ctx):
+        return
+    if (job := site.disk.next_job(publish_is_in_use=site.publish_is_in_use)) is not None:
+        ctx.emit(job)
+    if site.workers.ask is not None and site.workers.laid_out:
+        workforce.answer(ctx)
+    syncs.apply_next(ctx)
+    saving.advance(ctx)
+    if site.exit is None:
+        leases.advance(ctx)
+        departing.advance(ctx)

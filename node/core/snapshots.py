@@ -6,22 +6,39 @@ from dataclasses import replace
 
 from atoll.node.core import endings, leases
 from atoll.node.core.context import Context
-from atoll.node.core.events import SnapshotSealed
-from atoll.node.core.state import Snapshot, SnapshotPhase
-from atoll.node.core.workers import Ask
+from atoll.node.core.disk import IllegalStep
+from atoll.node.core.events import BoundaryAsked, SnapshotSealed
+from atoll.node.core.state import Snapshot, SnapshotPhase, SnapshotStep
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Commit
 from atoll.protocol.ranges import union
 
+TRANSITIONS = {
+    (SnapshotPhase.FREE, SnapshotStep.WRITE): SnapshotPhase.WRITING,
+    (SnapshotPhase.WRITING, SnapshotStep.SEAL): SnapshotPhase.SEALED,
+    (SnapshotPhase.SEALED, SnapshotStep.CONSUME): SnapshotPhase.CONSUMED,
+    **{(phase, SnapshotStep.FREE): SnapshotPhase.FREE for phase in SnapshotPhase},
+}
 MAX_EMPTY_IN_A_ROW = 3
 """Windows without a token, of a site that the run cannot do without."""
 
 
-def write(ctx: Context, ask: Ask) -> None:
+def _step(ctx: Context, step: SnapshotStep) -> SnapshotPhase:
+    """The phase that follows. Raises IllegalStep, with the steps before, and changes nothing."""
+    site, phase = ctx.site, ctx.site.snapshot.phase
+    then = TRANSITIONS.get((phase, step))
+    if then is None:
+        story = "; ".join(site.snapshot_story) or "nothing happened before"
+        raise IllegalStep(f"the snapshot {step.value} while it is {phase.value}: {story}")
+    site.snapshot_story.append(step.value)
+    return then
+
+
+def write(ctx: Context, ask: BoundaryAsked) -> None:
     """The ranks are told to, at this boundary."""
     outer = ctx.site.disk.outer
     ctx.site.snapshot = Snapshot(
-        phase=SnapshotPhase.WRITING,
+        phase=_step(ctx, SnapshotStep.WRITE),
         base_commit=outer.commit if outer is not None else 0,
         step=ask.step,
         generation=ask.generation,
@@ -35,7 +52,7 @@ def seal(ctx: Context, event: SnapshotSealed) -> None:
         ctx.site.num_empty_in_a_row = 0
     ctx.site.snapshot = replace(
         ctx.site.snapshot,
-        phase=SnapshotPhase.SEALED,
+        phase=_step(ctx, SnapshotStep.SEAL),
         tokens=event.tokens,
         num_steps=event.num_steps,
         mean_loss=event.mean_loss,
@@ -58,14 +75,15 @@ def note_contribution(ctx: Context, commit: Commit) -> None:
 def consume(ctx: Context) -> None:
     """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
     site, snapshot, workers = ctx.site, ctx.site.snapshot, ctx.site.workers
+    phase = _step(ctx, SnapshotStep.CONSUME)
     leases.committed(ctx, snapshot)
     workers.consumed(is_theirs=snapshot.generation == workers.generation)
-    site.snapshot = replace(snapshot, phase=SnapshotPhase.CONSUMED) if workers.contributed else Snapshot()
+    site.snapshot = replace(snapshot, phase=phase) if workers.contributed else Snapshot()
 
 
 def free(ctx: Context) -> None:
     """What it holds counts no longer, or the ranks have taken the commit that holds it."""
-    ctx.site.snapshot = Snapshot()
+    ctx.site.snapshot = Snapshot(phase=_step(ctx, SnapshotStep.FREE))
 
 
 def release_empty(ctx: Context) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import endings
+from atoll.node.core import endings, events
 from atoll.node.core.context import Context
-from atoll.node.core.events import CancelFetch, FetchState, RollBack
+from atoll.node.core.outputs import CancelFetch, FetchState, RollBack
 from atoll.protocol import messages as m
 
 FETCH_RETRY_S = 0.5
@@ -30,6 +30,13 @@ def find(ctx: Context) -> None:
     )
 
 
+def wanted(ctx: Context, event: events.SourcesWanted) -> None:
+    """Asks for the fetch that runs; `catching_up.answered` tells it."""
+    if ctx.site.disk.runs(FetchState):
+        has_state, undialled = event.held is not None, event.undialled_site_ids
+        ctx.send(m.FindSources(has_state=has_state, after_commit=event.held or 0, undialled_site_ids=undialled))
+
+
 def forget(ctx: Context) -> None:
     """What was asked is not answered any more, or was answered just now."""
     ctx.site.sources_asked = False
@@ -48,7 +55,7 @@ def fetched(ctx: Context) -> None:
     ctx.site.fetch_failures = 0
 
 
-def fetch_failed(ctx: Context, reason: str) -> None:
+def fetch_failed(ctx: Context, event: events.FetchFailed) -> None:
     """Asks again after a growing pause. The end of the run is not waited for any longer than a few fetches."""
     site = ctx.site
     if site.disk.end(FetchState) is None:
@@ -59,7 +66,7 @@ def fetch_failed(ctx: Context, reason: str) -> None:
         return
     delay_s = min(FETCH_RETRY_S * 2.0**site.fetch_failures, MAX_FETCH_BACKOFF_S)
     site.retry_fetch_at = ctx.now + delay_s
-    ctx.report(logging.WARNING, f"could not fetch the state ({reason}); again in {delay_s:g} s")
+    ctx.report(logging.WARNING, f"could not fetch the state ({event.reason}); again in {delay_s:g} s")
 
 
 def retry_if_due(ctx: Context) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.disk import Disk
-from atoll.node.core.events import Difference, DrawAsked, ExchangeFinished, Exit
+from atoll.node.core.events import Difference, DrawAsked
+from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, ExchangeFailed, Finished, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, Diverged, Done, ExchangeFailed, Finished, Open, Plan
 from atoll.protocol.ranges import Ranges
+
+STORY_STEPS = 16
 
 
 class SnapshotPhase(Enum):
@@ -22,6 +26,15 @@ class SnapshotPhase(Enum):
     WRITING = "writing"
     SEALED = "sealed"
     CONSUMED = "consumed"
+
+
+class SnapshotStep(Enum):
+    """The value is for a person, in a story."""
+
+    WRITE = "is to be written"
+    SEAL = "is sealed"
+    CONSUME = "is held by a commit"
+    FREE = "is free"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,19 +108,20 @@ class Saving:
 class Exchange:
     plan: Plan
     contributes: bool
-    finished: ExchangeFinished | None = None
+    finished: bool = False
     broken: bool = False
-    failure: ExchangeFailed | None = None  # as it was said, of a contributor
+    said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
 
     @property
     def is_under_way(self) -> bool:
         """Its payloads may still come."""
-        return self.finished is None and not self.broken
+        return not self.finished and not self.broken
 
 
 @dataclass(slots=True, kw_only=True)
 class SiteState:
     connected: bool = False
+    beat_at: float | None = None  # when the next heartbeat is due; None without a stream
     welcomed: bool = False
     away_since: float | None = 0.0  # when the last session ended that was welcomed; None while one is
     lost_because: list[str] = field(default_factory=list)  # said since then
@@ -130,6 +144,7 @@ class SiteState:
     opened_at: float = 0.0  # when it heard that
     window_s: float | None = None  # from the opening before to that one
     snapshot: Snapshot = field(default_factory=Snapshot)
+    snapshot_story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     exchange: Exchange | None = None
     ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from atoll.node.core import endings, events, holding, leases, own_word, saving, snapshots, sources
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer
-from atoll.node.core.events import (
+from atoll.node.core.events import Content
+from atoll.node.core.outputs import (
     ApplyCommit,
     BeginExchange,
     CancelExchange,
-    Content,
     DropSync,
+    Fulfil,
     PublishState,
     RollBack,
     WeighExchange,
@@ -174,59 +175,42 @@ def current(ctx: Context, sync: int, term: int, attempt: int) -> Exchange | None
 
 def exchange_finished(ctx: Context, event: events.ExchangeFinished) -> None:
     """All payloads are in the log; a contributor says Done."""
-    exchange = current(ctx, event.sync, event.term, event.attempt)
+    exchange, outer = current(ctx, event.sync, event.term, event.attempt), ctx.site.disk.outer
     if exchange is None:
         return
-    exchange.finished = event
-    done(ctx, exchange)
-
-
-def done(ctx: Context, exchange: Exchange) -> None:
-    """Requires that the exchange is finished. Also on a new stream."""
-    outer = ctx.site.disk.outer
+    exchange.finished = True
     assert outer is not None
-    plan, finished = exchange.plan, exchange.finished
-    assert finished is not None
-    if not exchange.contributes:
-        return
-    ctx.send(
-        m.Done(
-            sync=plan.sync,
-            attempt=plan.attempt,
-            term=plan.term,
-            payload_digest=finished.payload_digest,
-            last_commit=outer.commit,
-            state_hash=outer.state_hash,
-            sent_bytes=finished.sent_bytes,
-            received_bytes=finished.received_bytes,
-            tokens=finished.tokens,
-            stood_out=finished.stood_out,
-        )
+    done = m.Done(
+        sync=event.sync,
+        attempt=event.attempt,
+        term=event.term,
+        payload_digest=event.payload_digest,
+        last_commit=outer.commit,
+        state_hash=outer.state_hash,
+        sent_bytes=event.sent_bytes,
+        received_bytes=event.received_bytes,
+        tokens=event.tokens,
+        stood_out=event.stood_out,
     )
+    _say(ctx, exchange, done)
+
+
+def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -> None:
+    if exchange.contributes:
+        exchange.said = message
+        ctx.send(message)
 
 
 def exchange_broken(ctx: Context, event: events.ExchangeBroken) -> None:
     """A contributor says why; the coordinator plans anew."""
-    exchange = current(ctx, event.sync, event.term, event.attempt)
+    failure = event.failure
+    exchange = current(ctx, failure.sync, failure.term, failure.attempt)
     if exchange is None:
         return
     exchange.broken = True
-    peer = f" with site {event.peer_site_id}" if event.peer_site_id not in (0, ctx.site.site_id) else ""
-    ctx.report(logging.WARNING, f"sync {event.sync} attempt {event.attempt}: {event.phase}{peer}: {event.text}")
-    if exchange.contributes:
-        direction = m.Direction.SENDING if event.sending else m.Direction.RECEIVING
-        exchange.failure = m.ExchangeFailed(
-            sync=event.sync,
-            attempt=event.attempt,
-            term=event.term,
-            peer_site_id=event.peer_site_id,
-            direction=direction,
-            phase=event.phase[:64],
-            text=event.text[:1024],
-            tensor=event.tensor[:1024],
-            outliers=event.outliers,
-        )
-        ctx.send(exchange.failure)
+    peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
+    ctx.report(logging.WARNING, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
+    _say(ctx, exchange, failure)
 
 
 def cancel_exchange(ctx: Context) -> None:
@@ -308,6 +292,13 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
         return
     ctx.report(logging.WARNING, f"commit {event.commit} cannot be applied from the log ({event.reason}); fetching it")
     sources.find(ctx)
+
+
+def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:
+    """Their hashes, of the attempt that this site is done with."""
+    exchange = current(ctx, message.sync, message.term, message.attempt)
+    if exchange is not None and exchange.finished:
+        ctx.emit(Fulfil(message))
 
 
 def commit_applied(ctx: Context, event: events.CommitApplied) -> None:

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import Answer, AnswerKind, MergeMode
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A Boundary that is not answered yet."""
-
-    generation: int
-    step: int
-    seq: int
+from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, MergeMode
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,7 +17,7 @@ class Workers:
     base_step: int = 0  # generation step at which that base was taken
     offered: Answer | None = None  # APPLY sent, not merged by all ranks yet
     offered_is_discarded: bool = False  # evicted since it was offered: the ranks take it, and then another
-    ask: Ask | None = None
+    ask: BoundaryAsked | None = None  # not answered yet
     discard_local: bool = False  # after eviction: the next APPLY replaces, whatever was trained
     contributed: bool = False  # a commit holds the sealed snapshot and the ranks have not merged it yet
     wait_s: float = 0.0
@@ -46,7 +37,7 @@ class Workers:
 
     # --- what they ask, and what they are told
 
-    def asked(self, ask: Ask, now: float) -> None:
+    def asked(self, ask: BoundaryAsked, now: float) -> None:
         """The step shows how long one takes; a boundary that is reached ends a row of crashes."""
         if ask.step > 0:
             self.crashes_without_step = self.crashes_in_a_row = 0
@@ -54,7 +45,7 @@ class Workers:
             self.step_s = (now - self.resumed_at) / (ask.step - self.resumed_step)
         self.ask = ask
 
-    def told(self, ask: Ask, answer: Answer, now: float, *, snapshot_step: int, is_overrun: bool) -> None:
+    def told(self, ask: BoundaryAsked, answer: Answer, now: float, *, snapshot_step: int, is_overrun: bool) -> None:
         """The answer to `ask`, which was open. `is_overrun`: they train beyond their sealed snapshot."""
         self.ask = None
         if answer.kind in (AnswerKind.APPLY, AnswerKind.CONTINUE):

@@ -6,19 +6,18 @@ import logging
 
 from atoll.node.core import answers, divergence, endings, events, leases, snapshots, syncs
 from atoll.node.core.context import Context
-from atoll.node.core.events import (
-    AnswerKind,
+from atoll.node.core.events import AnswerKind, FailureKind, MergeMode, Values
+from atoll.node.core.outputs import (
     AnswerWorkers,
-    FailureKind,
-    MergeMode,
+    DescribeCrash,
+    PublishState,
     SeedState,
     SendLayout,
     StartWorkers,
     StopWorkers,
-    Values,
 )
 from atoll.node.core.state import SnapshotPhase
-from atoll.node.core.workers import Ask, Workers
+from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
 
@@ -36,22 +35,23 @@ def start(ctx: Context) -> None:
         crashes_without_step=old.crashes_without_step,
         crashes_in_a_row=old.crashes_in_a_row,
     )
+    ctx.ranks.begin(ctx.site.workers.generation, ctx.now)
     ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
+
+
+def end(ctx: Context) -> None:
+    """Those that run, at once."""
+    ctx.ranks.end()
+    ctx.emit(StopWorkers(ctx.site.workers.generation))
 
 
 def joined(ctx: Context, event: events.WorkersJoined) -> None:
     """The first to join are what the site offers; those after a restart must have built the same model."""
-    workers = ctx.site.workers
-    if not workers.is_current(event.generation):
-        return
-    if ctx.manifest is not None and event.manifest.digest != ctx.manifest.digest:
+    if ctx.joined is not None and event.manifest.digest != ctx.joined.manifest.digest:
         endings.give_up(ctx, "the restarted workers built another model than before", ConfigError.exit_code)
         return
-    workers.joined = True
-    first = ctx.manifest is None
-    ctx.manifest = event.manifest
-    ctx.data_fingerprint = event.data_fingerprint
-    ctx.max_retained_bytes = event.max_retained_bytes
+    ctx.site.workers.joined = True
+    first, ctx.joined = ctx.joined is None, event
     if not first and ctx.site.admitted:
         send_layout(ctx)
     elif ctx.site.welcomed:
@@ -60,12 +60,12 @@ def joined(ctx: Context, event: events.WorkersJoined) -> None:
 
 def offer(ctx: Context) -> None:
     """Requires that workers have joined. Also on a new stream."""
-    assert ctx.manifest is not None
+    assert ctx.joined is not None
     ctx.send(
         m.Offer(
-            manifest_digest=ctx.manifest.digest,
-            data_fingerprint=ctx.data_fingerprint,
-            max_retained_bytes=ctx.max_retained_bytes,
+            manifest_digest=ctx.joined.manifest.digest,
+            data_fingerprint=ctx.joined.data_fingerprint,
+            max_retained_bytes=ctx.joined.max_retained_bytes,
             bandwidth_bytes_per_s=ctx.identity.bandwidth_bytes_per_s,
         )
     )
@@ -81,15 +81,14 @@ def send_layout(ctx: Context) -> None:
 
 def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
     """Answered as soon as `answers.decide` has an answer."""
-    if ctx.site.workers.is_current(event.generation):
-        ctx.site.workers.asked(Ask(event.generation, event.step, event.seq), ctx.now)
+    ctx.site.workers.asked(event, ctx.now)
 
 
 def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     """Requires that the workers were told to write it. The site is ready with it, or makes the starting state of it."""
     site, disk = ctx.site, ctx.site.disk
-    if not site.workers.is_current(event.generation) or site.snapshot.phase is not SnapshotPhase.WRITING:
-        return
+    if site.snapshot.phase is not SnapshotPhase.WRITING:
+        return  # given up since they were told to
     divergence.sealed(ctx, event)
     if not leases.sealed(ctx, event):
         return
@@ -111,7 +110,7 @@ def merged(ctx: Context, event: events.Merged) -> None:
     evaluation, start from them."""
     site, workers, disk = ctx.site, ctx.site.workers, ctx.site.disk
     offered = workers.offered
-    if not workers.is_current(event.generation) or offered is None or event.version != offered.version:
+    if offered is None or event.version != offered.version:
         return
     if site.snapshot.phase is SnapshotPhase.CONSUMED:
         snapshots.free(ctx)
@@ -125,8 +124,8 @@ def merged(ctx: Context, event: events.Merged) -> None:
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
     """Starts new workers, after a pause that grows; ends the site where that would not help."""
     site, workers = ctx.site, ctx.site.workers
-    if not workers.is_current(event.generation):
-        return
+    if event.kind is FailureKind.CRASHED:
+        ctx.ranks.crashed(event.generation)
     due_to_commit = divergence.is_due_to_commit(ctx, event)
     if event.kind is FailureKind.FATAL and not due_to_commit:
         endings.give_up(ctx, event.text, event.exit_code)
@@ -134,7 +133,7 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     site.num_crashes += 1
     if site.disk.final or site.leaving:  # new workers would have nothing to do
         workers.stop()
-        ctx.emit(StopWorkers(workers.generation))
+        end(ctx)
         return
     without_step = 0 if event.num_steps else workers.crashes_without_step + 1
     in_a_row = workers.crashes_in_a_row + 1
@@ -156,7 +155,7 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     state = " from the outer state" if site.disk.outer is not None else ""
     how = "end after a commit that may be bad" if due_to_commit else "crashed"
     ctx.report(logging.ERROR, f"workers {how}, restarting them{state}{when}: {event.text}")
-    ctx.emit(StopWorkers(workers.generation))
+    end(ctx)
     site.workers = Workers(
         generation=workers.generation,
         crashes_without_step=without_step,
@@ -165,6 +164,14 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     )
     leases.restarted(ctx)
     restart_if_due(ctx)
+
+
+def blamed(ctx: Context, text: str) -> None:
+    """As if they had crashed: whatever they were told, new ones begin from the outer state, and not without end."""
+    ctx.report(logging.ERROR, text)
+    workers, kind = ctx.site.workers, FailureKind.CRASHED
+    if workers.running:
+        failed(ctx, events.WorkersFailed(generation=workers.generation, kind=kind, text=text))
 
 
 def _wait_s(ctx: Context, crashes_in_a_row: int) -> float:
@@ -181,12 +188,37 @@ def restart_if_due(ctx: Context) -> None:
         start(ctx)
 
 
+def lost(ctx: Context, event: events.WorkersLost) -> None:
+    """The exit of the workers, which says more, is waited for a moment."""
+    ctx.ranks.lost(event, ctx.now)
+
+
+def exited(ctx: Context, event: events.WorkersExited) -> None:
+    """A crash, unless they have left the run or the site has ended: then a person is told of an end that is none."""
+    ctx.ranks.exited(event.generation)
+    if ctx.site.workers.running and ctx.site.exit is None:
+        _crashed(ctx, event.generation, event.text, has_exited=True)
+    elif event.code:
+        ctx.report(logging.ERROR, f"after they had left the run {event.text}")
+
+
+def crash_if_overdue(ctx: Context) -> None:
+    """Ranks that have lost a connection and do not exit, or that hang."""
+    workers = ctx.site.workers
+    if workers.running and (text := ctx.ranks.overdue(ctx.now, ctx.limits)):
+        _crashed(ctx, workers.generation, text, has_exited=False)
+
+
+def _crashed(ctx: Context, generation: int, text: str, *, has_exited: bool) -> None:
+    """The shell, which knows what they printed last, says the rest in `WorkersFailed`."""
+    num_steps = ctx.ranks.num_steps
+    ctx.emit(DescribeCrash(generation=generation, text=text, num_steps=num_steps, has_exited=has_exited))
+
+
 def left(ctx: Context, event: events.WorkersLeft) -> None:
     """Their script goes on, or ends; without being told to, they leave the run, and so does the site."""
-    site, workers = ctx.site, ctx.site.workers
-    if not workers.is_current(event.generation):
-        return
-    workers.stop()
+    site = ctx.site
+    site.workers.stop()
     if not site.disk.final and not site.leaving:
         ctx.report(logging.INFO, f"leaving the run: {event.reason}")
         endings.leave(ctx, event.reason)
@@ -198,7 +230,7 @@ def answer(ctx: Context) -> None:
     assert ask is not None
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, away=away, now=ctx.now)
-    if isinstance(decision, answers.Publish):
+    if isinstance(decision, PublishState):
         syncs.publish(ctx, decision.content)
     elif not isinstance(decision, answers.Hold):
         is_overrun = site.snapshot.is_sealed

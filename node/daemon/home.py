@@ -51,6 +51,13 @@ class Home:
         self.folder = folder
         self.disk = machine.disk
         """Under all that lies in `folder`."""
+        self.manifest_file = folder / "manifest.pb"
+        self.state_folder = folder / "state"
+        self.payload_folder = folder / "payloads"
+        self.spill_folder = folder / "contributions"
+        self.snapshot_folder = folder / "snapshots"
+        self.optimizer_folder = folder / "optimizer"
+        """Workers write the checkpoints of their optimizers there."""
         try:
             if not folder.exists():
                 make_folder(folder)
@@ -75,31 +82,6 @@ class Home:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def state_folder(self) -> Path:
-        return self.folder / "state"
-
-    @property
-    def payload_folder(self) -> Path:
-        return self.folder / "payloads"
-
-    @property
-    def manifest_file(self) -> Path:
-        return self.folder / "manifest.pb"
-
-    @property
-    def spill_folder(self) -> Path:
-        return self.folder / "contributions"
-
-    @property
-    def snapshot_folder(self) -> Path:
-        return self.folder / "snapshots"
-
-    @property
-    def optimizer_folder(self) -> Path:
-        """Workers write the checkpoints of their optimizers there."""
-        return self.folder / "optimizer"
 
     def write(self, name: str, data: bytes) -> None:
         """A small file, whole: when this returns, a power cut does not undo it.

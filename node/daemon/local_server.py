@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.node import local_protocol
-from atoll.node.core.events import Answer, AnswerDraw
+from atoll.node.core.events import Answer
+from atoll.node.core.outputs import AnswerDraw
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.outcomes import AllJoined, GroupEvent, Outcome, Reply, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces

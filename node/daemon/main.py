@@ -123,7 +123,7 @@ async def _run(
     )
     stack.callback(node.close)
     if config.http_listen:
-        metrics = MetricsServer(node.observer.facts)
+        metrics = MetricsServer(node.shell.observer.facts)
         await metrics.start(config.http_listen)
         stack.push_async_callback(metrics.close)
         log.info("metrics on http://%s/metrics", metrics.address)

@@ -11,26 +11,21 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from atoll.node.local_protocol import CheckpointCounts
 from atoll.protocol import pages
-from atoll.protocol.figures import Figures
+from atoll.protocol.messages import Heartbeat
 
 PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts(Figures):
-    """One consistent look at a node."""
+class NodeFacts(Heartbeat):
+    """One consistent look at a node, with what it says in heartbeats."""
 
     run_id: str
     site: str
     site_id: int
     incarnation: int
-    phase: str
     connected: bool
     commit: int  # -1 before commit 0
-    loss: float
-    moved_bytes: int
-    doing: str
-    limit_s: float
     refused_messages: int
     worker_generation: int
     num_crashes: int

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import fields
 
 from atoll.node.core import events as e
-from atoll.node.core.node import NodeCore
 from atoll.node.core.ranks.status import RankStatus
+from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.metrics import NodeFacts
-from atoll.node.daemon.session import Session
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import messages as m
 
@@ -25,19 +25,18 @@ class Observer:
         self,
         *,
         config: NodeConfig,
-        core: NodeCore,
-        session: Session,
-        local_server: LocalServer,
+        core: SiteCore,
         hub: Hub,
         journal: Journal,
+        num_refused: Callable[[], int],
     ) -> None:
+        """`num_refused`: messages of the coordinator and of ranks that made no sense."""
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._core = core
-        self._session = session
-        self._local_server = local_server
         self._hub = hub
         self._journal = journal
+        self._num_refused = num_refused
         self.exchange_s = 0.0
         """Of the last exchange; set by whoever ran it. So is `apply_s`."""
         self.apply_s = 0.0
@@ -54,19 +53,10 @@ class Observer:
         return f"{loss}exchanged in {self.exchange_s:.2f} s, applied in {self.apply_s:.2f} s"
 
     def heartbeat(self) -> m.Heartbeat:
+        """What the coordinator hears of the facts. Each counts progress."""
         facts = self.facts()
-        contributions, payloads = self._hub.waits_for()
-        return m.Heartbeat(
-            **facts.figures(),
-            phase=facts.phase,
-            loss=facts.loss,
-            moved_bytes=facts.moved_bytes,
-            doing=facts.doing[:MAX_DOING_CHARACTERS],
-            limit_s=facts.limit_s,
-            waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
-            waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
-            progress=self._count_progress(facts),
-        )
+        said = {item.name: getattr(facts, item.name) for item in fields(m.Heartbeat)}
+        return m.Heartbeat(**said | {"progress": self._count_progress(facts)})
 
     def _count_progress(self, facts: NodeFacts) -> int:
         """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
@@ -92,7 +82,7 @@ class Observer:
         if restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
             limit_s = self._core.limits.max_restart_s  # for the pause before new workers are started
-        refused = self._hub.counters.refused.total() + self._local_server.num_malformed
+        contributions, payloads = self._hub.waits_for()
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return NodeFacts(
@@ -112,9 +102,11 @@ class Observer:
             sent_bytes=self._hub.counters.sent_bytes,
             received_bytes=self._hub.counters.received_bytes,
             moved_bytes=self._hub.counters.moved_bytes,
-            doing=doing,
+            doing=doing[:MAX_DOING_CHARACTERS],
             limit_s=limit_s,
-            refused_messages=refused + self._session.num_refused_messages,
+            waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
+            waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
+            refused_messages=self._hub.counters.refused.total() + self._num_refused(),
             worker_generation=workers.generation,
             num_crashes=site.num_crashes,
             restart_wait_s=max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0,
@@ -163,5 +155,5 @@ class Observer:
             case e.Received(message=m.Commit() as commit):
                 since_s = self._loop.time() - self._sealed_at
                 self._journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
-            case e.WorkersFailed(text=text) | e.ExchangeBroken(text=text):
+            case e.WorkersFailed(text=text) | e.ExchangeBroken(m.ExchangeFailed(text=text)):
                 self._journal.write(type(event).__name__, text=text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.node.core.events import WorkersExited, WorkersFailed
+from atoll.node.core.events import WorkersExited, WorkersFailed, WorkersLost
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
@@ -28,7 +28,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             return
         if isinstance(event, RanksJoined):
             found.set_result(event.manifest)
-        elif isinstance(event, WorkersFailed):
+        elif isinstance(event, WorkersFailed | WorkersLost):
             found.set_exception(WorkerError(f"the script cannot join: {event.text}"))
 
     def ended(end: WorkersExited) -> None:

@@ -1,4 +1,4 @@
-"""The node's stream to the coordinator: connect, heartbeat, notice silence, connect again."""
+"""The node's stream to the coordinator: connect, notice silence, connect again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ class SessionHandlers:
     lost: Callable[[str], None]
     received: Callable[[m.Header, m.CoordinatorMessage], None]
     header: Callable[[], m.Header]
-    heartbeat: Callable[[], m.Heartbeat]
 
 
 class Session:
@@ -103,7 +102,7 @@ class Session:
             self._is_open = True
             self.num_streams += 1
             self._handlers.opened()
-            tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch(), self._beat())]
+            tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch())]
             await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)
             reasons = [ended.result() for ended in (*tasks, broken) if ended.done()]
             return next(r for r in reasons if r)
@@ -167,8 +166,3 @@ class Session:
                     await self._heard.wait()
             except TimeoutError:
                 return f"heard nothing for {self._limits.lease_s:g} s"
-
-    async def _beat(self) -> str:
-        while True:
-            await asyncio.sleep(self._limits.heartbeat_s)
-            self.send(self._handlers.heartbeat())

@@ -189,5 +189,5 @@ def test_any_reports_of_ranks_are_followed_or_refused(data: st.DataObject) -> No
     server: Any = site.server
     for rank, connection in server._of_rank.items():
         assert connection.rank == rank, "a connection speaks for one rank"
-    failures = [event for event in site.events if isinstance(event, e.WorkersFailed)]
+    failures = [event for event in site.events if isinstance(event, e.WorkersFailed | e.WorkersLost)]
     assert len(failures) <= 1

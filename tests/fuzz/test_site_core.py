@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import PROTOCOL_VERSION, wire
@@ -60,7 +61,7 @@ class Host(SiteQuestions):
         self.core = a_core(SETTINGS, held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
 
-    def happens(self, event: e.Event) -> list[e.Output]:
+    def happens(self, event: e.Event) -> list[out.Output]:
         outputs = self.core.handle(event, self.now)
         for output in outputs:
             self._carry_out(output)
@@ -68,51 +69,53 @@ class Host(SiteQuestions):
         assert deadline is None or deadline > self.now or isinstance(event, e.SessionLost | e.FetchFailed), deadline
         return outputs
 
-    def _carry_out(self, output: e.Output) -> None:
+    def _carry_out(self, output: out.Output) -> None:
         flip = self.data.draw(st.integers(0, 3)) == 0
         match output:
-            case e.Send(message):
+            case out.Send(message):
                 wire.request(message, HEADER, 1, 0)  # nothing that cannot be written
-            case e.StartWorkers(generation, _):
+            case out.StartWorkers(generation, _):
                 self.due.append(
                     e.WorkersJoined(
                         generation=generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
                     )
                 )
-            case e.SendLayout(generation=generation):
+            case out.SendLayout(generation=generation):
                 self.due.append(
                     e.DataAnnounced(generation=generation, num_samples=100, round_samples=2, rounds_ahead=1)
                 )
                 self.due.append(e.BoundaryAsked(generation=generation, step=0, seq=0))
-            case e.SeedState():
+            case out.SeedState():
                 self.due.append(e.StateSeeded(state_hash=bytes(32)))
-            case e.FetchState(sources):
+            case out.FetchState(sources):
                 newest = max([c.commit for c in sources.attested] + [c.commit for c in sources.commits])
                 fetched = e.StateFetched(commit=newest, state_hash=bytes(32), run_step=1, run_tokens=1)
                 self.due.append(e.FetchFailed("gone") if flip else fetched)
-            case e.BeginExchange(plan):
+            case out.BeginExchange(plan):
                 key: dict[str, Any] = {"sync": plan.sync, "attempt": plan.attempt, "term": plan.term}
-                broken = e.ExchangeBroken(**key, peer_site_id=2, sending=True, phase="x" * 100, text="y" * 2000)
+                where = m.Direction.SENDING
+                failure = m.ExchangeFailed(**key, peer_site_id=2, direction=where, phase="x" * 64, text="y" * 1024)
+                broken = e.ExchangeBroken(failure)
                 done = e.ExchangeFinished(**key, payload_digest=bytes(32), tokens=(), sent_bytes=1, received_bytes=1)
                 self.due.append(broken if flip else done)
-            case e.ApplyCommit(commit):
+            case out.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))
                 self.due.append(e.ApplyFailed(commit.commit, "no payloads") if flip else applied)
-            case e.PublishState(content):
+            case out.PublishState(content):
                 self.due.append(e.Published(content))
-            case e.DistrustState():
+            case out.DistrustState():
                 self.due.append(e.StateVerified())
-            case e.RollBack(commit, branch):
+            case out.RollBack(commit, branch):
                 held = (commit, bytes(32)) if flip else None
                 self.due.append(e.DiskRolledBack(branch=branch, held=held))
-            case e.SaveModel(commit=commit):
+            case out.SaveModel(commit=commit):
                 self.due.append(e.ModelSaved(commit=commit))
-            case e.KeepModel(commit):
+            case out.KeepModel(commit):
                 self.due.append(e.ModelKept(commit=commit))
-            case e.AnswerWorkers():
+            case out.AnswerWorkers():
                 self._answered(output)
 
-    def _answered(self, said: e.AnswerWorkers) -> None:
+    def _answered(self, said: out.AnswerWorkers) -> None:
         generation, step, seq, answer = said.generation, said.step, said.seq, said.answer
         match answer.kind:
             case AnswerKind.CONTINUE:
@@ -169,7 +172,7 @@ class Host(SiteQuestions):
         outputs = self.happens(e.Received(term, message))
         if term < heard:
             before.handle(e.Tick(), self.now)
-            assert not [o for o in outputs if isinstance(o, e.Send | e.Exit | e.BeginExchange | e.ApplyCommit)]
+            assert not [o for o in outputs if isinstance(o, out.Send | out.Exit | out.BeginExchange | out.ApplyCommit)]
             assert decisions(self.core) == decisions(before)
 
 

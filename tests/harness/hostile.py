@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.sync.exchange import Exchange
@@ -20,14 +20,14 @@ from atoll.protocol.v1 import peer_pb2
 KINDS = ("mute", "ready", "waiting")
 
 
-def is_never_ready(output: e.Output) -> bool:
+def is_never_ready(output: out.Output) -> bool:
     """Whether a member that is mute does this."""
-    return not (isinstance(output, e.Send) and isinstance(output.message, m.Ready))
+    return not (isinstance(output, out.Send) and isinstance(output.message, m.Ready))
 
 
-def exchanges_nothing(output: e.Output) -> bool:
+def exchanges_nothing(output: out.Output) -> bool:
     """Whether a member that is ready only does this."""
-    return not isinstance(output, e.BeginExchange | e.WeighExchange)
+    return not isinstance(output, out.BeginExchange | out.WeighExchange)
 
 
 class _KeptBack(list[Encoded]):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.node.core import answers
+from atoll.node.core import answers, snapshots
+from atoll.node.core import outputs as out
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
-from atoll.node.core.events import Answer, MergeMode
-from atoll.node.core.node import NodeCore
+from atoll.node.core.events import Answer, Event, MergeMode
 from atoll.node.core.site import SiteCore
-from atoll.node.core.state import SiteState
+from atoll.node.core.state import SiteState, Snapshot, SnapshotStep
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings
 from tests.harness.snapshots import snapshot
@@ -42,12 +42,21 @@ def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
 
 def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
     """`held`: what it finds on its disk."""
-    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
+    core = SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
+    core.is_strict = True
+    return core
 
 
-def a_node_core(settings: RunSettings, now: float) -> NodeCore:
+def a_node_core(settings: RunSettings, now: float) -> SiteCore:
     """With one rank, and nothing on its disk."""
-    return NodeCore(an_identity(), settings, None, now, branch=0, num_ranks=1)
+    core = SiteCore(an_identity(), settings, None, now, num_ranks=1)
+    core.is_strict = True
+    return core
+
+
+def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:
+    """Without heartbeats, which come with time alone."""
+    return [output for output in core.handle(event, now) if not isinstance(output, out.Beat)]
 
 
 class SiteQuestions:
@@ -74,6 +83,15 @@ class SiteQuestions:
 
     def has_ended(self) -> bool:
         return self.core.site.exit is not None
+
+    def deadline(self) -> float | None:
+        """When something is due, heartbeats aside."""
+        site = self.core.site
+        beat_at, site.beat_at = site.beat_at, None
+        try:
+            return self.core.next_deadline()
+        finally:
+            site.beat_at = beat_at
 
     # --- its state
 
@@ -120,6 +138,12 @@ class SiteQuestions:
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
         return self.core.site.snapshot.phase.value
+
+    def take_snapshot_steps(self, *steps: SnapshotStep) -> None:
+        """Whatever the core would do."""
+        ctx = self.core.ctx
+        for step in steps:
+            ctx.site.snapshot = Snapshot(phase=snapshots._step(ctx, step))
 
     def snapshot_samples(self) -> tuple[m.DataRange, ...]:
         """What the snapshot was trained on."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
@@ -21,7 +22,7 @@ from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
-from tests.harness.site_questions import SiteQuestions, a_core
+from tests.harness.site_questions import SiteQuestions, a_core, wanted
 
 NAMES = "abcd"
 NUM_STEPS = 10
@@ -49,7 +50,7 @@ class SiteStory(SiteQuestions):
         self.core = a_core(self.settings, held, self.now)
         self.phase = self.core.phase
         self._questions: dict[int, int] = {}  # step -> questions asked there, of this generation
-        self._publishing: e.PublishState | None = None
+        self._publishing: out.PublishState | None = None
         self._exchange: m.Plan | None = None
         self._apply_offered = 0
 
@@ -67,15 +68,15 @@ class SiteStory(SiteQuestions):
         self.now = end
 
     def happens(self, event: e.Event) -> None:
-        for output in self.core.handle(event, self.now):
+        for output in wanted(self.core, event, self.now):
             match output:
-                case e.StartWorkers():
+                case out.StartWorkers():
                     self._questions.clear()
-                case e.PublishState():
+                case out.PublishState():
                     self._publishing = output
-                case e.BeginExchange(plan):
+                case out.BeginExchange(plan):
                     self._exchange = plan
-                case e.AnswerWorkers(answer=answer) if answer.kind is AnswerKind.APPLY:
+                case out.AnswerWorkers(answer=answer) if answer.kind is AnswerKind.APPLY:
                     self._apply_offered = answer.version
             self.log.append(self._in_words(output))
         if self.core.phase != self.phase:
@@ -195,10 +196,11 @@ class SiteStory(SiteQuestions):
         assert self._exchange is not None, "no exchange was begun"
         key: dict[str, Any] = {n: getattr(self._exchange, n) for n in ("sync", "attempt", "term")}
         if peer:
-            broken = e.ExchangeBroken(
-                **key, peer_site_id=_id(peer), sending=True, phase="sending contributions", text="no byte for 6.0 s"
+            where, phase = m.Direction.SENDING, "sending contributions"
+            failure = m.ExchangeFailed(
+                **key, peer_site_id=_id(peer), direction=where, phase=phase, text="no byte for 6.0 s"
             )
-            self.happens(broken)
+            self.happens(e.ExchangeBroken(failure))
         else:
             digest, tokens = a_hash("payloads"), weights(self._exchange)
             self.happens(
@@ -219,68 +221,62 @@ class SiteStory(SiteQuestions):
 
     # --- words
 
-    def _in_words(self, output: e.Output) -> str:
+    def _in_words(self, output: out.Output) -> str:
         match output:
-            case e.Send(message):
+            case out.Send(message):
                 return f"-> {self._message_in_words(message)}"
-            case e.StartWorkers(generation, _):
+            case out.Beat():
+                return "sends a heartbeat"
+            case out.StartWorkers(generation, _):
                 return f"starts workers, generation {generation}"
-            case e.StopWorkers(generation):
+            case out.StopWorkers(generation):
                 return f"ends the workers of generation {generation}"
-            case e.DescribeCrash(text=text):
+            case out.DescribeCrash(text=text):
                 return f"says what its workers printed last: {text}"
-            case e.SendLayout():
+            case out.SendLayout():
                 return "lets the workers map the buffers"
-            case e.AnswerWorkers(step=step, answer=answer):
+            case out.AnswerWorkers(step=step, answer=answer):
                 return f"tells the workers at step {step}: {_answer_in_words(answer)}"
-            case e.SeedState():
+            case out.SeedState():
                 return "makes the starting state from the snapshot"
-            case e.FetchState(sources):
+            case out.FetchState(sources):
                 donors = " ".join(f"{NAMES[d.site_id - 1]}@{d.commit}" for d in sources.donors)
                 replay = " ".join(str(c.commit) for c in sources.commits)
                 return f"fetches the state from {donors}{', or payloads of commits ' + replay if replay else ''}"
-            case e.CancelFetch():
+            case out.CancelFetch():
                 return "stops fetching"
-            case e.BeginExchange(plan, contributes):
+            case out.BeginExchange(plan, contributes):
                 role = "a contributor" if contributes else "a receiver"
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
-            case e.WeighExchange(plan):
+            case out.WeighExchange(plan):
                 return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights(plan))}"
-            case e.CancelExchange(sync, attempt):
+            case out.CancelExchange(sync, attempt):
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
-            case e.ApplyCommit(commit):
+            case out.ApplyCommit(commit):
                 return f"applies commit {commit.commit} to the outer state"
-            case e.PublishState(content):
+            case out.PublishState(content):
                 return f"writes {_content_in_words(content)} for the workers"
-            case e.DropSync(sync):
+            case out.DropSync(sync):
                 return f"forgets the contributions to sync {sync}"
-            case e.SaveModel(commit=commit):
+            case out.SaveModel(commit=commit):
                 return f"writes the model of commit {commit} beside its place"
-            case e.KeepModel(commit):
+            case out.KeepModel(commit):
                 return f"puts the model of commit {commit} in place"
-            case e.DropModel(commit):
+            case out.DropModel(commit):
                 return f"removes the model of commit {commit}"
-            case e.DistrustState(reason):
+            case out.DistrustState(reason):
                 return f"checks every chunk on its disk: {reason}"
-            case e.ListPayloads(sync=sync, attempt=attempt):
-                return f"lists the hashes of the payloads of {sync}.{attempt}"
-            case e.SendManifest():
-                return "sends the manifest"
-            case e.ProbePeers(members):
-                return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
-            case e.DialBack(member):
-                return f"dials {NAMES[member.site_id - 1]}, and serves it"
-            case e.ShowEvidence(asked):
-                return f"shows {asked.evidence.name.lower().replace('_', ' ')} of commit {asked.commit}"
-            case e.RebuildCommit(commit=commit):
-                return f"puts the state of commit {commit} together beside the one that it holds"
-            case e.RollBack(commit, branch):
+            case out.Fulfil(asked):
+                return _fulfils_in_words(asked)
+            case out.TellFetch(sources):
+                return f"tells the fetch: {' '.join(f'{NAMES[d.site_id - 1]}@{d.commit}' for d in sources.donors)}"
+            case out.RollBack(commit, branch):
                 return f"removes what its disk has of commits after {commit}, branch {branch}"
-            case e.AnswerDraw(first=first, ranges=ranges):
+            case out.AnswerDraw(first=first, ranges=ranges):
                 return f"gives the workers, from place {first} on: samples {ranges_in_words(ranges)}"
-            case e.Report(_, text):
+            case out.Report(_, text):
                 return f"# {text}"
-            case e.Exit(code, text):
+            case out.Exit(code, text):
                 return f"ends with code {code}: {text}"
 
     def _message_in_words(self, message: m.SiteMessage) -> str:
@@ -314,6 +310,21 @@ class SiteStory(SiteQuestions):
 
     def _state(self, state_hash: bytes) -> str:
         return self._hashes.get(state_hash, "unknown")
+
+
+def _fulfils_in_words(asked: m.CoordinatorMessage) -> str:
+    match asked:
+        case m.ListPayloads():
+            return f"lists the hashes of the payloads of {asked.sync}.{asked.attempt}"
+        case m.Peers(members=members):
+            return f"probes {' '.join(NAMES[p.site_id - 1] for p in members) or 'nobody'}"
+        case m.DialBack(member=member):
+            return f"dials {NAMES[member.site_id - 1]}, and serves it"
+        case m.Show():
+            return f"shows {asked.evidence.name.lower().replace('_', ' ')} of commit {asked.commit}"
+        case m.RebuildCommit():
+            return f"puts the state of commit {asked.commit} together beside the one that it holds"
+    return "sends the manifest"
 
 
 def _content_in_words(content: e.Content) -> str:
@@ -442,11 +453,11 @@ def play(text: str) -> str:
     """The story with what really happened below each command. The first command is `node key=value ...`, or
     `node trains key=value ...` for one that has joined already."""
     story: SiteStory | None = None
-    out: list[str] = []
+    told: list[str] = []
     for line in text.splitlines():
         if line.startswith("  "):
             continue
-        out.append(line)
+        told.append(line)
         if not line or line.startswith("#"):
             continue
         words = shlex.split(line)
@@ -462,9 +473,9 @@ def play(text: str) -> str:
             (do, found.groups()) for pattern, do in _verbs(story).items() if (found := re.fullmatch(pattern, said))
         )
         verb(*groups, **values)
-        out += [f"  {entry}" for entry in story.log]
+        told += [f"  {entry}" for entry in story.log]
         story.log.clear()
-    return "\n".join(out) + "\n"
+    return "\n".join(told) + "\n"
 
 
 def _value(text: str) -> int | str:

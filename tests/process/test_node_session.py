@@ -46,7 +46,6 @@ def a_session(
         lost=(lost or heard).put_nowait,
         received=lambda _, message: heard.put_nowait(message),
         header=lambda: HEADER,
-        heartbeat=lambda: m.Heartbeat(phase="training"),
     )
     return kind(address, None, time_limits("local"), handlers, Machine())
 
@@ -140,7 +139,6 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
             lost=lost.append,
             received=lambda header, message: None,
             header=lambda: HEADER,
-            heartbeat=lambda: m.Heartbeat(phase="training"),
         )
         session = Session(address, None, time_limits("local"), replace(handlers, **{failing: fail}), Machine())
         with pytest.raises(InvalidMessage, match="of this node's own"):
@@ -211,7 +209,7 @@ def test_sources_are_heard_once_they_are_whole_and_parts_of_a_stream_that_ended_
 
 
 def test_a_session_that_is_cancelled_leaves_no_task_behind() -> None:
-    """Its heartbeats would go on being asked for while the node stops."""
+    """It would go on listening while the node stops."""
 
     async def scenario() -> None:
         async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
@@ -242,7 +240,6 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
             lost=lambda reason: None,
             received=lambda header, message: None,
             header=lambda: HEADER,
-            heartbeat=lambda: m.Heartbeat(phase="training"),
         )
         session = Session("127.0.0.1:1", None, time_limits("local"), nothing, Machine())
         session._is_open = True

@@ -30,6 +30,7 @@ from atoll.node.core.events import (
     WorkersExited,
     WorkersFailed,
     WorkersLeft,
+    WorkersLost,
 )
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon import processes
@@ -262,19 +263,21 @@ def test_replicas_that_drift_apart() -> None:
 @pytest.mark.parametrize(
     ("fault", "code", "printed", "failed"),
     [
-        ("--crash-at", 3, "crashing at step 2", (FailureKind.CRASHED, "closed its connection")),
-        ("--fatal-at", 1, "told to give up", (FailureKind.FATAL, "was told to give up (config)")),
-        ("--nan-loss-at", 1, "loss is nan", (FailureKind.FATAL, "loss is nan at step 2 (non_finite)")),
+        ("--crash-at", 3, "crashing at step 2", (WorkersLost, "closed its connection")),
+        ("--fatal-at", 1, "told to give up", (WorkersFailed, "was told to give up (config)")),
+        ("--nan-loss-at", 1, "loss is nan", (WorkersFailed, "loss is nan at step 2 (non_finite)")),
     ],
 )
-def test_faults_of_a_worker(fault: str, code: int, printed: str, failed: tuple[FailureKind, str]) -> None:
+def test_faults_of_a_worker(
+    fault: str, code: int, printed: str, failed: tuple[type[WorkersFailed | WorkersLost], str]
+) -> None:
     async def main() -> None:
         async with running(*PLAIN, fault, "2") as site:
             await site.admit()
             await site.answer_next(0, 0, go_on(100))
             event = await site.events.get()
-            assert isinstance(event, WorkersFailed)
-            assert event.kind is failed[0]
+            assert isinstance(event, WorkersFailed | WorkersLost)
+            assert type(event) is failed[0]
             assert failed[1] in event.text
             ending = await site.exits.get()
             assert (ending.generation, ending.code) == (1, code)

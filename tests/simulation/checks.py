@@ -19,6 +19,7 @@ from atoll.coordinator.core.events import (
     RollbackRecord,
 )
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
@@ -221,7 +222,7 @@ class Checks:
         match event:
             case e.StateSeeded(state_hash=value):
                 self._holds(node, 0, value)
-            case e.SessionOpened() if (plane := node.node.plane if node.node else None) is not None:
+            case e.SessionOpened() if (plane := node.node.disk.plane if node.node else None) is not None:
                 held = plane.held()
                 if held is not None and held[0] == 0:  # of a start that was killed before it could say so
                     self._holds(node, 0, held[1])
@@ -276,17 +277,17 @@ class Checks:
 
     def _records(self, node: SimNode) -> dict[int, bytes]:
         assert node.node is not None
-        assert node.node.plane is not None
-        outer = node.node.plane.outer
+        assert node.node.disk.plane is not None
+        outer = node.node.disk.plane.outer
         assert outer is not None
         return {c.index: outer.read(c.index).data for c in self._layout.chunks}
 
-    def on_output(self, node: SimNode, output: e.Output) -> None:
+    def on_output(self, node: SimNode, output: out.Output) -> None:
         match output:
-            case e.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
+            case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
                 self._holds(node, commit, value, of_node(node.node).branch())
-        if not isinstance(output, e.BeginExchange) or not output.contributes:
+        if not isinstance(output, out.BeginExchange) or not output.contributes:
             return
         assert node.node is not None
         plan, sealed = output.plan, node.hands.sealed

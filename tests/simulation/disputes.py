@@ -38,7 +38,7 @@ def who_could_settle(world: World) -> list[str]:
     needs, found = asked.lacking_evidence(), []
     for name in asked.connected_sites():
         node = world.nodes[name].node if name in world.nodes else None
-        plane = node.plane if node is not None else None
+        plane = node.disk.plane if node is not None else None
         if name in world.hostile | world.hung or plane is None or asked.holds(name) is None or asked.is_fetching(name):
             continue
         for need in needs:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.exchange.sync.exchange import Exchange
 from tests.harness import hostile
 from tests.simulation import liars
@@ -226,9 +227,18 @@ def hang_node(world: World, fault: Fault, generator: random.Random) -> None:
         return
     world.story.tell("world", f"the core of {name} hangs")
     world.hung.add(name)
-    node.core.handle = lambda event, now: []  # type: ignore[method-assign]
-    node.core.next_deadline = lambda: None  # type: ignore[method-assign]  # it would be told the time for ever
-    hung = world.nodes[name]
+    hung, beat_s = world.nodes[name], node.core.limits.heartbeat_s
+    beat_at = world.loop.time() + beat_s
+
+    def only_beats(event: e.Event, now: float) -> list[out.Output]:
+        nonlocal beat_at
+        if now < beat_at:
+            return []
+        beat_at = now + beat_s
+        return [out.Beat()]
+
+    node.core.handle = only_beats  # type: ignore[method-assign]
+    node.core.next_deadline = lambda: beat_at  # type: ignore[method-assign]
 
     def look() -> None:
         if world.nodes.get(name) is not hung:
@@ -249,8 +259,8 @@ class Misconduct:
 
     what: str
     hears: Callable[[e.Event], e.Event] = lambda event: event
-    does: Callable[[e.Output], bool] = lambda output: True
-    says: Callable[[e.Output], e.Output] = lambda output: output
+    does: Callable[[out.Output], bool] = lambda output: True
+    says: Callable[[out.Output], out.Output] = lambda output: output
 
 
 def _misbehave(
@@ -265,7 +275,7 @@ def _misbehave(
     world.hostile.add(name)
     handle, hostile = node.core.handle, world.nodes[name]
 
-    def handle_so(event: e.Event, now: float) -> list[e.Output]:
+    def handle_so(event: e.Event, now: float) -> list[out.Output]:
         outputs = handle(misconduct.hears(event), now)
         return [misconduct.says(output) for output in outputs if misconduct.does(output)]
 

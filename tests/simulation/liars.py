@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.daemon.node import Node
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError
@@ -40,22 +41,22 @@ class Liar:
         self._opens, self._in_hello = opens, in_hello
         self._lists: dict[int, bytes] = {}  # what it shows in a dispute
 
-    def says(self, output: e.Output) -> e.Output:
+    def says(self, output: out.Output) -> out.Output:
         match output:
-            case e.Send(m.Applied(commit=commit) as said) if self._is_lied_about(commit):
+            case out.Send(m.Applied(commit=commit) as said) if self._is_lied_about(commit):
                 return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Done(last_commit=commit) as said) if self._is_lied_about(commit):
+            case out.Send(m.Done(last_commit=commit) as said) if self._is_lied_about(commit):
                 return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Hello(last_commit=commit) as said) if self._in_hello and self._is_lied_about(commit):
+            case out.Send(m.Hello(last_commit=commit) as said) if self._in_hello and self._is_lied_about(commit):
                 return replace(output, message=replace(said, state_hash=self._spoilt(commit, said.state_hash)))
-            case e.Send(m.Shown(evidence=Evidence.CHUNK_HASHES, commit=commit) as said) if commit in self._lists:
+            case out.Send(m.Shown(evidence=Evidence.CHUNK_HASHES, commit=commit) as said) if commit in self._lists:
                 data = self._lists[commit][said.first_byte :][: m.EVIDENCE_PART_BYTES]
                 return replace(output, message=replace(said, total_bytes=len(self._lists[commit]), data=data))
         return output
 
     def _spoilt(self, commit: int, value: bytes) -> bytes:
         """A hash that is made of other hashes of chunks, or of nothing."""
-        outer = self._node.plane.outer if self._node.plane is not None else None
+        outer = self._node.disk.plane.outer if self._node.disk.plane is not None else None
         hashes = outer.chunk_hashes(commit) if outer is not None else None
         if not self._opens or hashes is None or outer is None:
             return self._other(value)
@@ -90,22 +91,22 @@ class LiarWhenAsked:
                 self._is_asked(asked)
         return event
 
-    def does(self, output: e.Output) -> bool:
+    def does(self, output: out.Output) -> bool:
         match output:
-            case e.Send(m.Shown()) if self._sort == "is silent":
+            case out.Send(m.Shown()) if self._sort == "is silent":
                 return False
-            case e.Send(m.Shown() as shown) if self._sort in ("shows it slowly", "shows a byte now and then"):
+            case out.Send(m.Shown() as shown) if self._sort in ("shows it slowly", "shows a byte now and then"):
                 self._later(self._pause_s, shown)
                 return False
-            case e.Send(m.Applied() | m.Ready() | m.Done() as said) if self._late_s:
+            case out.Send(m.Applied() | m.Ready() | m.Done() as said) if self._late_s:
                 self._later(self._late_s, said)
                 return False
         return True
 
-    def says(self, output: e.Output) -> e.Output:
+    def says(self, output: out.Output) -> out.Output:
         output = output if self._liar is None else self._liar.says(output)
         match output:
-            case e.Send(m.Shown() as shown):
+            case out.Send(m.Shown() as shown):
                 return replace(output, message=self._told(shown))
         return output
 
@@ -120,9 +121,9 @@ class LiarWhenAsked:
         return replace(shown, data=shown.data[:1]) if self._sort == "shows a byte now and then" else shown
 
     def _of_the_commit_before(self, shown: m.Shown) -> m.Shown:
-        assert self._node.plane is not None
+        assert self._node.disk.plane is not None
         try:
-            data = self._node.plane._evidence(shown.evidence, max(0, shown.commit - 1), shown.chunk)
+            data = self._node.disk.plane._evidence(shown.evidence, max(0, shown.commit - 1), shown.chunk)
         except (AtollError, OSError) as error:
             return replace(shown, total_bytes=0, data=b"", text=str(error)[:1024])
         return replace(shown, total_bytes=len(data), data=data[shown.first_byte :][: m.EVIDENCE_PART_BYTES])
@@ -140,7 +141,7 @@ class LiarWhenAsked:
 
     def _later(self, delay_s: float, message: m.SiteMessage) -> None:
         """Said then, if it still lives. A lie that is late is one all the same."""
-        output = self.says(e.Send(message))
+        output = self.says(out.Send(message))
 
         def say() -> None:
             if not self._process.dead and not self._process.stopped:
@@ -149,21 +150,21 @@ class LiarWhenAsked:
         self._world.later(delay_s, say)
 
 
-def says_otherwise_when_done(kind: str, output: e.Output) -> e.Output:
+def says_otherwise_when_done(kind: str, output: out.Output) -> out.Output:
     """`kind`: another payload, commit, or weights."""
     match output:
-        case e.Send(m.Done() as said) if kind == "payload":
+        case out.Send(m.Done() as said) if kind == "payload":
             return replace(output, message=replace(said, payload_digest=bytes(len(said.payload_digest))))
-        case e.Send(m.Done() as said) if kind == "commit":
+        case out.Send(m.Done() as said) if kind == "commit":
             return replace(output, message=replace(said, last_commit=said.last_commit + 1))
-        case e.Send(m.Done() as said):
+        case out.Send(m.Done() as said):
             return replace(output, message=replace(said, tokens=tuple(tokens + 1 for tokens in said.tokens)))
     return output
 
 
-def shows_all(output: e.Output) -> bool:
+def shows_all(output: out.Output) -> bool:
     return True
 
 
-def shows_no_payloads(output: e.Output) -> bool:
-    return not (isinstance(output, e.Send) and isinstance(output.message, m.PayloadList))
+def shows_no_payloads(output: out.Output) -> bool:
+    return not (isinstance(output, out.Send) and isinstance(output.message, m.PayloadList))

@@ -19,6 +19,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
@@ -254,7 +255,7 @@ class SimNode:
         folder: Path,
         hands: Hands,
         watch: Callable[[SimNode, e.Event], None],
-        watch_output: Callable[[SimNode, e.Output], None],
+        watch_output: Callable[[SimNode, out.Output], None],
         seed: int,
     ) -> None:
         self.process = process
@@ -317,11 +318,12 @@ class SimNode:
                 handle(event)
                 self._watch(self, event)
 
-            def watched_output(output: e.Output) -> None:
+            def watched_output(output: out.Output) -> None:
                 self._watch_output(self, output)
                 execute(output)
 
-            node.handle = watched  # type: ignore[method-assign]
+            node.core.is_strict = True
+            node.handle = node.shell.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
             self.result = await node.run()
             if not isinstance(node.failure, HostError):  # the disk was full
@@ -339,8 +341,8 @@ class SimNode:
 
     def _launcher(self, config: LaunchConfig, on_exit: Callable[[WorkersExited], None], _: OnFailure) -> Launcher:
         assert self.node is not None
-        assert isinstance(self.node.local_server, SimLocalServer)
-        return SimLauncher(self.node.local_server, self.hands, on_exit, self._seed)
+        assert isinstance(self.node.workers.server, SimLocalServer)
+        return SimLauncher(self.node.workers.server, self.hands, on_exit, self._seed)
 
     def _data_plane(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> DataPlane:
         plane = SimDataPlane(home, settings, manifest, num_threads)

@@ -303,7 +303,7 @@ def computes_wrong(world: World, name: str) -> None:
     """One chunk of the next commit, as a host does whose memory or processor errs once."""
     site = world.nodes[name]
     assert site.node is not None
-    plane = site.node.plane
+    plane = site.node.disk.plane
     assert plane is not None
     world.checks.bad_hosts.append(site)
     apply_chunk, num_left = plane._apply_chunk, 1

@@ -21,6 +21,7 @@ from typing import Any
 
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Manifest
@@ -344,16 +345,16 @@ class World:
 
         self.later(lasts_s, go_on)
 
-    def _on_output(self, node: SimNode, output: e.Output) -> None:
+    def _on_output(self, node: SimNode, output: out.Output) -> None:
         self.checks.on_output(node, output)
-        if self.tear == node.process.machine and isinstance(output, e.ApplyCommit):
+        if self.tear == node.process.machine and isinstance(output, out.ApplyCommit):
             self.tear = None
             self._tear_apply(node, output.commit)
 
     def _tear_apply(self, node: SimNode, commit: m.Commit) -> None:
         """The node dies in the middle of applying: some chunks are at the commit, others before it."""
         assert node.node is not None
-        plane = node.node.plane
+        plane = node.node.disk.plane
         assert plane is not None
         apply, left = plane._apply_chunk, self.random.randrange(len(plane.layout.chunks))
 

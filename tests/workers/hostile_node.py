@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.__main__ import run
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.site import SiteCore
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.sync.exchange import Exchange
@@ -21,7 +22,7 @@ DOES = {"mute": hostile.is_never_ready, "ready": hostile.exchanges_nothing}
 def misbehave(kind: str) -> None:
     handle, begin = SiteCore.handle, Hub.begin
 
-    def handle_so(self: SiteCore, event: e.Event, now: float) -> list[e.Output]:
+    def handle_so(self: SiteCore, event: e.Event, now: float) -> list[out.Output]:
         return [output for output in handle(self, event, now) if DOES[kind](output)]
 
     def begin_so(self: Hub, *args: Any, **options: Any) -> Exchange:

@@ -17,19 +17,22 @@ EXIT_GRACE_S = 1.0
 class Generations:
     """`group` is the last one that was begun, if any; the local server tells it what its ranks say."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, num_ranks: int, now: float) -> None:
+        """`num_ranks` of each generation; 0: nobody watches them, and what they say comes as events."""
         self.group: WorkerGroup | None = None
+        self._num_ranks = num_ranks
         self._step_times = StepTimes()
         self._earlier_checkpoints: CheckpointCounts = NO_CHECKPOINTS
         self._crashed_from: deque[CheckpointId] = deque(maxlen=MAX_CHECKPOINTS)
         self._lost: tuple[float, str] | None = None  # until when the exit may say more, and why
         self._seen_at = now
 
-    def begin(self, generation: int, num_ranks: int, now: float) -> None:
+    def begin(self, generation: int, now: float) -> None:
         """New ranks, in place of those before."""
-        self._earlier_checkpoints = self.checkpoints
-        self.group = WorkerGroup(generation, num_ranks, now, self._step_times)
         self._lost = None
+        if self._num_ranks:
+            self._earlier_checkpoints = self.checkpoints
+            self.group = WorkerGroup(generation, self._num_ranks, now, self._step_times)
 
     def end(self) -> None:
         """They are being stopped: nothing more comes of them."""

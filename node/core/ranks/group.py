@@ -20,6 +20,7 @@ from atoll.node.core.events import (
     Merged,
     WorkersFailed,
     WorkersLeft,
+    WorkersLost,
 )
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
 from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply
@@ -298,7 +299,8 @@ class WorkerGroup:
             return []
         was = status.due.value
         status.due = Due.GONE
-        return self.fail(f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}", FailureKind.CRASHED)
+        lost = f"rank {rank} (pid {status.pid}, {was}, step {status.step}) {text}"
+        return self._over(WorkersLost(self.generation, lost))
 
     def reader_of(self, rank: int) -> tuple[int, int]:
         """The place of the rank's data rank among the site's, and how many there are. Known from RanksJoined on."""
@@ -413,16 +415,19 @@ class WorkerGroup:
                 status.due = Due.GOODBYE
         return Reply(rank=status.rank, step=point.step, seq=point.seq, answer=answer)
 
-    def fail(self, text: str, kind: FailureKind = FailureKind.FATAL, exit_code: int = WorkerError.exit_code) -> Outcome:
-        """The group is over; once only. FATAL: a restart would not cure it."""
+    def fail(self, text: str, exit_code: int = WorkerError.exit_code) -> Outcome:
+        """The group is over, once only; a restart would not cure it."""
+        kind, num_steps = FailureKind.FATAL, self.num_steps
+        failed = WorkersFailed(
+            generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=num_steps
+        )
+        return self._over(failed)
+
+    def _over(self, event: WorkersFailed | WorkersLost) -> Outcome:
         if self.failed:
             return []
         self.failed = True
-        return [
-            WorkersFailed(
-                generation=self.generation, kind=kind, text=text, exit_code=exit_code, num_steps=self.num_steps
-            )
-        ]
+        return [event]
 
     def end(self) -> None:
         """It is stopped, and nothing that happens to its ranks matters any more."""

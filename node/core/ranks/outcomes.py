@@ -13,6 +13,7 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersFailed,
     WorkersLeft,
+    WorkersLost,
 )
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces, merge_ranks
 from atoll.protocol.errors import ConfigError
@@ -54,6 +55,7 @@ class RanksJoined:
 
 
 GroupEvent = (
-    RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLeft | DataAnnounced | DrawAsked
-)
+    RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLost | WorkersLeft | DataAnnounced
+    | DrawAsked
+)  # fmt: skip
 Outcome = list[GroupEvent | Reply | AllJoined]

@@ -20,7 +20,6 @@ import pytest
 from atoll.node import local_protocol
 from atoll.node.core.events import (
     Answer,
-    AnswerDraw,
     AnswerKind,
     BoundaryAsked,
     DataAnnounced,
@@ -30,7 +29,9 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersFailed,
     WorkersLeft,
+    WorkersLost,
 )
+from atoll.node.core.outputs import AnswerDraw
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -264,8 +265,7 @@ def test_a_rank_that_goes_without_a_word() -> None:
             client = await site.greeted(0)
             await asyncio.to_thread(client.close)
             event = await site.event()
-            assert isinstance(event, WorkersFailed)
-            assert event.kind is FailureKind.CRASHED
+            assert isinstance(event, WorkersLost)
             assert f"rank 0 (pid {os.getpid()}, building its model, step 0) closed its connection" in event.text
 
     in_loop(main)
@@ -340,7 +340,7 @@ def test_malformed_messages_are_refused_and_counted(sent: bytes, bound: bool, wo
             assert site.server.num_malformed == 1
             if bound:
                 event = await site.event()
-                assert isinstance(event, WorkersFailed)
+                assert isinstance(event, WorkersLost)
                 assert "was cut off" in event.text
             # The next one is served.
             if not bound:

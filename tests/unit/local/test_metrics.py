@@ -11,7 +11,8 @@ from typing import Any
 from atoll.node.daemon.metrics import MetricsServer, NodeFacts
 from atoll.node.local_protocol import CheckpointCounts
 
-VALUES: dict[str, Any] = {"int": 1, "float": 1.5, "bool": True, "str": "x", "CheckpointCounts": CheckpointCounts()}
+VALUES: dict[str, Any] = {"int": 1, "float": 1.5, "bool": True, "str": "x"}
+VALUES |= {"CheckpointCounts": CheckpointCounts(), "tuple[int, ...]": (1,)}
 
 
 def test_facts_are_read_on_the_event_loop_where_they_change() -> None:

@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +19,10 @@ from unittest.mock import AsyncMock, patch
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.ranks.outcomes import RanksJoined
 from atoll.node.daemon import node as node_module
+from atoll.node.daemon import worker_control
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
@@ -109,11 +110,11 @@ def on_a_disk_that_fails(error: Exception) -> Any:
 
 
 WORK = (
-    e.SeedState(),
-    e.PublishState(e.Values(1)),
-    e.SaveModel(commit=1, run_step=1, run_tokens=1),
-    e.RollBack(1, 1),
-    e.DistrustState("it may be wrong"),
+    out.SeedState(),
+    out.PublishState(e.Values(1)),
+    out.SaveModel(commit=1, run_step=1, run_tokens=1),
+    out.RollBack(1, 1),
+    out.DistrustState("it may be wrong"),
 )
 
 
@@ -131,10 +132,10 @@ WORK = (
 )
 @pytest.mark.parametrize("output", WORK, ids=lambda output: type(output).__name__)
 def test_the_exit_code_says_why_work_on_this_disk_failed(
-    output: e.Output, error: Exception, code: int, tmp_path: Path
+    output: out.Output, error: Exception, code: int, tmp_path: Path
 ) -> None:
     async def happen(node: Node) -> None:
-        node.plane = on_a_disk_that_fails(error)
+        node.disk.plane = on_a_disk_that_fails(error)
         node._execute(output)
 
     assert ended_by(happen, tmp_path)[0] == code
@@ -156,8 +157,8 @@ def saves_the_last_model(node: Node) -> None:
         e.SessionLost("the coordinator ended the session"),
     )
     outputs = [output for event in events for output in node.core.handle(event, time.monotonic())]
-    assert [o for o in outputs if isinstance(o, e.SaveModel)] == [e.SaveModel(commit=1, run_step=1, run_tokens=1)]
-    assert not [o for o in outputs if isinstance(o, e.Exit)]
+    assert [o for o in outputs if isinstance(o, out.SaveModel)] == [out.SaveModel(commit=1, run_step=1, run_tokens=1)]
+    assert not [o for o in outputs if isinstance(o, out.Exit)]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOENT, "gone"), HostError("no space is left")])
@@ -173,13 +174,13 @@ def test_a_model_that_cannot_be_saved_where_it_shall_be_is_saved_below_the_home(
         return error
 
     async def happen(node: Node) -> None:
-        node.config = replace(node.config, save_dir=asked)
+        node.models.folder = asked
         plane = on_a_disk_that_fails(error)
         plane.save = save
         plane.frozen = lambda commit: nullcontext()
-        node.plane = plane
+        node.disk.plane = plane
         saves_the_last_model(node)
-        node._execute(e.SaveModel(commit=1, run_step=1, run_tokens=1))
+        node._execute(out.SaveModel(commit=1, run_step=1, run_tokens=1))
 
     code, text = ended_by(happen, tmp_path)
     assert saved == [tmp_path / "home" / "model"]
@@ -199,19 +200,19 @@ def test_a_model_of_the_number_of_a_void_commit_stays_when_the_node_ends(
         calls.append("save")
 
     async def happen(node: Node) -> None:
-        async def done(output: e.Output) -> None:
-            before = set(node._tasks)
+        async def done(output: out.Output) -> None:
+            before = set(node.shell.tasks)
             node._execute(output)
-            await asyncio.gather(*set(node._tasks) - before)
+            await asyncio.gather(*set(node.shell.tasks) - before)
 
         plane = on_a_disk_that_fails(StateError("not asked for"))
         plane.save = save
         plane.frozen = lambda commit: nullcontext()
-        node.plane = plane
-        await done(e.SaveModel(commit=4, run_step=40, run_tokens=1))
-        await done(e.DropModel(4))  # the run went back to commit 3
-        await done(e.SaveModel(commit=4, run_step=40, run_tokens=1))
-        await done(e.KeepModel(4))
+        node.disk.plane = plane
+        await done(out.SaveModel(commit=4, run_step=40, run_tokens=1))
+        await done(out.DropModel(4))  # the run went back to commit 3
+        await done(out.SaveModel(commit=4, run_step=40, run_tokens=1))
+        await done(out.KeepModel(4))
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
@@ -244,16 +245,16 @@ def test_a_model_is_of_its_commit_though_the_one_before_is_still_being_removed(
 
         plane = on_a_disk_that_fails(StateError("not asked for"))
         plane.save, plane.frozen, plane.apply, plane.snapshot_is_due = save, frozen, apply, False
-        node.plane = plane
-        node._has_model_beside = True
-        before = set(node._tasks)
-        node._execute(e.DropModel(3))
-        await until(node._model_lock.locked)
-        node._execute(e.SaveModel(commit=4, run_step=40, run_tokens=1))
-        node._execute(e.ApplyCommit(A_COMMIT))
+        node.disk.plane = plane
+        node.models._is_beside = True
+        before = set(node.shell.tasks)
+        node._execute(out.DropModel(3))
+        await until(node.models._lock.locked)
+        node._execute(out.SaveModel(commit=4, run_step=40, run_tokens=1))
+        node._execute(out.ApplyCommit(A_COMMIT))
         await until(lambda: held == 5)
         goes_on.set()
-        await asyncio.gather(*set(node._tasks) - before)
+        await asyncio.gather(*set(node.shell.tasks) - before)
         assert saved == [4]
         node.leave_now("enough")
 
@@ -274,19 +275,21 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
             assert goes_on.wait(60)
             raise HostError("no room")
 
-        monkeypatch.setattr(node_module, "room_for", room_for)
-        monkeypatch.setattr(node.local_server, "refuse", refused.append)
-        node.local_server.begin(a_group(1, 1), GREETING)
-        joined = asyncio.create_task(node._joined(RanksJoined(generation=1, manifest=MANIFEST, data_fingerprint=b"")))
+        monkeypatch.setattr(worker_control, "room_for", room_for)
+        monkeypatch.setattr(node.workers.server, "refuse", refused.append)
+        node.workers.server.begin(a_group(1, 1), GREETING)
+        joined = asyncio.create_task(
+            node.workers._joined(RanksJoined(generation=1, manifest=MANIFEST, data_fingerprint=b""))
+        )
         await measuring.wait()
-        node.local_server.begin(a_group(2, 1), GREETING)
+        node.workers.server.begin(a_group(2, 1), GREETING)
         goes_on.set()
         await joined
-        layout = e.SendLayout(generation=1, site_id=1, run_seed=1)
-        with patch.object(node, "_attached", side_effect=HostError("no memory")):
+        layout = out.SendLayout(generation=1, site_id=1, run_seed=1)
+        with patch.object(node.disk, "_attached", side_effect=HostError("no memory")):
             pieces = SimpleNamespace(manifest=None)
             with patch.object(LocalServer, "pieces", pieces), patch.object(LocalServer, "generation", 1):
-                sending = asyncio.create_task(node._send_layout(layout, None))
+                sending = asyncio.create_task(node.workers._send_layout(layout, None))
                 await asyncio.sleep(0)
             await sending
         node.leave_now("enough")
@@ -302,12 +305,12 @@ def test_a_disk_is_of_the_new_branch_only_once_void_commits_are_off_it(tmp_path:
     async def happen(node: Node) -> None:
         plane = on_a_disk_that_fails(StateError("not asked for"))
         plane.roll_back = AsyncMock(side_effect=HostError("the disk is broken"))
-        node.plane = plane
+        node.disk.plane = plane
         with pytest.raises(HostError):
-            await node._roll_back(e.RollBack(1, 3))
+            await node.disk._roll_back(1, 3)
         branches.append(node.home._number("branch"))
         plane.roll_back = AsyncMock(return_value=(1, bytes(32)))
-        await node._roll_back(e.RollBack(1, 3))
+        await node.disk._roll_back(1, 3)
         branches.append(node.home._number("branch"))
         node.leave_now("enough")
 
@@ -319,8 +322,8 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     broken: list[e.Event] = []
 
     async def happen(node: Node) -> None:
-        node.plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
-        await asyncio.to_thread(node.plane.attach_workers, {tensor.name: "F32" for tensor in MANIFEST.tensors})
+        node.disk.plane = await asyncio.to_thread(DataPlane, node.home, SETTINGS, MANIFEST, 1)
+        await asyncio.to_thread(node.disk.plane.attach_workers, {tensor.name: "F32" for tensor in MANIFEST.tensors})
         plan = m.Plan(
             sync=1,
             attempt=1,
@@ -333,14 +336,14 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
             deadline_s=1.0,
             slowest_bytes_per_s=1,
         )
-        with patch.object(node, "handle", broken.append):
-            await node._begin_exchange(plan)
+        with patch.object(node.shell, "handle", broken.append):
+            await node.exchanges._begin(plan)
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
     (event,) = broken
     assert isinstance(event, e.ExchangeBroken)
-    assert "the run has gone back" in event.text
+    assert "the run has gone back" in event.failure.text
 
 
 def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
@@ -351,12 +354,12 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
     offered: list[int] = []
 
     async def happen(node: Node) -> None:
-        monkeypatch.setattr(node_module, "room_for", lambda *_, **__: rooms.pop(0))
+        monkeypatch.setattr(worker_control, "room_for", lambda *_, **__: rooms.pop(0))
         node.hub.spill = Spill(tmp_path / "spill")
-        with patch.object(node, "handle", lambda event: offered.append(event.max_retained_bytes)):
+        with patch.object(node.shell, "handle", lambda event: offered.append(event.max_retained_bytes)):
             for generation in (1, 2):
                 ranks = RanksJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"")
-                await node._joined(ranks)
+                await node.workers._joined(ranks)
         assert (node.hub.max_retained_bytes, node.hub.spill.memory_limit_bytes) == (1000, 5)
         node.leave_now("enough")
 
@@ -370,15 +373,15 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
     left: list[str] = []
 
     async def happen(node: Node) -> None:
-        async def done(output: e.Output) -> None:
-            before = set(node._tasks)
+        async def done(output: out.Output) -> None:
+            before = set(node.shell.tasks)
             # As the loop calls it, not this test.
             asyncio.get_running_loop().call_soon(node._execute, output)
             await asyncio.sleep(0)
-            await asyncio.gather(*set(node._tasks) - before)
+            await asyncio.gather(*set(node.shell.tasks) - before)
 
-        node.local_server.begin(a_group(1, 1), GREETING)
-        group = node.local_server._group
+        node.workers.server.begin(a_group(1, 1), GREETING)
+        group = node.workers.server._group
         assert group is not None
         dtypes = {tensor.name: "F32" for tensor in used.manifest.tensors}
         group.pieces = SimpleNamespace(manifest=used.manifest, dtypes=dtypes)  # type: ignore[assignment]
@@ -387,15 +390,15 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
         async def send(**_: Any) -> None:
             sent.set()
 
-        node.local_server.send_layout = send  # type: ignore[method-assign]
-        await done(e.SendLayout(generation=1, site_id=1, run_seed=1))
+        node.workers.server.send_layout = send  # type: ignore[method-assign]
+        await done(out.SendLayout(generation=1, site_id=1, run_seed=1))
         assert sent.is_set(), node._result
-        assert node.plane is not None
-        await asyncio.to_thread(node.plane.log.begin, 1, 1, 1)
-        await done(e.DropSync(1))
+        assert node.disk.plane is not None
+        await asyncio.to_thread(node.disk.plane.log.begin, 1, 1, 1)
+        await done(out.DropSync(1))
         left.extend(path.name for path in node.home.payload_folder.iterdir())
-        await done(e.ListPayloads(sync=1, term=1, attempt=1))
-        await done(e.RollBack(0, 1))
+        await done(out.Fulfil(m.ListPayloads(sync=1, term=1, attempt=1)))
+        await done(out.RollBack(0, 1))
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
@@ -422,7 +425,7 @@ def test_a_journal_that_cannot_be_written_ends_the_node_and_not_the_connection_o
     connected: list[int] = []
 
     async def happen(node: Node) -> None:
-        server = node.local_server
+        server = node.workers.server
         server.begin(a_group(1, 1), GREETING)
         client = await asyncio.to_thread(LocalClient.connect, server.path, 1, 0)
         await asyncio.to_thread(client.hello, 1, 0)
@@ -451,7 +454,9 @@ def test_a_journal_that_cannot_be_written_ends_the_node_whoever_brings_the_event
 ) -> None:
     async def happen(node: Node) -> None:
         is_full(node, monkeypatch)
-        node.handle(e.ExchangeBroken(sync=1, attempt=1, term=1, peer_site_id=2, sending=False, phase="", text="gone"))
+        where = m.Direction.RECEIVING
+        gone = m.ExchangeFailed(sync=1, attempt=1, term=1, peer_site_id=2, direction=where, phase="", text="gone")
+        node.handle(e.ExchangeBroken(gone))
 
     code, text = ended_by(happen, tmp_path)
     assert code == HostError.exit_code
@@ -466,13 +471,13 @@ def test_a_task_that_fails_ends_the_node_with_its_words(part: str, tmp_path: Pat
     async def happen(node: Node) -> None:
         match part:
             case "data":
-                node._task(fails(), lambda error: e.FetchFailed(str(error)))
+                node.shell.start(fails, lambda error: e.FetchFailed(str(error)))
             case "server":
-                node.local_server._spawn(fails())
+                node.workers.server._spawn(fails())
             case "launcher":
-                assert node._launcher is not None
-                node._launcher._watch = fails  # type: ignore[method-assign,assignment]
-                await node._launcher.start(1, node.local_server.path)
+                assert node.workers.launcher is not None
+                node.workers.launcher._watch = fails  # type: ignore[method-assign,assignment]
+                await node.workers.launcher.start(1, node.workers.server.path)
             case "prober":
                 task = asyncio.create_task(fails())
                 task.add_done_callback(node.prober._ended)
@@ -524,7 +529,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         deadline_s=60.0,
         slowest_bytes_per_s=0,
     )
-    outputs: list[e.Output] = [e.BeginExchange(plan, contributes=False), e.CancelExchange(4, 1), e.DropSync(4)]
+    outputs: list[out.Output] = [out.BeginExchange(plan, contributes=False), out.CancelExchange(4, 1), out.DropSync(4)]
     happened: list[object] = []
     begins, goes_on = asyncio.Event(), threading.Event()
 
@@ -532,7 +537,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         loop = asyncio.get_running_loop()
         for output in outputs:
             node._execute(output)
-        assert list(node._of_exchanges) == outputs
+        assert list(node.exchanges._waiting) == outputs
         pieces = SimpleNamespace(manifest=None)
         plane: Any = SimpleNamespace(
             snapshot=b"", publish_buffer=b"", layout=None, log=None, close=lambda: None, sync_data=lambda plan: None
@@ -548,27 +553,30 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             happened.append((plan, share))
             raise StaleError("it is over")
 
+        running: Any = SimpleNamespace(cancel=lambda: happened.append("cancelled"))
+        node.exchanges._current = running
         with (
             patch.object(LocalServer, "pieces", pieces),
-            patch.object(node, "_carry_out", happened.append),
-            patch.object(node, "_attached", lambda *_: plane),
+            patch.object(node.disk, "_attached", lambda *_: plane),
             patch.object(node.hub, "serve"),
             patch.object(node.hub, "share", lambda *_, **__: share),
             patch.object(node.hub, "begin", begin),
-            patch.object(node, "handle", happened.append),
-            patch.object(node.local_server, "send_layout", AsyncMock()),
+            patch.object(node.hub, "drop_sync", lambda sync: happened.append(f"dropped {sync}")),
+            patch.object(node.disk, "drop_payloads"),
+            patch.object(node.shell, "handle", happened.append),
+            patch.object(node.workers.server, "send_layout", AsyncMock()),
         ):
-            await node._send_layout(e.SendLayout(generation=0, site_id=2, run_seed=1), None)
+            await node.workers._send_layout(out.SendLayout(generation=0, site_id=2, run_seed=1), None)
             await begins.wait()
             assert not happened, "the end of an exchange waits for its beginning"
-            assert node._beginning is not None
+            assert node.exchanges._beginning is not None
             goes_on.set()
-            await node._beginning
+            await node.exchanges._beginning
             broken = happened[1]
             assert isinstance(broken, e.ExchangeBroken)
-            assert happened == [(plan, "a share"), broken, *outputs[1:]]
-            node._execute(e.DropSync(5))
-        assert happened[-1] == e.DropSync(5), "from then on they are carried out at once"
+            assert happened == [(plan, "a share"), broken, "cancelled", "dropped 4"]
+            node._execute(out.DropSync(5))
+        assert happened[-1] == "dropped 5", "from then on they are carried out at once"
         node._result.set_result((0, ""))
 
     assert ended_by(happen, tmp_path) == (0, "")

@@ -18,6 +18,7 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersFailed,
     WorkersLeft,
+    WorkersLost,
 )
 from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
@@ -320,16 +321,14 @@ def test_ranks_that_are_lost_while_their_pieces_are_put_together_have_not_joined
     group.hello(0, 1, 0.0)
     outcome = group.join(0, TENSORS, b"f", 0, 0.0)
     (crashed,) = group.lost(0, "closed")
-    assert isinstance(crashed, WorkersFailed)
+    assert isinstance(crashed, WorkersLost)
     assert put_together(group, outcome) == []
 
 
 def test_a_lost_rank_is_a_crash_and_a_given_up_one_is_fatal() -> None:
     group = joined(2)
     (event,) = group.lost(1, "closed its connection")
-    assert event == WorkersFailed(
-        generation=3, kind=FailureKind.CRASHED, text="rank 1 (pid 101, training, step 0) closed its connection"
-    )
+    assert event == WorkersLost(3, "rank 1 (pid 101, training, step 0) closed its connection")
     assert group.lost(0, "closed its connection") == []
 
     group = joined(2)

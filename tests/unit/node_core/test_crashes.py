@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.workforce import MAX_CRASHES_IN_A_ROW
 from atoll.protocol import messages as m
 from atoll.protocol.errors import WorkerError
@@ -30,12 +31,12 @@ def crash(drive: Driver, *, num_steps: int = 0, text: str = "killed by signal 9"
 
 
 def starts(drive: Driver) -> bool:
-    return any(isinstance(o, e.StartWorkers) for o in drive.out)
+    return any(isinstance(o, out.StartWorkers) for o in drive.out)
 
 
 def wait(drive: Driver) -> float:
     """Until what the core waits for; returns how long that is."""
-    deadline = drive.core.next_deadline()
+    deadline = drive.deadline()
     assert deadline is not None
     assert deadline > drive.now
     waited_s, drive.now = deadline - drive.now, deadline
@@ -60,20 +61,20 @@ def reconnected(drive: Driver) -> None:
 def test_42_the_first_crash_restarts_at_once_the_second_waits_the_third_without_a_step_leaves() -> None:
     drive = started()
     crash(drive)
-    assert drive.wants(e.StartWorkers) == e.StartWorkers(2, settings_to_json(SETTINGS))
+    assert drive.wants(out.StartWorkers) == out.StartWorkers(2, settings_to_json(SETTINGS))
     drive.joined()
-    drive.wants(e.SendLayout)
+    drive.wants(out.SendLayout)
     drive.ask(0)
     assert drive.answer().fresh
     crash(drive)
-    assert drive.wants(e.StopWorkers) == e.StopWorkers(2)
+    assert drive.wants(out.StopWorkers) == out.StopWorkers(2)
     assert not starts(drive)
     assert wait(drive) == LIMITS.restart_s
-    assert drive.wants(e.StartWorkers) == e.StartWorkers(3, settings_to_json(SETTINGS))
+    assert drive.wants(out.StartWorkers) == out.StartWorkers(3, settings_to_json(SETTINGS))
     crash(drive)
     assert next(s for s in drive.sent() if isinstance(s, m.Leave)).fatal
-    exit_output = drive.wants(e.Exit)
-    assert exit_output == e.Exit(
+    exit_output = drive.wants(out.Exit)
+    assert exit_output == out.Exit(
         WorkerError.exit_code, "the workers crashed 3 times without a step: killed by signal 9"
     )
 
@@ -88,15 +89,15 @@ def test_waits_grow_to_a_bound_and_crashes_before_any_boundary_leave_in_the_end(
     assert waits == [0, 3, 6, 12, 24, 48, 60, 60, 60]
     assert waits[-1] == LIMITS.max_restart_s
     crash(drive, num_steps=3)
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert ended.text == "the workers crashed 10 times without coming to a boundary: killed by signal 9"
 
 
 def test_a_step_between_crashes_keeps_the_site_in_the_run_and_a_boundary_ends_the_waits() -> None:
     drive = started()
     for num_steps in (0, 3, 0, 0):
-        if drive.core.next_deadline() is not None:
+        if drive.deadline() is not None:
             wait(drive)
         assert drive.workers_run()
         crash(drive, num_steps=num_steps)
@@ -121,8 +122,8 @@ def test_the_reason_of_a_leave_holds_the_end_of_what_the_workers_printed() -> No
     assert reason.startswith("the workers crashed 3 times without a step: the workers ended with exit code 1\n...\n")
     assert reason.endswith("of a traceback\n[rank 0] ValueError: no such column")
     assert len(reason) == 1024
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert printed in ended.text, "here all of it is shown"
 
 
@@ -161,7 +162,7 @@ def test_the_snapshot_of_dead_workers_is_committed_meanwhile() -> None:
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
     assert any(isinstance(s, m.Ready) for s in drive.sent())
     drive.receive(plan(1))
-    drive.wants(e.BeginExchange)
+    drive.wants(out.BeginExchange)
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
@@ -190,11 +191,11 @@ def test_the_end_of_the_run_and_ctrl_c_do_not_wait_for_new_workers() -> None:
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     put_in_place(drive, 1)
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
 
     drive = waiting(started())
     drive(e.LeaveAsked("asked to leave"))
-    assert drive.wants(e.Exit) == e.Exit(0, "asked to leave")
+    assert drive.wants(out.Exit) == out.Exit(0, "asked to leave")
 
 
 def test_who_leaves_after_the_sync_starts_no_workers_any_more() -> None:
@@ -205,7 +206,7 @@ def test_who_leaves_after_the_sync_starts_no_workers_any_more() -> None:
         if leaves_first:
             drive(e.LeaveAsked("asked to leave"))
             crash(drive)
-            drive.wants(e.StopWorkers)
+            drive.wants(out.StopWorkers)
         else:
             waiting(drive)
             drive(e.LeaveAsked("asked to leave"))
@@ -213,11 +214,11 @@ def test_who_leaves_after_the_sync_starts_no_workers_any_more() -> None:
         reconnected(drive)
         assert not starts(drive)
         drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
-        deadline = drive.core.next_deadline()
+        deadline = drive.deadline()
         assert deadline is not None
         assert deadline == drive.now + LIMITS.leave_s, "of the leave, not of new workers"
         drive.receive(plan(1))
         exchanged(drive, 1)
         drive.receive(commit(1, 1))
         drive(e.CommitApplied(commit=1, state_hash=HASH))
-        assert drive.wants(e.Exit) == e.Exit(0, "asked to leave")
+        assert drive.wants(out.Exit) == out.Exit(0, "asked to leave")

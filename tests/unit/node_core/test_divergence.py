@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, NonFiniteError
@@ -41,7 +42,7 @@ def test_the_site_stays_says_so_and_its_workers_wait_for_the_run_to_go_back() ->
     diverge(drive)
     assert [s for s in drive.sent() if isinstance(s, m.Leave)] == []
     assert [s for s in drive.sent() if isinstance(s, m.Diverged)] == [m.Diverged(commit=1, text="the loss became nan")]
-    drive.wants(e.StopWorkers)
+    drive.wants(out.StopWorkers)
     assert not starts(drive)
     reconnected(drive)
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
@@ -52,9 +53,9 @@ def test_the_workers_begin_anew_when_the_run_has_gone_back() -> None:
     drive = after_commit(started())
     diverge(drive)
     drive.receive(m.RolledBack(branch=1, commit=0, reason="most of them"))
-    drive.wants(e.RollBack)
+    drive.wants(out.RollBack)
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
-    deadline = drive.core.next_deadline()
+    deadline = drive.deadline()
     assert deadline is not None
     assert deadline <= drive.now
     drive(e.Tick())
@@ -78,17 +79,17 @@ def test_once_more_without_a_finite_window_is_its_own() -> None:
     assert (answer.kind, answer.version) == (AnswerKind.APPLY, 1)
     drive.merged(1)
     diverge(drive)
-    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+    assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
 
 
 def test_a_loss_that_was_not_finite_before_or_another_failure_ends_the_site() -> None:
     drive = started()
     diverge(drive)
-    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+    assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
     drive = started()
     at_boundary(drive)  # finite, from the same commit
     diverge(drive)
-    assert drive.wants(e.Exit) == e.Exit(NonFiniteError.exit_code, "the loss became nan")
+    assert drive.wants(out.Exit) == out.Exit(NonFiniteError.exit_code, "the loss became nan")
     drive = after_commit(started())
     diverge(drive, ConfigError.exit_code)
-    assert drive.wants(e.Exit) == e.Exit(ConfigError.exit_code, "the loss became nan")
+    assert drive.wants(out.Exit) == out.Exit(ConfigError.exit_code, "the loss became nan")

@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.outcomes import AllJoined, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
@@ -14,7 +15,7 @@ from atoll.node.local_protocol import CheckpointCounts, CheckpointId, Piece
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, settings_to_json
-from tests.harness.site_questions import a_node_core
+from tests.harness.site_questions import a_node_core, wanted
 
 SETTINGS = RunSettings(run_id="run", steps=40, time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
@@ -30,8 +31,8 @@ class Node:
         self(e.SessionOpened())
         self(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS))))
 
-    def __call__(self, event: e.Event) -> list[e.Output]:
-        return self.core.handle(event, self.now)
+    def __call__(self, event: e.Event) -> list[out.Output]:
+        return wanted(self.core, event, self.now)
 
     @property
     def group(self) -> WorkerGroup:
@@ -47,31 +48,31 @@ class Node:
         self.group.put_together(site_pieces(joined))
         self.group.layout_sent(self.now)
 
-    def wait(self, until: float) -> list[e.Output]:
+    def wait(self, until: float) -> list[out.Output]:
         """Every deadline is met; the outputs of the last."""
-        outputs: list[e.Output] = []
+        outputs: list[out.Output] = []
         while (deadline := self.core.next_deadline()) is not None and deadline <= until and not outputs:
             self.now = max(self.now, deadline)
-            outputs = [o for o in self(e.Tick()) if isinstance(o, e.DescribeCrash)]
+            outputs = [o for o in self(e.Tick()) if isinstance(o, out.DescribeCrash)]
         return outputs
 
     def crashes(self, num_steps: int = 0) -> None:
         generation = self.group.generation
         failed = e.WorkersFailed(generation=generation, kind=e.FailureKind.CRASHED, text="killed", num_steps=num_steps)
-        assert e.StopWorkers(generation) in self(failed)
+        assert out.StopWorkers(generation) in self(failed)
 
 
 def test_a_lost_connection_is_a_crash_unless_the_exit_says_why_in_time() -> None:
     node = Node()
     node(e.WorkersLost(1, "rank 0 closed its connection"))
     (crash,) = node.wait(110.0)
-    assert crash == e.DescribeCrash(generation=1, text="rank 0 closed its connection", num_steps=0, has_exited=False)
+    assert crash == out.DescribeCrash(generation=1, text="rank 0 closed its connection", num_steps=0, has_exited=False)
     assert node.now == 101.0
 
     node = Node()
     node(e.WorkersLost(1, "rank 0 closed its connection"))
     (crash,) = node(e.WorkersExited(generation=1, code=-9, text="killed by SIGKILL"))
-    assert crash == e.DescribeCrash(generation=1, text="killed by SIGKILL", num_steps=0, has_exited=True)
+    assert crash == out.DescribeCrash(generation=1, text="killed by SIGKILL", num_steps=0, has_exited=True)
     assert not node.wait(110.0), "it is said once"
 
 
@@ -81,7 +82,7 @@ def test_a_rank_that_hangs_is_a_crash_and_says_how_far_it_came() -> None:
     node.now += 1
     node.group.progress(0, 3, 10.0, node.now)
     (crash,) = node.wait(1000.0)
-    assert isinstance(crash, e.DescribeCrash)
+    assert isinstance(crash, out.DescribeCrash)
     assert crash.num_steps == 3
     assert "rank 0 (pid 5) has got no further for" in crash.text
     assert node.now == 101.0 + node.core.limits.worker_floor_s
@@ -104,10 +105,10 @@ def test_the_end_of_a_script_that_fails_after_its_workers_have_left_is_said() ->
     node = Node()
     node.trains()
     left = node(e.WorkersLeft(generation=1, reason="the loader ended"))
-    assert e.Exit(0, "the loader ended") in left
+    assert out.Exit(0, "the loader ended") in left
     assert not node(e.WorkersExited(generation=1, code=0, text="it ended well"))
     (said,) = node(e.WorkersExited(generation=1, code=1, text="the workers ended with exit code 1"))
-    assert said == e.Report(logging.ERROR, "after they had left the run the workers ended with exit code 1")
+    assert said == out.Report(logging.ERROR, "after they had left the run the workers ended with exit code 1")
 
 
 @pytest.mark.parametrize("num_steps", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.sample_order import MAX_POSITION
@@ -45,7 +46,7 @@ def draw(drive: Driver, first: int, *, epoch: int = 0, count: int = ROUND, rank:
 
 
 def drawn(drive: Driver) -> tuple[m.DataRange, ...]:
-    return next((o.ranges for o in drive.out if isinstance(o, e.AnswerDraw)), ())
+    return next((o.ranges for o in drive.out if isinstance(o, out.AnswerDraw)), ())
 
 
 def seal(drive: Driver, step: int, used: int) -> None:
@@ -81,7 +82,7 @@ def commit_it(drive: Driver, number: int, sync: int, *, contributors: tuple[int,
 def take(drive: Driver, number: int, step: int, seq: int) -> e.Answer:
     """The ranks take the new commit."""
     drive.ask(step, seq)
-    wanted = [o for o in drive.out if isinstance(o, e.PublishState)]
+    wanted = [o for o in drive.out if isinstance(o, out.PublishState)]
     if wanted:
         drive(e.Published(wanted[0].content))
     answer = drive.answer()
@@ -270,7 +271,7 @@ def test_a_rank_that_draws_what_is_in_a_commit_is_a_fatal_error() -> None:
     seal(drive, 10, WINDOW)
     commit_it(drive, 1, 1)
     draw(drive, 0)
-    (end,) = [o for o in drive.out if isinstance(o, e.Exit)]
+    (end,) = [o for o in drive.out if isinstance(o, out.Exit)]
     assert "that a commit lists" in end.text
 
 

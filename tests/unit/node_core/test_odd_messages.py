@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
@@ -18,8 +19,8 @@ def test_settings_that_this_version_does_not_understand_end_the_node_with_words(
     drive(e.SessionOpened())
     table = json.loads(settings_to_json(SETTINGS)) | {"needs": ["codec int8", "overlap mix"]}
     drive.receive(m.Welcome(settings_json=json.dumps(table)))
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert ended.code == RefusedError.exit_code
     assert "the run needs what this version cannot do: overlap mix" in ended.text
 
@@ -34,9 +35,9 @@ def test_a_coordinator_that_is_upgraded_in_mid_run_does_not_end_a_site() -> None
         drive(e.SessionLost("upgraded"))
         drive(e.SessionOpened())
         drive.receive(m.Welcome(settings_json=json.dumps(table), site_id=1))
-        assert not any(isinstance(o, e.Exit) for o in drive.out)
+        assert not any(isinstance(o, out.Exit) for o in drive.out)
         assert drive.is_welcomed()
-        said += [o.text for o in drive.out if isinstance(o, e.Report)]
+        said += [o.text for o in drive.out if isinstance(o, out.Report)]
     assert said == ["the coordinator is newer; this node does not know, and does not need: sync.overlap"]
 
 
@@ -45,8 +46,8 @@ def test_a_site_is_not_in_a_run_whose_settings_change() -> None:
     drive(e.SessionLost("restarted"))
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(replace(SETTINGS, steps=41)), site_id=1))
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert "settings changed" in ended.text
 
 

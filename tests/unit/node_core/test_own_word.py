@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.plans import with_weights
@@ -26,10 +26,10 @@ def test_a_plan_with_more_weight_than_the_site_said_is_refused_and_a_cut_weight_
     at_boundary(drive)
     drive.receive(with_weights(plan(1), (101, 100)))
     assert failure(drive) == "the plan gives this site the weight 101, its Ready said 100"
-    assert not any(isinstance(o, e.BeginExchange) for o in drive.out)
+    assert not any(isinstance(o, out.BeginExchange) for o in drive.out)
     drive.receive(with_weights(plan(1, attempt=2), (7, 100)))
-    begun = drive.wants(e.BeginExchange)
-    assert isinstance(begun, e.BeginExchange)
+    begun = drive.wants(out.BeginExchange)
+    assert isinstance(begun, out.BeginExchange)
     assert [c.tokens for c in begun.plan.contributors] == [7, 100]
 
 
@@ -39,8 +39,8 @@ def test_weights_that_are_not_those_that_the_site_exchanges_with_end_the_attempt
     seal_ahead(drive, tokens=300)
     drive.receive(weights_of(AHEAD, told, 100))
     assert failure(drive) == f"the coordinator says that this site has the weight {told}, and it exchanges with 300"
-    drive.wants(e.CancelExchange)
-    assert not any(isinstance(o, e.WeighExchange) for o in drive.out)
+    drive.wants(out.CancelExchange)
+    assert not any(isinstance(o, out.WeighExchange) for o in drive.out)
 
 
 def test_a_commit_with_another_weight_of_the_site_ends_it_before_anything_is_applied() -> None:
@@ -51,13 +51,13 @@ def test_a_commit_with_another_weight_of_the_site_ends_it_before_anything_is_app
     found = commit(1, 1)
     mine, other = found.contributors
     drive.receive(replace(found, contributors=(replace(mine, tokens=mine.tokens ^ 64), other)))
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert (ended.code, ended.text) == (
         StateError.exit_code,
         f"commit 1 lists this site with the weight {mine.tokens ^ 64}, it exchanged with {mine.tokens}",
     )
-    assert not any(isinstance(o, e.ApplyCommit) for o in drive.out)
+    assert not any(isinstance(o, out.ApplyCommit) for o in drive.out)
 
 
 def test_a_commit_that_leaves_out_samples_of_the_site_ends_it() -> None:
@@ -68,8 +68,8 @@ def test_a_commit_that_leaves_out_samples_of_the_site_ends_it() -> None:
     drive.receive(plan(1))
     exchanged(drive, 1)
     drive.receive(commit(1, 1, done=(m.DataRange(first=0, num_samples=48),)))
-    ended = drive.wants(e.Exit)
-    assert isinstance(ended, e.Exit)
+    ended = drive.wants(out.Exit)
+    assert isinstance(ended, out.Exit)
     assert ended.text == "commit 1 does not list 32 samples that this site's Ready did"
 
 
@@ -78,4 +78,4 @@ def test_a_receiver_believes_weights_that_are_not_its_own() -> None:
     drive.receive(plan(1, contributors=(2, 3), receivers=(1,)))
     exchanged(drive, 1)
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)

@@ -7,10 +7,22 @@ from dataclasses import replace
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.protocol import messages as m
 from atoll.protocol.plans import with_weights
 from atoll.protocol.settings import settings_to_json
-from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, at_boundary, commit, exchanged, opened, plan, started
+from tests.unit.node_core.test_site import (
+    HASH,
+    SETTINGS,
+    Driver,
+    a_failure,
+    at_boundary,
+    commit,
+    exchanged,
+    opened,
+    plan,
+    started,
+)
 
 AHEAD = replace(plan(2, base=1), contributors=tuple(replace(c, tokens=0) for c in plan(2).contributors))
 
@@ -23,9 +35,9 @@ def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive.receive(ahead)
-    assert not [o for o in drive.out if isinstance(o, e.Send)], "it is kept until the commit is applied"
+    assert not [o for o in drive.out if isinstance(o, out.Send)], "it is kept until the commit is applied"
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
     drive.out.clear()
     drive.merged(1)
@@ -33,7 +45,7 @@ def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
     return drive
 
 
-def seal(drive: Driver, tokens: int = 300) -> list[e.Output]:
+def seal(drive: Driver, tokens: int = 300) -> list[out.Output]:
     drive.ask(20)
     drive.out.clear()
     drive.sealed(20, tokens=tokens)
@@ -43,9 +55,9 @@ def seal(drive: Driver, tokens: int = 300) -> list[e.Output]:
 def test_the_exchange_begins_at_the_boundary_with_the_weight_of_this_site() -> None:
     drive = with_a_plan()
     ready, begin = seal(drive)
-    assert isinstance(ready, e.Send)
+    assert isinstance(ready, out.Send)
     assert isinstance(ready.message, m.Ready)
-    assert isinstance(begin, e.BeginExchange)
+    assert isinstance(begin, out.BeginExchange)
     assert [c.tokens for c in begin.plan.contributors] == [300, 0]
 
 
@@ -53,7 +65,7 @@ def test_it_begins_while_the_coordinator_is_away() -> None:
     drive = with_a_plan()
     drive(e.SessionLost("gone"))
     (begin,) = seal(drive)
-    assert isinstance(begin, e.BeginExchange)
+    assert isinstance(begin, out.BeginExchange)
 
 
 def test_what_failed_while_the_coordinator_was_away_is_said_when_it_is_back() -> None:
@@ -61,7 +73,7 @@ def test_what_failed_while_the_coordinator_was_away_is_said_when_it_is_back() ->
     drive = with_a_plan()
     drive(e.SessionLost("gone"))
     seal(drive)
-    drive(e.ExchangeBroken(sync=2, attempt=1, term=1, peer_site_id=2, sending=True, phase="payloads", text="refused"))
+    drive(e.ExchangeBroken(a_failure(2, "payloads", "refused", peer_site_id=2)))
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.out.clear()
@@ -76,7 +88,7 @@ def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
     drive.out.clear()
     weighed = with_weights(plan(2, base=1), (300, 100))
     drive.receive(weighed)
-    assert drive.out == [e.WeighExchange(weighed)]
+    assert drive.out == [out.WeighExchange(weighed)]
     drive.out.clear()
     drive.receive(weighed)
     assert not drive.out
@@ -92,7 +104,7 @@ def test_weights_that_come_alone_are_those_of_the_plan_that_came_with_the_commit
     drive.out.clear()
     weighed = with_weights(plan(2, base=1), (300, 100))
     drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
-    assert drive.out == [e.WeighExchange(weighed)]
+    assert drive.out == [out.WeighExchange(weighed)]
     drive.out.clear()
     drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
     assert not drive.out
@@ -108,7 +120,7 @@ def test_weights_that_fit_no_plan_fail_the_attempt(wrong: m.Weights) -> None:
     seal(drive)
     drive.out.clear()
     drive.receive(wrong)
-    (failed,) = [o.message for o in drive.out if isinstance(o, e.Send)]
+    (failed,) = [o.message for o in drive.out if isinstance(o, out.Send)]
     assert isinstance(failed, m.ExchangeFailed)
     assert (failed.sync, failed.attempt, failed.term) == (wrong.sync, wrong.attempt, wrong.term)
     assert drive.is_exchanging(), "and the one that runs is left alone"
@@ -125,14 +137,14 @@ def test_weights_of_a_plan_that_gave_way_say_nothing() -> None:
 
 def test_17_without_a_weight_it_is_not_begun() -> None:
     (ready,) = seal(with_a_plan(), tokens=0)
-    assert isinstance(ready, e.Send)
+    assert isinstance(ready, out.Send)
 
 
 def test_a_plan_of_a_sync_that_was_abandoned_is_not_begun_in_the_next_one() -> None:
     drive = with_a_plan()
     drive.receive(m.Abandoned(sync=2, reason="test", next=opened(3, 1)))
     (ready,) = seal(drive)
-    assert isinstance(ready, e.Send)
+    assert isinstance(ready, out.Send)
 
 
 def test_a_snapshot_that_missed_the_commit_is_not_exchanged_by_the_plan_after_it() -> None:
@@ -140,7 +152,7 @@ def test_a_snapshot_that_missed_the_commit_is_not_exchanged_by_the_plan_after_it
     at_boundary(drive)
     drive.receive(AHEAD)
     drive.receive(opened(2, 1))  # and commit 1 is still to come
-    assert not [o for o in drive.out if isinstance(o, e.BeginExchange)]
+    assert not [o for o in drive.out if isinstance(o, out.BeginExchange)]
     assert not drive.is_exchanging()
 
 
@@ -149,7 +161,7 @@ def test_who_receives_by_a_later_plan_does_not_go_back_to_it() -> None:
     drive = with_a_plan()
     drive.receive(plan(2, attempt=2, base=1, contributors=(2,), receivers=(1,)))
     (ready,) = seal(drive)
-    assert isinstance(ready, e.Send)
+    assert isinstance(ready, out.Send)
 
 
 def test_an_ordinary_plan_takes_its_place() -> None:
@@ -158,7 +170,7 @@ def test_an_ordinary_plan_takes_its_place() -> None:
     drive.out.clear()
     second = plan(2, attempt=2, base=1)
     drive.receive(second)
-    assert [type(o) for o in drive.out] == [e.CancelExchange, e.BeginExchange]
+    assert [type(o) for o in drive.out] == [out.CancelExchange, out.BeginExchange]
     drive.out.clear()
     drive.receive(AHEAD)
     assert not drive.out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
@@ -26,13 +27,13 @@ def test_without_a_donor_the_own_log_is_tried_once_and_the_coordinator_hears_of_
     drive = behind()
     nobody = m.Sources(attested=ATTESTED, commits=(commit(1, 1), commit(2, 2)))
     drive.receive(nobody)
-    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
+    assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(2, 2))
+    assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(2, 2))
     drive(e.ApplyFailed(2, "not in the log"))
     assert m.FindSources(has_state=True, after_commit=1, lacks_commit=2) in drive.sent()
     drive.receive(m.Sources(attested=ATTESTED, commits=(commit(2, 2),)))
-    assert not [o for o in drive.out if not isinstance(o, e.Report)], "it waits"
+    assert not [o for o in drive.out if not isinstance(o, out.Report)], "it waits"
 
 
 def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> None:
@@ -40,10 +41,10 @@ def test_a_site_at_the_commit_that_the_run_goes_back_to_keeps_its_state() -> Non
     drive.receive(m.Sources(attested=ATTESTED, commits=(commit(1, 1), commit(2, 2))))
     drive(e.ApplyFailed(1, "not in the log"))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(0, 1)
     drive.receive(opened(4, 0))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="again"))
-    assert not [o for o in drive.out if isinstance(o, e.RollBack)]
+    assert not [o for o in drive.out if isinstance(o, out.RollBack)]
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
     assert not drive.sent(), "nothing has changed for the coordinator"
     drive.ask(0)
@@ -101,14 +102,14 @@ def test_nothing_is_begun_in_a_log_from_which_void_attempts_are_about_to_be_remo
     drive.ask(10)
     drive.sealed(10)
     drive.receive(commit(1, 1, contributors=(2,)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive.receive(opened(4, 0))
     assert not drive.sent(), "a Ready would be followed by a plan"
     drive.receive(plan(4, contributors=(2,), receivers=(1,)))
-    assert not [o for o in drive.out if isinstance(o, e.BeginExchange)]
+    assert not [o for o in drive.out if isinstance(o, out.BeginExchange)]
     drive(e.ApplyFailed(1, "not in the log"))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(0, 1)
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
     (ready,) = drive.sent()
     assert isinstance(ready, m.Ready)
@@ -120,7 +121,7 @@ def test_a_site_with_void_commits_rolls_its_disk_back_and_says_hello_anew() -> N
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
     drive.receive(m.RolledBack(branch=3, commit=1, reason="a power cut"))
-    assert drive.wants(e.RollBack) == e.RollBack(1, 3)
+    assert drive.wants(out.RollBack) == out.RollBack(1, 3)
     drive(e.DiskRolledBack(branch=3, held=(1, HASH)))
     (hello,) = drive.sent()
     assert isinstance(hello, m.Hello)
@@ -132,10 +133,10 @@ def test_a_second_rollback_while_the_first_is_carried_out_follows_it() -> None:
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
     drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
-    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(1, 1)
     drive.receive(m.RolledBack(branch=2, commit=0, reason="another"))
     drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 2)
+    assert drive.wants(out.RollBack) == out.RollBack(0, 2)
     drive(e.DiskRolledBack(branch=2, held=(0, HASH)))
     (hello,) = drive.sent()
     assert isinstance(hello, m.Hello)
@@ -147,17 +148,17 @@ def test_what_the_first_rollback_voids_is_void_although_the_second_goes_back_les
     drive = Driver(Outer(commit=2, state_hash=HASH, run_step=0, run_tokens=0))
     drive.up_to_admitted(m.AdmittedAs.MEMBER, 1)
     drive.receive(commit(3, 3, contributors=(2, 3)))
-    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(3, 3, contributors=(2, 3)))
+    assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(3, 3, contributors=(2, 3)))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="what followed is of no use"))
     drive.receive(m.RolledBack(branch=2, commit=2, reason="asked by a person"))
     drive(e.CommitApplied(commit=3, state_hash=HASH))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 2), "commits 1 and 2 on this disk are of the first branch"
+    assert drive.wants(out.RollBack) == out.RollBack(0, 2), "commits 1 and 2 on this disk are of the first branch"
 
 
 def test_a_void_commit_that_cannot_be_applied_is_not_lacking_in_the_new_branch() -> None:
     drive = started()
     drive.receive(commit(1, 1))
-    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
+    assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(1, 1))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive(e.ApplyFailed(1, "not in the log"))
     assert drive.lacks() == 0
@@ -168,16 +169,16 @@ def test_a_commit_of_the_new_branch_is_not_taken_for_the_void_one_of_its_number(
     for applied in (True, False):
         drive = started()
         drive.receive(commit(1, 1, contributors=(2, 3)))
-        assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1, contributors=(2, 3)))
+        assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(1, 1, contributors=(2, 3)))
         drive.receive(m.RolledBack(branch=1, commit=0, reason="what followed is of no use"))
         drive.receive(opened(2, 0))
         new = commit(1, 2, contributors=(2, 3))
         drive.receive(new)
         drive(e.CommitApplied(commit=1, state_hash=HASH) if applied else e.ApplyFailed(1, "not in the log"))
-        assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+        assert drive.wants(out.RollBack) == out.RollBack(0, 1)
         assert not drive.sent(), "the void commit is of no use to anybody"
         drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
-        assert drive.wants(e.ApplyCommit) == e.ApplyCommit(new), f"applied: {applied}"
+        assert drive.wants(out.ApplyCommit) == out.ApplyCommit(new), f"applied: {applied}"
         drive(e.CommitApplied(commit=1, state_hash=bytes(32)))
         assert m.Applied(commit=1, state_hash=bytes(32)) in drive.sent()
 
@@ -187,11 +188,11 @@ def test_the_end_of_the_run_waits_until_void_commits_are_off_the_disk() -> None:
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=4))
     drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
-    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(1, 1)
     drive.receive(m.Finished(commit=4, reason="its length is reached", run_step=40, run_tokens=400))
-    assert not [o for o in drive.out if isinstance(o, e.Exit)]
+    assert not [o for o in drive.out if isinstance(o, out.Exit)]
     drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
-    (end,) = [o for o in drive.out if isinstance(o, e.Exit)]
+    (end,) = [o for o in drive.out if isinstance(o, out.Exit)]
     assert (end.code, "the run is over at commit 4" in end.text) == (0, True)
 
 
@@ -214,11 +215,11 @@ def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> No
     drive.receive(plan(1))
     drive(e.ExchangeFinished(sync=1, attempt=1, term=1, payload_digest=HASH, tokens=(), sent_bytes=1, received_bytes=1))
     drive.receive(commit(1, 1))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
-    assert not [o for o in drive.out if isinstance(o, e.RollBack)]
+    assert not [o for o in drive.out if isinstance(o, out.RollBack)]
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(0, 1)
     assert drive.holds() == 0
 
 
@@ -226,19 +227,19 @@ def test_nothing_is_written_for_the_workers_from_a_state_that_is_about_to_be_rol
     """The disk is at the void commit although the site holds the one before; new workers ask meanwhile."""
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed", num_steps=1))
     drive.joined()
     drive.ask(0)
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive.receive(opened(3, 0))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.RollBack) == e.RollBack(0, 1)
-    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "the disk holds commit 1"
+    assert drive.wants(out.RollBack) == out.RollBack(0, 1)
+    assert not [o for o in drive.out if isinstance(o, out.PublishState)], "the disk holds commit 1"
     drive(e.Tick())
-    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "or nothing"
+    assert not [o for o in drive.out if isinstance(o, out.PublishState)], "or nothing"
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(0))
     drive(e.Published(e.Values(0)))
     assert drive.answer().kind is e.AnswerKind.APPLY
 
@@ -249,13 +250,13 @@ def test_going_back_does_not_wait_for_ever_for_a_difference_that_nobody_takes_an
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 1))
     drive.receive(m.Finished(commit=1, reason="complete", run_step=10, run_tokens=300))
     drive.receive(m.RolledBack(branch=1, commit=1, reason="asked by a person"))
     drive(e.Published(e.Difference(0, 1)))
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
-    assert drive.wants(e.RollBack) == e.RollBack(1, 1)
+    assert drive.wants(out.RollBack) == out.RollBack(1, 1)
 
 
 # --- back to a commit that sites have passed
@@ -263,13 +264,13 @@ def test_going_back_does_not_wait_for_ever_for_a_difference_that_nobody_takes_an
 
 def test_it_puts_an_older_state_together_and_says_what_came_of_it() -> None:
     drive = started()
-    drive.receive(m.RebuildCommit(commit=0, state_hash=HASH, last_commit=7))
-    assert drive.wants(e.RebuildCommit) == e.RebuildCommit(commit=0, state_hash=HASH, last_commit=7)
+    asked = m.RebuildCommit(commit=0, state_hash=HASH, last_commit=7)
+    drive.receive(asked)
+    assert drive.wants(out.Fulfil) == out.Fulfil(asked)
     assert drive.holds() is not None, "nothing is given up for it"
-    drive(e.CommitRebuilt(commit=0, state_hash=HASH, oldest=0))
-    assert drive.sent() == [m.CommitRebuilt(commit=0, state_hash=HASH, has_oldest=True)]
-    drive(e.CommitRebuilt(commit=0, state_hash=b"", oldest=None, text="no room"))
-    assert drive.sent() == [m.CommitRebuilt(commit=0, text="no room")]
+    rebuilt = m.CommitRebuilt(commit=0, state_hash=HASH, has_oldest=True)
+    drive(e.Fulfilled(rebuilt))
+    assert drive.sent() == [rebuilt]
 
 
 def test_a_site_without_a_state_cannot_and_says_so_at_once() -> None:
@@ -278,4 +279,4 @@ def test_a_site_without_a_state_cannot_and_says_so_at_once() -> None:
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=5))
     drive.receive(m.RebuildCommit(commit=1, state_hash=HASH, last_commit=5))
     assert drive.sent() == [m.CommitRebuilt(commit=1, text="it holds no state")]
-    assert not [o for o in drive.out if isinstance(o, e.RebuildCommit)]
+    assert not [o for o in drive.out if isinstance(o, out.Fulfil)]

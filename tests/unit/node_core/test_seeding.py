@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.settings import settings_to_json
@@ -28,7 +29,7 @@ def writing() -> Driver:
 def seeded() -> Driver:
     drive = writing()
     drive.sealed(0)
-    drive.wants(e.SeedState)
+    drive.wants(out.SeedState)
     drive(e.StateSeeded(state_hash=HASH))
     return drive
 
@@ -37,7 +38,7 @@ def test_23_who_made_the_starting_state_rolls_back_like_any_other() -> None:
     drive = seeded()
     drive.receive(opened(1, 0))
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
-    drive.wants(e.RollBack)
+    drive.wants(out.RollBack)
 
 
 def test_who_lost_against_another_starting_state_makes_it_when_it_is_named_again() -> None:
@@ -55,21 +56,21 @@ def test_a_joiner_does_not_make_a_state_of_what_it_wrote_as_a_seeder() -> None:
     drive = writing()
     drive.receive(JOINER)
     drive.receive(SOURCES)
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive.sealed(0)
-    assert not [o for o in drive.out if isinstance(o, e.SeedState)]
+    assert not [o for o in drive.out if isinstance(o, out.SeedState)]
 
 
 def test_nothing_is_fetched_while_the_starting_state_is_made() -> None:
     """Both would write the outer state. What was made is compared with the run's afterwards."""
     drive = writing()
     drive.sealed(0)
-    drive.wants(e.SeedState)
+    drive.wants(out.SeedState)
     drive.receive(JOINER)
     drive.receive(SOURCES)
-    assert not [o for o in drive.out if isinstance(o, e.FetchState)]
+    assert not [o for o in drive.out if isinstance(o, out.FetchState)]
     drive.out.clear()
     drive(e.StateSeeded(state_hash=HASH))
-    assert not [o for o in drive.out if isinstance(o, e.FetchState)], "it has what it was to fetch"
-    (applied,) = [o.message for o in drive.out if isinstance(o, e.Send) and isinstance(o.message, m.Applied)]
+    assert not [o for o in drive.out if isinstance(o, out.FetchState)], "it has what it was to fetch"
+    (applied,) = [o.message for o in drive.out if isinstance(o, out.Send) and isinstance(o.message, m.Applied)]
     assert (applied.commit, applied.state_hash) == (0, HASH)

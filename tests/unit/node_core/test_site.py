@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from atoll.node.core import events as e
+from atoll.node.core import outputs as out
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
@@ -16,7 +17,7 @@ from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
-from tests.harness.site_questions import PROCESS, SiteQuestions, a_core
+from tests.harness.site_questions import PROCESS, SiteQuestions, a_core, wanted
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
@@ -27,6 +28,18 @@ def member(site_id: int, incarnation: int = 1, tokens: int = 100) -> m.Member:
     return m.Member(site_id=site_id, incarnation=incarnation, address=f"127.0.0.1:{site_id}", tokens=tokens)
 
 
+def a_failure(sync: int, phase: str, text: str, *, peer_site_id: int = 0) -> m.ExchangeFailed:
+    return m.ExchangeFailed(
+        sync=sync,
+        attempt=1,
+        term=1,
+        peer_site_id=peer_site_id,
+        direction=m.Direction.RECEIVING,
+        phase=phase,
+        text=text,
+    )
+
+
 class Driver(SiteQuestions):
     """A core with a clock and a record of what it wants; answers of slow outputs are given by the test."""
 
@@ -35,42 +48,42 @@ class Driver(SiteQuestions):
     ) -> None:
         self.now = 100.0
         self.core = a_core(settings or SETTINGS, held, self.now, from_saved_model=from_saved_model)
-        self.out: list[e.Output] = []
+        self.out: list[out.Output] = []
 
-    def __call__(self, event: e.Event) -> list[e.Output]:
-        self.out = self.core.handle(event, self.now)
+    def __call__(self, event: e.Event) -> list[out.Output]:
+        self.out = wanted(self.core, event, self.now)
         return self.out
 
-    def receive(self, message: m.CoordinatorMessage, term: int = 1) -> list[e.Output]:
+    def receive(self, message: m.CoordinatorMessage, term: int = 1) -> list[out.Output]:
         return self(e.Received(term, message))
 
     def sent(self) -> list[m.SiteMessage]:
-        return [o.message for o in self.out if isinstance(o, e.Send)]
+        return [o.message for o in self.out if isinstance(o, out.Send)]
 
     def answer(self) -> e.Answer:
-        answers = [o.answer for o in self.out if isinstance(o, e.AnswerWorkers)]
+        answers = [o.answer for o in self.out if isinstance(o, out.AnswerWorkers)]
         assert len(answers) == 1, self.out
         return answers[0]
 
-    def wants(self, kind: type[e.Output]) -> e.Output:
+    def wants(self, kind: type[out.Output]) -> out.Output:
         found = [o for o in self.out if isinstance(o, kind)]
         assert len(found) == 1, self.out
         return found[0]
 
-    def ask(self, step: int, seq: int = 0) -> list[e.Output]:
+    def ask(self, step: int, seq: int = 0) -> list[out.Output]:
         return self(e.BoundaryAsked(generation=self.generation, step=step, seq=seq))
 
-    def sealed(self, step: int, tokens: int = 100, num_steps: int = 10) -> list[e.Output]:
+    def sealed(self, step: int, tokens: int = 100, num_steps: int = 10) -> list[out.Output]:
         return self(
             e.SnapshotSealed(
                 generation=self.generation, step=step, tokens=tokens, num_steps=num_steps, mean_loss=1.0, train_s=1.0
             )
         )
 
-    def merged(self, version: int) -> list[e.Output]:
+    def merged(self, version: int) -> list[out.Output]:
         return self(e.Merged(generation=self.generation, version=version, wait_s=0.1))
 
-    def joined(self) -> list[e.Output]:
+    def joined(self) -> list[out.Output]:
         joined = e.WorkersJoined(
             generation=self.generation, manifest=MANIFEST, data_fingerprint=b"", max_retained_bytes=1 << 20
         )
@@ -175,25 +188,24 @@ def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     assert isinstance(hello, m.Hello)
     assert hello.process_id == PROCESS
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
-    assert drive.wants(e.StartWorkers) == e.StartWorkers(1, settings_to_json(SETTINGS))
+    assert drive.wants(out.StartWorkers) == out.StartWorkers(1, settings_to_json(SETTINGS))
     drive.joined()
     offer = drive.sent()[0]
     assert isinstance(offer, m.Offer)
     drive.receive(m.SendManifest())
-    asked = drive.wants(e.SendManifest)
-    assert isinstance(asked, e.SendManifest)
-    assert asked.manifest.digest == offer.manifest_digest
+    assert drive.wants(out.Fulfil) == out.Fulfil(m.SendManifest())
+    assert offer.manifest_digest == MANIFEST.digest
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.SEEDER, run_seed=7))
-    assert drive.wants(e.SendLayout) == e.SendLayout(generation=1, site_id=1, run_seed=7)
+    assert drive.wants(out.SendLayout) == out.SendLayout(generation=1, site_id=1, run_seed=7)
     drive.ask(0)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(0, tokens=0, num_steps=0)
-    drive.wants(e.SeedState)
+    drive.wants(out.SeedState)
     drive(e.StateSeeded(state_hash=HASH))
     assert drive.sent() == [m.Applied(commit=0, state_hash=HASH)]
     drive.ask(0, 1)
     drive.receive(opened(1, 0))
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(0))
     drive(e.Published(e.Values(0)))
     assert drive.answer().fresh
 
@@ -209,7 +221,7 @@ def test_a_joiner_fetches_before_its_workers_start() -> None:
         donors=(m.Donor(site_id=1, incarnation=1, address="127.0.0.1:1", commit=4),),
     )
     drive.receive(sources)
-    assert drive.wants(e.FetchState) == e.FetchState(sources)
+    assert drive.wants(out.FetchState) == out.FetchState(sources)
     drive(e.StateFetched(commit=4, state_hash=HASH, run_step=40, run_tokens=1200))
     assert drive.sent() == [m.Applied(commit=4, state_hash=HASH)]
     drive.receive(opened(6, 4, num_steps=10))
@@ -223,14 +235,14 @@ def test_a_sync_from_boundary_to_the_next_window() -> None:
     drive = started()
     at_boundary(drive)
     drive.receive(plan(1))
-    assert drive.wants(e.BeginExchange) == e.BeginExchange(plan(1), True)
+    assert drive.wants(out.BeginExchange) == out.BeginExchange(plan(1), True)
     exchanged(drive, 1)
     assert isinstance(drive.sent()[0], m.Done)
     drive.receive(commit(1, 1))
-    assert drive.wants(e.ApplyCommit) == e.ApplyCommit(commit(1, 1))
+    assert drive.wants(out.ApplyCommit) == out.ApplyCommit(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drive.sent() == [m.Applied(commit=1, state_hash=HASH)]
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
     answer = drive.answer()
     assert (answer.kind, answer.mode, answer.next_step, answer.run_step) == (
@@ -248,26 +260,26 @@ def test_a_commit_waits_until_its_payloads_are_in_the_log() -> None:
     at_boundary(drive)
     drive.receive(plan(1))
     drive.receive(commit(1, 1))
-    assert not any(isinstance(o, e.ApplyCommit) for o in drive.out)
+    assert not any(isinstance(o, out.ApplyCommit) for o in drive.out)
     exchanged(drive, 1)
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
 
 
 def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time() -> None:
     drive = started()
     drive.receive(plan(1, contributors=(2, 3), receivers=(1,)))
-    assert drive.wants(e.BeginExchange) == e.BeginExchange(plan(1, contributors=(2, 3), receivers=(1,)), False)
+    assert drive.wants(out.BeginExchange) == out.BeginExchange(plan(1, contributors=(2, 3), receivers=(1,)), False)
     exchanged(drive, 1)
     assert not drive.sent(), "a receiver is not waited for"
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 1))
     drive(e.Published(e.Difference(0, 1)))
     answer = drive.answer()
     assert (answer.mode, answer.next_step) == (MergeMode.SHIFT, 10)
     drive.merged(1)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive.ask(10, 1)
     assert drive.answer().kind is AnswerKind.SNAPSHOT
     drive.sealed(10)
@@ -320,9 +332,9 @@ def test_a_commit_waits_while_a_shift_is_under_way() -> None:
     drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().mode is MergeMode.SHIFT
     drive.merged(1)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(1))
     drive(e.Published(e.Values(1)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
 
 
 def test_a_late_ready_site_gives_its_snapshot_up_and_shifts() -> None:
@@ -330,7 +342,7 @@ def test_a_late_ready_site_gives_its_snapshot_up_and_shifts() -> None:
     at_boundary(drive)
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 1))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 1))
     drive(e.Published(e.Difference(0, 1)))
     assert drive.answer().next_step == 10
     drive.merged(1)
@@ -343,8 +355,8 @@ def test_steps_beyond_the_boundary_survive_the_commit_by_a_merge() -> None:
     drive = started()
     at_boundary(drive)
     drive(e.SessionLost("connection reset"))
-    assert not any(isinstance(o, e.AnswerWorkers) for o in drive.out)
-    drive.now = drive.core.next_deadline() or 0.0
+    assert not any(isinstance(o, out.AnswerWorkers) for o in drive.out)
+    drive.now = drive.deadline() or 0.0
     drive(e.Tick())
     assert drive.answer() == e.Answer(kind=AnswerKind.CONTINUE, next_step=11)
     for step in range(11, 20):
@@ -371,7 +383,7 @@ def test_a_second_attempt_replaces_the_first_and_older_plans_are_ignored() -> No
     at_boundary(drive)
     drive.receive(plan(1, contributors=(1, 2, 3)))
     drive.receive(plan(1, attempt=2))
-    assert [type(o) for o in drive.out] == [e.CancelExchange, e.BeginExchange]
+    assert [type(o) for o in drive.out] == [out.CancelExchange, out.BeginExchange]
     exchanged(drive, 1, attempt=1)
     assert not drive.out, "the result of an older attempt is dropped"
     drive.receive(plan(1, attempt=1, contributors=(1, 2, 3)))
@@ -395,8 +407,8 @@ def test_what_a_restart_would_not_cure_leaves_with_its_exit_code() -> None:
     drive = started()
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.FATAL, text="the loss is not finite", exit_code=6))
     assert next(s for s in drive.sent() if isinstance(s, m.Leave)).fatal
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
+    exit_output = drive.wants(out.Exit)
+    assert isinstance(exit_output, out.Exit)
     assert (exit_output.code, exit_output.text) == (6, "the loss is not finite")
 
 
@@ -405,7 +417,7 @@ def test_a_sealed_snapshot_outlives_the_workers_that_wrote_it() -> None:
     at_boundary(drive)
     drive(e.WorkersFailed(generation=1, kind=e.FailureKind.CRASHED, text="killed by signal 9"))
     drive.receive(plan(1))
-    drive.wants(e.BeginExchange)
+    drive.wants(out.BeginExchange)
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
@@ -421,7 +433,7 @@ def put_in_place(drive: Driver, commit: int) -> None:
     drive(e.ModelSaved(commit=commit))
     assert not drive.out, "it may be wrong"
     drive.receive(m.Finished(commit=commit, reason="complete", run_step=10 * commit, run_tokens=1, state_hash=HASH))
-    assert drive.wants(e.KeepModel) == e.KeepModel(commit)
+    assert drive.wants(out.KeepModel) == out.KeepModel(commit)
     drive(e.ModelKept(commit=commit))
 
 
@@ -432,7 +444,7 @@ def test_the_last_commit_is_applied_saved_and_left() -> None:
     exchanged(drive, 1)
     drive.receive(commit(1, 1, final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
+    assert drive.wants(out.SaveModel) == out.SaveModel(commit=1, run_step=10, run_tokens=300)
     drive(e.Published(e.Values(1)))
     assert drive.answer().next_step == 10
     drive.merged(1)
@@ -442,7 +454,7 @@ def test_the_last_commit_is_applied_saved_and_left() -> None:
     assert not drive.out
     put_in_place(drive, 1)
     assert isinstance(drive.sent()[0], m.Leave)
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
 
 
 def test_leaving_finishes_the_sync_under_way() -> None:
@@ -459,24 +471,24 @@ def test_leaving_finishes_the_sync_under_way() -> None:
     drive.ask(10, 2)
     assert drive.answer().kind is AnswerKind.STOP
     drive(e.WorkersLeft(generation=1, reason="stopped"))
-    assert drive.wants(e.Exit) == e.Exit(0, "Ctrl-C")
+    assert drive.wants(out.Exit) == out.Exit(0, "Ctrl-C")
 
 
 def test_leaving_has_a_limit() -> None:
     drive = started()
     drive(e.LeaveAsked("Ctrl-C"))
-    drive.now = drive.core.next_deadline() or 0.0
+    drive.now = drive.deadline() or 0.0
     drive(e.Tick())
     assert isinstance(drive.sent()[-1], m.Leave)
-    drive.wants(e.StopWorkers)
-    drive.wants(e.Exit)
+    drive.wants(out.StopWorkers)
+    drive.wants(out.Exit)
 
 
 def test_a_loader_that_ends_early_leaves_the_run() -> None:
     drive = started()
     drive(e.WorkersLeft(generation=1, reason="the loader ended"))
     assert drive.sent() == [m.Leave(reason="the loader ended")]
-    assert drive.wants(e.Exit) == e.Exit(0, "the loader ended")
+    assert drive.wants(out.Exit) == out.Exit(0, "the loader ended")
 
 
 def test_a_wait_for_the_coordinator_ends() -> None:
@@ -484,8 +496,8 @@ def test_a_wait_for_the_coordinator_ends() -> None:
     drive(e.SessionLost("gone"))
     drive.now += drive.core.limits.give_up_s
     drive(e.Tick())
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
+    exit_output = drive.wants(out.Exit)
+    assert isinstance(exit_output, out.Exit)
     assert "no coordinator" in exit_output.text
 
 
@@ -493,7 +505,7 @@ def test_messages_of_an_older_term_are_ignored() -> None:
     drive = started()
     drive.receive(m.Pulse(), term=3)
     drive.receive(m.Finished(commit=0, reason="old", run_step=0, run_tokens=0), term=2)
-    assert [type(o) for o in drive.out] == [e.Report]
+    assert [type(o) for o in drive.out] == [out.Report]
 
 
 def test_commits_between_welcome_and_admission_are_asked_for() -> None:
@@ -515,11 +527,11 @@ def test_a_commit_that_is_missing_in_between_is_fetched() -> None:
         commits=(commit(1, 1), commit(2, 2)),
     )
     drive.receive(sources)
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=2, state_hash=HASH, run_step=20, run_tokens=600))
     drive.receive(opened(3, 2))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Difference(0, 2))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Difference(0, 2))
 
 
 def test_a_failed_fetch_is_tried_again() -> None:
@@ -532,7 +544,7 @@ def test_a_failed_fetch_is_tried_again() -> None:
         )
     )
     drive(e.FetchFailed("donor 1 at 127.0.0.1:1 stalled"))
-    drive.now = drive.core.next_deadline() or 0.0
+    drive.now = drive.deadline() or 0.0
     drive(e.Tick())
     assert drive.sent() == [m.FindSources(has_state=False, after_commit=0)]
 
@@ -541,15 +553,15 @@ def test_refusal_ends_the_node_with_the_reason() -> None:
     drive = Driver()
     drive(e.SessionOpened())
     drive.receive(m.Refused(kind=m.RefusedKind.NAME_TAKEN, text="the name a is taken"))
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
+    exit_output = drive.wants(out.Exit)
+    assert isinstance(exit_output, out.Exit)
     assert "the name a is taken" in exit_output.text
 
 
 def test_every_dispatch_is_silent_after_the_exit() -> None:
     drive = Driver()
     drive.receive(m.Refused(kind=m.RefusedKind.RUN, text="another run"))
-    probes: list[Callable[[], list[e.Output]]] = [lambda: drive.ask(0), lambda: drive(e.Tick())]
+    probes: list[Callable[[], list[out.Output]]] = [lambda: drive.ask(0), lambda: drive(e.Tick())]
     assert [probe() for probe in probes] == [[], []]
 
 
@@ -557,9 +569,9 @@ def test_a_commit_that_cannot_be_applied_is_not_tried_again_while_the_coordinato
     drive = started()
     drive(e.SessionLost("connection reset"))
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
-    assert not any(isinstance(o, e.ApplyCommit) for o in drive.out)
+    assert not any(isinstance(o, out.ApplyCommit) for o in drive.out)
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS), site_id=1, last_commit=1))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.MEMBER, run_seed=7))
@@ -596,7 +608,7 @@ def test_a_fetch_waits_while_a_shift_is_under_way() -> None:
         commits=(commit(2, 2), commit(3, 3)),
     )
     drive.receive(sources)
-    assert not any(isinstance(o, e.FetchState) for o in drive.out), "PUBLISH has to get the workers' version back"
+    assert not any(isinstance(o, out.FetchState) for o in drive.out), "PUBLISH has to get the workers' version back"
 
 
 def test_what_an_evicted_site_takes_last_is_not_written_again_while_its_state_moves_on() -> None:
@@ -609,12 +621,12 @@ def test_what_an_evicted_site_takes_last_is_not_written_again_while_its_state_mo
     assert drive.answer().mode is MergeMode.SHIFT
     drive.receive(commit(2, 2, contributors=(2, 3)))
     drive.receive(m.Evicted(reason="silent for 3 s"))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.merged(1)
-    assert not [o for o in drive.out if isinstance(o, e.PublishState)], "commit 2 is on its way"
+    assert not [o for o in drive.out if isinstance(o, out.PublishState)], "commit 2 is on its way"
     drive(e.CommitApplied(commit=2, state_hash=HASH))
     drive.ask(10, 1)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(2))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(2))
     drive(e.Published(e.Values(2)))
     assert drive.answer().mode is MergeMode.REPLACE
 
@@ -645,7 +657,7 @@ def at_the_end(*, workers_left: bool = True) -> Driver:
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive.wants(e.SaveModel)
+    drive.wants(out.SaveModel)
     if workers_left:
         drive(e.WorkersLeft(generation=1, reason="stopped"))
     return drive
@@ -666,9 +678,9 @@ def test_a_wrong_state_of_the_last_commit_leaves_no_model(*, is_written: bool, i
         drive.receive(finished(HASH))
         drive(e.ModelKept(commit=1))
     drive.receive(finished(GOOD_HASH))
-    assert drive.wants(e.DropModel) == e.DropModel(1)
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
+    assert drive.wants(out.DropModel) == out.DropModel(1)
+    exit_output = drive.wants(out.Exit)
+    assert isinstance(exit_output, out.Exit)
     assert exit_output.code == StateError.exit_code
     assert "the run's is 676767676767" in exit_output.text
 
@@ -678,12 +690,12 @@ def test_a_model_that_nobody_contradicts_in_time_is_kept() -> None:
     drive.receive(finished())
     drive(e.ModelSaved(commit=1))
     assert not drive.out
-    drive.now = drive.core.next_deadline() or 0.0
+    drive.now = drive.deadline() or 0.0
     assert drive.now == 100.0 + drive.core.limits.lease_s
     drive(e.Tick())
-    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+    assert drive.wants(out.KeepModel) == out.KeepModel(1)
     drive(e.ModelKept(commit=1))
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
 
 
 def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() -> None:
@@ -696,8 +708,8 @@ def test_a_dispute_over_the_last_commit_that_nobody_settles_leaves_no_model() ->
     drive.receive(m.Disputed(commit=1, is_over=True))
     drive.now += drive.core.limits.lease_s
     drive(e.Tick())
-    exit_output = drive.wants(e.Exit)
-    assert isinstance(exit_output, e.Exit)
+    exit_output = drive.wants(out.Exit)
+    assert isinstance(exit_output, out.Exit)
     assert exit_output.code == StateError.exit_code
     assert "nobody knows whose is right" in exit_output.text
 
@@ -713,12 +725,12 @@ def test_a_dispute_that_is_looked_into_for_long_is_waited_for_without_spinning()
         drive.now += drive.core.limits.lease_s
         drive(e.Tick())
         assert not drive.out
-        deadline = drive.core.next_deadline()
+        deadline = drive.deadline()
         assert deadline is None or deadline > drive.now, "a deadline that has passed is waited for"
     drive.receive(m.Disputed(commit=1, is_over=True))
     assert not drive.has_ended(), "whose state is right is said next"
     drive.receive(finished(HASH))
-    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+    assert drive.wants(out.KeepModel) == out.KeepModel(1)
 
 
 def test_a_dispute_over_an_earlier_commit_is_none_over_the_last() -> None:
@@ -729,7 +741,7 @@ def test_a_dispute_over_an_earlier_commit_is_none_over_the_last() -> None:
     drive(e.ModelSaved(commit=1))
     drive.now += drive.core.limits.lease_s
     drive(e.Tick())
-    assert drive.wants(e.KeepModel) == e.KeepModel(1), "nobody contradicts"
+    assert drive.wants(out.KeepModel) == out.KeepModel(1), "nobody contradicts"
 
 
 def saving_every_commit() -> Driver:
@@ -737,26 +749,28 @@ def saving_every_commit() -> Driver:
     drive = started(settings=replace(SETTINGS, save_every=1))
     drive.receive(commit(1, 1, contributors=(2, 3)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.SaveModel) == e.SaveModel(commit=1, run_step=10, run_tokens=300)
+    assert drive.wants(out.SaveModel) == out.SaveModel(commit=1, run_step=10, run_tokens=300)
     return drive
 
 
 def test_commits_and_catching_up_do_not_wait_for_a_model_that_is_written() -> None:
     drive = saving_every_commit()
     drive.receive(commit(2, 2, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive(e.CommitApplied(commit=2, state_hash=HASH))
-    assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "one at a time"
-    assert "commit 2 is not saved: that of commit 1 is still being written" in drive.wants(e.Report).text  # type: ignore[union-attr]
+    assert not [o for o in drive.out if isinstance(o, out.SaveModel)], "one at a time"
+    assert "commit 2 is not saved: that of commit 1 is still being written" in drive.wants(out.Report).text  # type: ignore[union-attr]
     drive.receive(commit(4, 4, contributors=(2, 3)))
     donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=4)
     drive.receive(m.Sources(attested=(m.Attestation(commit=4, state_hash=HASH),), donors=(donor,)))
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=4, state_hash=HASH, run_step=40, run_tokens=1, final=True))
     drive(e.ModelSaved(commit=1))
-    assert drive.wants(e.KeepModel) == e.KeepModel(1)
+    assert drive.wants(out.KeepModel) == out.KeepModel(1)
     drive(e.ModelKept(commit=1))
-    assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1), "the last one is not left out"
+    assert drive.wants(out.SaveModel) == out.SaveModel(commit=4, run_step=40, run_tokens=1), (
+        "the last one is not left out"
+    )
 
 
 @pytest.mark.parametrize("why", ["rolled back", "wrong"])
@@ -764,15 +778,15 @@ def test_a_model_of_a_void_commit_is_not_put_in_place(why: str) -> None:
     drive = saving_every_commit()
     if why == "rolled back":
         drive.receive(m.RolledBack(branch=1, commit=0, reason="a disk is lost"))
-        drive.wants(e.RollBack)  # does not wait for it
+        drive.wants(out.RollBack)  # does not wait for it
     else:
         drive.receive(m.Evicted(reason="its state has another hash"))
         drive.receive(m.Welcome(settings_json=settings_to_json(drive.core.settings)))
         joiner = m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7, state_hash=GOOD_HASH)
         drive.receive(joiner)
-        drive.wants(e.DistrustState)
+        drive.wants(out.DistrustState)
     drive(e.ModelSaved(commit=1))
-    assert drive.wants(e.DropModel) == e.DropModel(1)
+    assert drive.wants(out.DropModel) == out.DropModel(1)
 
 
 def sources_of(commit_number: int, *commits: m.Commit) -> m.Sources:
@@ -792,32 +806,32 @@ def evicted_and_a_joiner_again(drive: Driver) -> None:
 def test_another_state_of_the_same_commit_is_published_again() -> None:
     drive = started()
     evicted_and_a_joiner_again(drive)
-    drive.wants(e.DistrustState)
+    drive.wants(out.DistrustState)
     drive.receive(sources_of(0))
-    assert not [o for o in drive.out if isinstance(o, e.FetchState)], "every chunk is being checked"
+    assert not [o for o in drive.out if isinstance(o, out.FetchState)], "every chunk is being checked"
     drive(e.StateVerified())
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
     drive.receive(opened(1, 0))
     drive.ask(10)
-    assert drive.wants(e.PublishState) == e.PublishState(e.Values(0))
+    assert drive.wants(out.PublishState) == out.PublishState(e.Values(0))
 
 
 def test_a_contributor_that_fetches_the_commit_does_not_contribute_the_same_again() -> None:
     drive = started()
     at_boundary(drive)
     drive.receive(plan(1))
-    drive.wants(e.BeginExchange)
-    drive(e.ExchangeBroken(sync=1, attempt=1, term=1, peer_site_id=0, sending=False, phase="local", text="EIO"))
+    drive.wants(out.BeginExchange)
+    drive(e.ExchangeBroken(a_failure(1, "local", "EIO")))
     drive.receive(commit(1, 1))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
     drive.receive(sources_of(1))
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=1, state_hash=GOOD_HASH, run_step=10, run_tokens=300))
     drive.receive(opened(2, 1))
-    published = drive.wants(e.PublishState)
-    assert isinstance(published, e.PublishState)
+    published = drive.wants(out.PublishState)
+    assert isinstance(published, out.PublishState)
     assert isinstance(published.content, e.Values)
 
 
@@ -826,10 +840,7 @@ def test_30_a_site_without_room_to_reduce_names_itself() -> None:
     at_boundary(drive)
     drive.receive(plan(1))
     site_id = drive.site_id
-    broken = e.ExchangeBroken(
-        sync=1, attempt=1, term=1, peer_site_id=site_id, sending=False, phase="holding contributions", text="make room"
-    )
-    drive(broken)
+    drive(e.ExchangeBroken(a_failure(1, "holding contributions", "make room", peer_site_id=site_id)))
     failed = [message for message in drive.sent() if isinstance(message, m.ExchangeFailed)]
     assert [message.peer_site_id for message in failed] == [site_id]
 
@@ -840,11 +851,11 @@ def test_a_state_is_discarded_once_nothing_works_on_it() -> None:
     drive.receive(plan(1))
     exchanged(drive, 1)
     drive.receive(commit(1, 1))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     evicted_and_a_joiner_again(drive)
-    assert not any(isinstance(o, e.DistrustState) for o in drive.out)
+    assert not any(isinstance(o, out.DistrustState) for o in drive.out)
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    drive.wants(e.DistrustState)
+    drive.wants(out.DistrustState)
     assert drive.holds() is None
     assert not any(isinstance(s, m.Applied) for s in drive.sent())
 
@@ -854,11 +865,11 @@ def test_a_wrong_state_is_an_error_that_names_both_hashes_and_is_counted() -> No
     drive.receive(m.Evicted(reason="its state has another hash; it must fetch the state again"))
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7, state_hash=GOOD_HASH))
-    (text,) = [o.text for o in drive.out if isinstance(o, e.Report) and o.level == logging.ERROR]
+    (text,) = [o.text for o in drive.out if isinstance(o, out.Report) and o.level == logging.ERROR]
     assert HASH.hex()[:12] in text
     assert GOOD_HASH.hex()[:12] in text
     assert drive.num_wrong_states() == 1
-    drive.wants(e.DistrustState)
+    drive.wants(out.DistrustState)
 
 
 def test_a_site_that_is_asked_lists_the_payloads_of_the_attempt_it_is_done_with() -> None:
@@ -872,18 +883,19 @@ def test_a_site_that_is_asked_lists_the_payloads_of_the_attempt_it_is_done_with(
     drive.receive(m.ListPayloads(sync=1, attempt=2, term=1))
     assert not drive.out, "another attempt"
     drive.receive(asked)
-    assert drive.wants(e.ListPayloads) == e.ListPayloads(sync=1, attempt=1, term=1)
-    drive(e.PayloadsListed(sync=1, attempt=1, term=1, hashes=HASH))
-    assert drive.sent() == [m.PayloadList(sync=1, attempt=1, term=1, hashes=HASH)]
+    assert drive.wants(out.Fulfil) == out.Fulfil(asked)
+    listed = m.PayloadList(sync=1, attempt=1, term=1, hashes=HASH)
+    drive(e.Fulfilled(listed))
+    assert drive.sent() == [listed]
 
 
 def test_a_site_that_is_asked_shows_what_settles_a_dispute() -> None:
     drive = started()
     asked = m.Show(commit=7, evidence=m.Evidence.RECORD, chunk=3, first_byte=5)
     drive.receive(asked)
-    assert drive.wants(e.ShowEvidence) == e.ShowEvidence(asked)
+    assert drive.wants(out.Fulfil) == out.Fulfil(asked)
     shown = m.Shown(commit=7, evidence=m.Evidence.RECORD, chunk=3, first_byte=5, total_bytes=9, data=b"data")
-    drive(e.EvidenceShown(shown))
+    drive(e.Fulfilled(shown))
     assert drive.sent() == [shown]
 
 
@@ -906,7 +918,7 @@ def test_a_version_that_was_on_its_way_at_an_eviction_does_not_count_as_the_new_
     drive(e.StateFetched(commit=0, state_hash=GOOD_HASH, run_step=0, run_tokens=0))
     drive.receive(opened(1, 0))
     drive.out.clear()
-    assert any(isinstance(o, e.PublishState) for o in drive.ask(10)), "the ranks hold the discarded state"
+    assert any(isinstance(o, out.PublishState) for o in drive.ask(10)), "the ranks hold the discarded state"
 
 
 def test_a_site_that_is_started_after_the_end_saves_what_it_holds_and_ends() -> None:
@@ -915,10 +927,10 @@ def test_a_site_that_is_started_after_the_end_saves_what_it_holds_and_ends() -> 
     drive(e.SessionOpened())
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.receive(m.Finished(commit=4, reason="complete", run_step=40, run_tokens=1200))
-    assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
+    assert drive.wants(out.SaveModel) == out.SaveModel(commit=4, run_step=40, run_tokens=1200)
     put_in_place(drive, 4)
-    drive.wants(e.StopWorkers)
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+    drive.wants(out.StopWorkers)
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
 
 
 def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
@@ -928,12 +940,12 @@ def test_a_state_that_is_to_be_discarded_is_not_fetched_any_further() -> None:
     attested = (m.Attestation(commit=3, state_hash=HASH),)
     donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:2", commit=3)
     drive.receive(m.Sources(attested=attested, donors=(donor,)))
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive.receive(m.Evicted(reason="its state has another hash"))
     drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
     drive.receive(m.Admitted(site_id=1, admitted_as=m.AdmittedAs.JOINER, run_seed=7))
     kinds = [type(o) for o in drive.out]
-    assert kinds.index(e.CancelFetch) < kinds.index(e.DistrustState)
+    assert kinds.index(out.CancelFetch) < kinds.index(out.DistrustState)
     assert [type(x) for x in drive.sent()] == [m.FindSources]
 
 
@@ -943,28 +955,28 @@ def test_a_site_that_missed_the_end_applies_the_last_commit_if_it_has_the_payloa
         drive(e.SessionOpened())
         drive.receive(m.Welcome(settings_json=settings_to_json(SETTINGS)))
         drive.receive(commit(4, 4, final=True))
-        drive.wants(e.ApplyCommit)
+        drive.wants(out.ApplyCommit)
         drive.receive(m.Finished(commit=4, reason="complete", run_step=40, run_tokens=1200))
         assert not drive.out
         if applied:
             drive(e.CommitApplied(commit=4, state_hash=HASH))
-            assert drive.wants(e.SaveModel) == e.SaveModel(commit=4, run_step=40, run_tokens=1200)
+            assert drive.wants(out.SaveModel) == out.SaveModel(commit=4, run_step=40, run_tokens=1200)
             put_in_place(drive, 4)
-            assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+            assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")
         else:
             drive(e.ApplyFailed(4, "its payloads are not in the log"))
-            assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 4: complete")
+            assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 4: complete")
 
 
 def test_a_site_that_is_one_commit_behind_at_the_end_ends_when_it_has_applied_what_it_has() -> None:
     """Who heard of the last commit has left: nobody would ever give it to this site."""
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.receive(m.Finished(commit=2, reason="complete", run_step=20, run_tokens=300))
     assert not drive.has_ended()
     drive(e.CommitApplied(commit=1, state_hash=HASH))
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 2: complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 2: complete")
 
 
 @pytest.mark.parametrize("num_failed_before", [0, 7])
@@ -975,7 +987,7 @@ def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_be
     sources = m.Sources(attested=(m.Attestation(commit=1, state_hash=HASH),), donors=(donor,))
     for _ in range(num_failed_before):
         drive.receive(sources)
-        drive.wants(e.FetchState)
+        drive.wants(out.FetchState)
         drive(e.FetchFailed("its link is cut"))
         drive.now += 8.0
         drive(e.Tick())
@@ -988,32 +1000,32 @@ def test_a_site_that_cannot_have_the_last_commit_from_anybody_ends(num_failed_be
     for attempt in range(num_fetches):
         assert isinstance(drive.sent()[-1], m.FindSources), "others may still be here"
         drive.receive(sources)
-        drive.wants(e.FetchState)
+        drive.wants(out.FetchState)
         drive(e.FetchFailed("it has left"))
         if attempt < num_fetches - 1:
             drive.now += 8.0
             drive(e.Tick())
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 1: complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 1: complete")
 
 
 def test_a_site_whose_fetch_ends_before_the_last_commit_ends() -> None:
     """The run ended meanwhile, and who holds the rest has left."""
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.receive(m.Finished(commit=2, reason="complete", run_step=20, run_tokens=300))
     drive(e.ApplyFailed(1, "its payloads are not in the log"))
     donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=2)
     drive.receive(m.Sources(attested=(m.Attestation(commit=2, state_hash=HASH),), donors=(donor,)))
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=1, state_hash=HASH, run_step=10, run_tokens=1, final=False))
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is over at commit 2: complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is over at commit 2: complete")
 
 
 def test_sources_of_the_commit_that_is_being_applied_are_not_asked_for_again() -> None:
     drive = started()
     drive.receive(commit(1, 1, contributors=(2, 3)))
-    drive.wants(e.ApplyCommit)
+    drive.wants(out.ApplyCommit)
     drive.receive(m.Sources(commits=(commit(1, 1, contributors=(2, 3)),)))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     drive.now += 8.0
@@ -1025,12 +1037,12 @@ def test_a_site_that_fetches_the_last_commit_saves_the_model_before_it_departs()
     drive = started()
     donor = m.Donor(site_id=2, incarnation=1, address="b:1", commit=5)
     drive.receive(m.Sources(attested=(m.Attestation(commit=5, state_hash=HASH),), donors=(donor,)))
-    drive.wants(e.FetchState)
+    drive.wants(out.FetchState)
     drive(e.StateFetched(commit=5, state_hash=HASH, run_step=50, run_tokens=1, final=True))
-    assert drive.wants(e.SaveModel) == e.SaveModel(commit=5, run_step=50, run_tokens=1)
+    assert drive.wants(out.SaveModel) == out.SaveModel(commit=5, run_step=50, run_tokens=1)
     drive.receive(m.Finished(commit=5, reason="done", run_step=50, run_tokens=1))
-    assert not [o for o in drive.out if isinstance(o, e.SaveModel)], "once"
+    assert not [o for o in drive.out if isinstance(o, out.SaveModel)], "once"
     drive(e.WorkersLeft(generation=drive.generation, reason="told to stop"))
     assert not drive.has_ended()
     put_in_place(drive, 5)
-    assert drive.wants(e.Exit) == e.Exit(0, "the run is complete")
+    assert drive.wants(out.Exit) == out.Exit(0, "the run is complete")

@@ -1,0 +1,217 @@
+"""What a site's core wants done. Frozen dataclasses, no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atoll.node.core.events import Answer, Content
+from atoll.protocol.messages import (
+    Commit,
+    DataRange,
+    DialBack,
+    ListPayloads,
+    Peers,
+    Plan,
+    RebuildCommit,
+    SendManifest,
+    Show,
+    SiteMessage,
+    Sources,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    message: SiteMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Send a Heartbeat with the figures of now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fulfil:
+    """Do what the coordinator asks for, of which the core decides nothing. Fulfilled brings what is to be said of it,
+    and PeersProbed who cannot be dialled."""
+
+    asked: SendManifest | Peers | DialBack | Show | ListPayloads | RebuildCommit
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorkers:
+    """Launch a new generation of workers; the settings of the run are known."""
+
+    generation: int
+    settings_json: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopWorkers:
+    """End them at once (restart, or the site is leaving)."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeCrash:
+    """The workers have crashed, or hang: WorkersFailed answers at once, with what they printed last."""
+
+    generation: int
+    text: str
+    num_steps: int
+    has_exited: bool
+    """Then `text` ends with that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLayout:
+    """The ranks may map the shared buffers and ask for their first values."""
+
+    generation: int
+    site_id: int
+    run_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerWorkers:
+    generation: int
+    step: int
+    seq: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDraw:
+    generation: int
+    rank: int
+    epoch: int
+    first: int
+    ranges: tuple[DataRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedState:
+    """Make commit 0 from SNAPSHOT (sealed), or from the saved model."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Bring the outer state to the newest attested commit: from nothing, or by the payloads of `sources.commits`."""
+
+    sources: Sources
+
+
+@dataclass(frozen=True, slots=True)
+class TellFetch:
+    """The answer to SourcesWanted, for the fetch that runs."""
+
+    sources: Sources
+
+
+@dataclass(frozen=True, slots=True)
+class CancelFetch:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class BeginExchange:
+    plan: Plan
+    contributes: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WeighExchange:
+    """The exchange of this plan began without the others' weights. All contributors are ready now: these are they, and
+    who does not get on from now on has failed."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class CancelExchange:
+    """Stop moving chunks of this attempt; keep contributions that are held."""
+
+    sync: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyCommit:
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class PublishState:
+    """Write this into PUBLISH. The outer state is at its version; a difference needs the values of its base there."""
+
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class DropSync:
+    """The sync is over (committed or abandoned): forget contributions that are held for it."""
+
+    sync: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveModel:
+    """Write the model of this commit, at which the outer state is, beside its place. Commits go on meanwhile."""
+
+    commit: int
+    run_step: int
+    run_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeepModel:
+    """Put it in place of the one before."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropModel:
+    """Remove it, in place or beside it: it is not the run's."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DistrustState:
+    """What is on this disk is not the run's state, or too old: each chunk is checked against its own hash, and
+    snapshots go. What is left is compared with the others' chunk by chunk when it is fetched."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """Remove, for good, everything on this disk that belongs to commits after `commit`; note the new branch."""
+
+    commit: int
+    branch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A line for a person; `level` as in logging."""
+
+    level: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The node ends. `code` 0 is a clean end; `text` says why."""
+
+    code: int
+    text: str
+
+
+Output = (
+    Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | AnswerDraw
+    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | CancelExchange | ApplyCommit
+    | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
+)  # fmt: skip

@@ -1,0 +1,216 @@
+"""What works on the outer state, the payload log and PUBLISH: the core's jobs, and what the coordinator asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from atoll.node.core import events as e
+from atoll.node.core import outputs as out
+from atoll.node.core.ranks.pieces import SitePieces
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.shell import Shell, fatal
+from atoll.node.exchange.peers.progress import Pace
+from atoll.node.threads import run_to_its_end
+from atoll.protocol import messages as m
+from atoll.protocol.errors import AtollError, InvalidMessage, PeerError, StateError
+
+log = logging.getLogger(__name__)
+
+
+class DiskJobs:
+    """`plane` is None until one was found on the disk, or the workers have said what their model is."""
+
+    def __init__(self, shell: Shell, plane: DataPlane | None) -> None:
+        self.plane = plane
+        self._shell = shell
+        self._core = shell.core
+        self._fetch: asyncio.Task[None] | None = None
+        self._sources: asyncio.Future[m.Sources] | None = None  # wanted by the fetch
+
+    async def attach(self, pieces: SitePieces) -> DataPlane:
+        """With shared buffers for these workers; peers are served from it. Raises atoll's errors and OSError."""
+        self.plane = plane = await run_to_its_end(partial(self._attached, self.plane, pieces))
+        self._shell.hub.serve(plane.layout, lambda: plane.outer, plane.log, self._pace)
+        return plane
+
+    def _attached(self, plane: DataPlane | None, pieces: SitePieces) -> DataPlane:
+        """In a thread: as much memory as the model takes is allocated, and files of an earlier start are read."""
+        if plane is None:
+            shell, settings = self._shell, self._core.settings
+            plane = shell.parts.data_plane(shell.home, settings, pieces.manifest, shell.config.num_kernel_threads)
+        if plane.layout.manifest.digest != pieces.manifest.digest:
+            raise InvalidMessage(
+                f"{self._shell.home.folder} holds the state of another model; choose another folder with --home"
+            )
+        plane.attach_workers(pieces.dtypes)
+        return plane
+
+    @property
+    def present(self) -> DataPlane:
+        """What needs one is asked for when there is one."""
+        assert self.plane is not None
+        return self.plane
+
+    @property
+    def _pace(self) -> Pace:
+        limits = self._core.limits
+        return Pace(stall_s=limits.stall_s, slowest_bytes_per_s=limits.slowest_bytes_per_s)
+
+    def close(self) -> None:
+        if self.plane is not None:
+            self.plane.close()
+
+    # --- jobs
+
+    def execute(self, output: out.Output) -> None:
+        """Begin it; an event ends it."""
+        match output:
+            case out.SeedState():
+                self._shell.start(self._seed, fatal("the starting state: "))
+            case out.FetchState(sources):
+                fetch = partial(self._fetched, sources)
+                self._fetch = self._shell.start(fetch, lambda error: e.FetchFailed(str(error)))
+            case out.TellFetch(sources):
+                if self._sources is not None and not self._sources.done():
+                    self._sources.set_result(sources)
+            case out.CancelFetch():
+                if self._fetch is not None:
+                    self._fetch.cancel()
+            case out.ApplyCommit(commit):
+                self._shell.start(partial(self._apply, commit), lambda error: e.ApplyFailed(commit.commit, str(error)))
+            case out.PublishState(content):
+                self._shell.start(partial(self._publish, content), fatal())
+            case out.DistrustState(reason):
+                log.warning("checking every chunk in %s: %s", self._shell.home.state_folder, reason)
+                self._shell.start(self._distrust, fatal())
+            case out.RollBack(last, branch):
+                self._shell.start(partial(self._roll_back, last, branch), fatal())
+
+    async def _seed(self) -> e.Event:
+        state_hash = await self.present.seed(self._shell.config.from_saved)
+        if self.present.snapshot_is_due:  # before anybody counts on it: there is no other copy
+            await self.present.write_snapshot()
+        return e.StateSeeded(state_hash=state_hash)
+
+    async def _fetched(self, sources: m.Sources) -> e.Event:
+        plane = self.present
+        async with plane.lock:
+            fetched = await self._shell.hub.fetch_state(
+                site_id=self._core.site.site_id,
+                sources=sources,
+                refresh=self._ask_for_sources,
+                undialable=lambda: self._core.site.unreachable_site_ids,
+                outer=await run_to_its_end(plane.fresh_outer),
+                log=plane.log,
+                optimizer=plane.optimizer,
+                pace=self._pace,
+            )
+        self._snapshot_if_due()
+        record = fetched.record
+        return e.StateFetched(
+            commit=fetched.commit,
+            state_hash=fetched.state_hash,
+            run_step=record.run_step if record else 0,
+            run_tokens=record.run_tokens if record else 0,
+            final=record is not None and record.final,
+        )
+
+    async def _ask_for_sources(self, undialled: tuple[int, ...]) -> m.Sources:
+        """What has changed at the coordinator while a fetch is under way; these donors are to dial this site."""
+        if not self._core.site.welcomed:
+            raise PeerError("there is no coordinator to ask who has the state")
+        commit = self.present.outer.commit if self.present.outer is not None else None
+        self._sources = asyncio.get_running_loop().create_future()
+        self._shell.handle(e.SourcesWanted(held=commit, undialled_site_ids=undialled))
+        try:
+            async with asyncio.timeout(self._core.limits.lease_s):
+                return await self._sources
+        except TimeoutError:
+            raise PeerError("the coordinator does not say who has the state") from None
+        finally:
+            self._sources = None
+
+    async def _apply(self, commit: m.Commit) -> e.Event:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        state_hash = await self.present.apply(commit)
+        self._shell.observer.apply_s = loop.time() - started
+        log.info("commit %d: step %d, %s", commit.commit, commit.run_step, self._shell.observer.last_sync())
+        self._snapshot_if_due()
+        return e.CommitApplied(commit=commit.commit, state_hash=state_hash)
+
+    def _snapshot_if_due(self) -> None:
+        if self.present.snapshot_is_due:
+            self._shell.start(self.present.write_snapshot, fatal("a snapshot: "))
+
+    async def _publish(self, content: e.Content) -> e.Event:
+        await self.present.publish(content)
+        return e.Published(content)
+
+    async def _distrust(self) -> e.Event:
+        damaged = await self.plane.distrust() if self.plane is not None else []
+        log.info("%d chunks are damaged; the others are compared with those of the other sites", len(damaged))
+        return e.StateVerified()
+
+    async def _roll_back(self, commit: int, branch: int) -> e.Event:
+        held = await self.plane.roll_back(commit) if self.plane is not None else None
+        await run_to_its_end(partial(self._shell.home.keep_branch, branch))
+        return e.DiskRolledBack(branch=branch, held=held)
+
+    # --- what others ask for, beside the jobs
+
+    def drop_payloads(self, sync: int) -> None:
+        """Of a sync that is over."""
+        if self.plane is not None:
+            drop = partial(self.plane.log.drop, sync)
+            self._shell.start(lambda: run_to_its_end(drop), fatal())
+
+    async def list_payloads(self, asked: m.ListPayloads) -> e.Event | None:
+        """The hash of each payload of this attempt, as it is in the log."""
+        try:
+            hashes = await run_to_its_end(partial(self.present.log.hashes, asked.sync, asked.term, asked.attempt))
+        except StateError as error:
+            log.warning("%s", error)  # the sync is over meanwhile
+            return None
+        return e.Fulfilled(m.PayloadList(sync=asked.sync, attempt=asked.attempt, term=asked.term, hashes=hashes))
+
+    async def show(self, asked: m.Show) -> e.Event:
+        """One part of what settles a dispute. What is not here, or cannot be read, may be at another site."""
+        data, text = b"", "it holds no state"
+        try:
+            if self.plane is not None:
+                data = await self.plane.show(asked.evidence, asked.commit, asked.chunk)
+        except (AtollError, OSError) as error:
+            text = str(error)
+        shown = m.Shown(
+            commit=asked.commit,
+            evidence=asked.evidence,
+            chunk=asked.chunk,
+            first_byte=asked.first_byte,
+            total_bytes=len(data),
+            data=data[asked.first_byte : asked.first_byte + m.EVIDENCE_PART_BYTES],
+            text="" if data else text[:1024],
+        )
+        return e.Fulfilled(shown)
+
+    async def rebuild(self, asked: m.RebuildCommit) -> e.Event:
+        """The state at an older commit, beside the one that is held: the run is to go back to it. A site without room
+        for it, or with a damaged log, goes on with what it holds."""
+        commit, state_hash, text = asked.commit, b"", ""
+        try:
+            state_hash = await self.present.put_aside(commit, asked.state_hash, asked.last_commit)
+            log.info("commit %d is on this disk, with hash %s", commit, state_hash.hex()[:12])
+        except (AtollError, OSError) as error:
+            text = str(error)
+            log.warning("commit %d cannot be put together here: %s", commit, text)
+        oldest = await run_to_its_end(self.present.oldest)
+        rebuilt = m.CommitRebuilt(
+            commit=commit,
+            state_hash=state_hash,
+            has_oldest=oldest is not None,
+            oldest_commit=oldest or 0,
+            text=text[:1024],
+        )
+        return e.Fulfilled(rebuilt)

@@ -1,0 +1,80 @@
+"""What the parts of a node share, and what they do beside its loop of events: none of it fails in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from atoll.node.core import events as e
+from atoll.node.core.site import SiteCore
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.home import Home
+from atoll.node.daemon.observer import Observer
+from atoll.node.daemon.parts import Parts
+from atoll.node.exchange.hub import Hub
+from atoll.protocol.errors import AtollError, HostError
+from atoll.protocol.exit_codes import exit_code_on_own_disk
+
+log = logging.getLogger(__name__)
+
+Failed = Callable[[Exception], e.Event]
+
+
+def fatal(doing: str = "") -> Failed:
+    """What a failure on this machine becomes that no other site can help with."""
+    return lambda error: e.DataPlaneFailed(f"{doing}{error}", exit_code_on_own_disk(error))
+
+
+@dataclass(eq=False, kw_only=True)
+class Shell:
+    config: NodeConfig
+    home: Home
+    parts: Parts
+    core: SiteCore
+    hub: Hub
+    observer: Observer
+    handle: Callable[[e.Event], None]
+    """It raises nothing."""
+    fail: Callable[[BaseException], None]
+    """Ends the node, for an error that nothing was prepared for."""
+    has_ended: Callable[[], bool]
+    """Whether what the node was to say and do is said and done."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    layout: asyncio.Task[None] | None = None
+    """It makes the data plane and the buffers: `start` waits for it."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run it; what it raises ends the node."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def start(self, work: Callable[[], Awaitable[e.Event | None]], failed: Failed) -> asyncio.Task[None]:
+        """Run it until the event that it ends in. One of atoll's own errors or an I/O error becomes an event, too: a
+        HostError ends the site."""
+
+        async def guarded() -> None:
+            if self.layout is not None:
+                await asyncio.wait({self.layout})  # there may be no data plane before
+                if self.has_ended():
+                    return  # it could not be made
+            event: e.Event | None
+            try:
+                event = await work()
+            except (AtollError, OSError) as error:
+                if log.isEnabledFor(logging.DEBUG):
+                    log.exception("failed")
+                event = fatal()(error) if isinstance(error, HostError) else failed(error)
+            if event is not None:
+                self.handle(event)
+
+        return self.spawn(guarded())

@@ -1,0 +1,186 @@
+"""The workers of a site, as its core wants them: started, given their buffers, described when they crash, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from atoll.node.core import events as e
+from atoll.node.core import outputs as out
+from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.daemon.disk_jobs import DiskJobs
+from atoll.node.daemon.exchanges import Exchanges
+from atoll.node.daemon.launcher import Launcher
+from atoll.node.daemon.local_server import Greeting
+from atoll.node.daemon.room import Room, free_for, room_for
+from atoll.node.daemon.shell import Shell
+from atoll.node.dataplane.footprint import footprint
+from atoll.protocol.errors import AtollError
+from atoll.protocol.exit_codes import exit_code_of
+from atoll.protocol.layout import Layout
+
+log = logging.getLogger(__name__)
+
+SCRIPT_END_S = 600.0
+"""How long a script may go on after its workers have left the run."""
+LEAVING_SCRIPT_END_S = 20.0
+"""The same when a person, or the machine as it goes down, has told the site to leave."""
+SCRIPT_NOTICE_S = 5.0
+"""After which the node says that it waits for that; leaving Python and torch takes a second or two."""
+
+
+class WorkerControl:
+    """`launcher` is there between `open` and the node's end."""
+
+    def __init__(self, shell: Shell, disk: DiskJobs, exchanges: Exchanges) -> None:
+        self.server = shell.parts.local_server(self._heard, shell.fail)
+        self.launcher: Launcher | None = None
+        self._shell = shell
+        self._disk = disk
+        self._exchanges = exchanges
+        self._lock = asyncio.Lock()
+
+    async def open(self) -> None:
+        """Ranks may connect. Raises HostError."""
+        shell = self._shell
+        await self.server.start()
+        shell.home.note_socket_folder(Path(self.server.path).parent)
+        self.launcher = shell.parts.launcher(shell.config.launch, shell.handle, shell.fail)
+
+    def execute(self, output: out.Output) -> None:
+        """Do it, or begin it."""
+        match output:
+            case out.StartWorkers(generation, settings_json):
+                self._shell.spawn(self._start(generation, settings_json))
+            case out.StopWorkers():
+                self._shell.spawn(self.stop())
+            case out.DescribeCrash():
+                self._describe_crash(output)
+            case out.SendLayout():
+                self._shell.layout = self._shell.spawn(self._send_layout(output, self._shell.layout))
+            case out.AnswerWorkers(generation=generation, step=step, seq=seq, answer=answer):
+                self.server.answer(generation, step, seq, answer)
+            case out.AnswerDraw():
+                self.server.answer_draw(output)
+
+    async def _start(self, generation: int, settings_json: str) -> None:
+        async with self._lock:
+            config, home, core = self._shell.config, self._shell.home, self._shell.core
+            group = core.ranks.group
+            if self._shell.has_ended() or group is None or group.generation != generation:
+                return  # others are to be started, and these are not
+            greeting = Greeting(
+                settings_json=settings_json,
+                site_name=config.name,
+                data_paths=tuple(str(p) for p in config.data_paths),
+                run_seed=core.settings.seed,
+                resumed=config.from_saved is not None,
+                checkpoint_folder=str(home.optimizer_folder) if core.settings.checkpoint_every else "",
+                crashed_from=core.ranks.crashed_from,
+            )
+            self.server.begin(group, greeting)
+            assert self.launcher is not None
+            try:
+                await self.launcher.start(generation, self.server.path)
+            except AtollError as error:
+                self._refuse(generation, error)
+
+    async def stop(self) -> None:
+        """Once they are started."""
+        async with self._lock:
+            await self.end()
+
+    async def end(self) -> None:
+        """All processes, though they are being started. Idempotent."""
+        if self.launcher is not None:
+            await self.launcher.stop()
+
+    def _refuse(self, generation: int, error: AtollError | OSError) -> None:
+        """New ones would not help."""
+        if self.server.generation == generation:  # not those who came after them
+            self.server.refuse(str(error))
+        kind, code = e.FailureKind.FATAL, exit_code_of(error)
+        self._shell.handle(e.WorkersFailed(generation=generation, kind=kind, text=str(error), exit_code=code))
+
+    async def wait_for_script(self, *, told_to_leave: bool) -> None:
+        """The workers have left the run; their script may still evaluate, or write files of its own."""
+        assert self.launcher is not None
+        if await self.launcher.wait(SCRIPT_NOTICE_S):
+            return
+        limit_s = LEAVING_SCRIPT_END_S if told_to_leave else SCRIPT_END_S
+        log.info("the workers have left the run; waiting at most %g s for their script, Ctrl-C ends it", limit_s)
+        if not await self.launcher.wait(limit_s):
+            log.warning("the script did not end within %g s of leaving the run and is killed", limit_s)
+
+    # --- what happens to them
+
+    def _heard(self, event: GroupEvent) -> None:
+        if isinstance(event, RanksJoined):
+            self._shell.spawn(self._joined(event))
+        else:
+            self._shell.handle(event)
+
+    async def _joined(self, ranks: RanksJoined) -> None:
+        """Their model is known: what does not fit on this machine is refused before the site offers itself."""
+        config, home, hub, plane = self._shell.config, self._shell.home, self._shell.hub, self._disk.plane
+        settings = self._shell.core.settings
+
+        def measure() -> Room:
+            return room_for(
+                footprint(Layout(ranks.manifest, settings.sync.chunk_elements), settings),
+                free_for(home.folder, home.disk),
+                home.folder,
+                max_retained_bytes=config.max_retained_bytes,
+                reduce_buffer_bytes=config.reduce_buffer_bytes,
+                has_buffers=plane is not None and plane.snapshot is not None,
+            )
+
+        try:
+            room = await asyncio.to_thread(measure)
+        except AtollError as error:
+            self._refuse(ranks.generation, error)
+            return
+        # Where workers join again, plans are made by what the site has offered.
+        max_retained_bytes = hub.max_retained_bytes or room.max_retained_bytes
+        hub.allow(max_retained_bytes, room.reduce_buffer_bytes)
+        log.info("as a reducer this node holds %s", room)
+        self._shell.handle(
+            e.WorkersJoined(
+                generation=ranks.generation,
+                manifest=ranks.manifest,
+                data_fingerprint=ranks.data_fingerprint,
+                max_retained_bytes=max_retained_bytes,
+            )
+        )
+
+    def _describe_crash(self, output: out.DescribeCrash) -> None:
+        assert self.launcher is not None
+        lines = () if output.has_exited else self.launcher.last_lines
+        text, kind = "\n".join((output.text, *lines)), e.FailureKind.CRASHED
+        failed = e.WorkersFailed(generation=output.generation, kind=kind, text=text, num_steps=output.num_steps)
+        self._shell.handle(failed)
+
+    async def _send_layout(self, output: out.SendLayout, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait({before})
+        if self.server.generation != output.generation:
+            return  # those workers are gone meanwhile
+        pieces = self.server.pieces
+        assert pieces is not None
+        try:
+            plane = await self._disk.attach(pieces)
+            assert plane.snapshot is not None
+            assert plane.publish_buffer is not None
+            self._exchanges.have_buffers()
+            await self.server.send_layout(
+                generation=output.generation,
+                site_id=output.site_id,
+                incarnation=self._shell.home.incarnation,
+                run_seed=output.run_seed,
+                layout=plane.layout,
+                snapshot=plane.snapshot,
+                publish=plane.publish_buffer,
+            )
+        except (AtollError, OSError) as error:
+            self._refuse(output.generation, error)
