@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import grpc
@@ -24,10 +25,12 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.retained import Retained
+from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import transport, wire
+from atoll.protocol.codecs import HEADER_BYTES
 from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
-from atoll.protocol.plans import payload_digest, plan_digest, reducers
+from atoll.protocol.plans import payload_digest, payload_hash, plan_digest, reducers
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.fuzzing import SMALL, damaged, fuzz, instances, peak_bytes, protos
 from tests.harness.peer_streams import (
@@ -101,10 +104,7 @@ def test_what_is_held_never_changes(additions: list[tuple[int, int, int, bytes]]
     held = Retained(ThreadPoolExecutor(1))
     first: dict[tuple[int, int, int], bytes] = {}
     for site_id, incarnation, chunk, value in additions:
-        try:
-            held.add(site_id, incarnation, Encoded(chunk, b"x", value))
-        except InvalidMessage:
-            pass
+        held.add(site_id, incarnation, Encoded(chunk, b"x", value))
         found = held.get(site_id, incarnation, chunk)
         assert found is not None
         assert found.hash == first.setdefault((site_id, incarnation, chunk), value)
@@ -157,6 +157,11 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     yield made
     made.outer.close()
     made.log.close()
+
+
+@pytest.fixture(scope="module")
+def spill_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("spill")
 
 
 @st.composite
@@ -213,21 +218,34 @@ def test_a_stream_finds_its_exchange_or_is_refused(
     asyncio.run(main())
 
 
+@st.composite
+def some_twice(draw: st.DrawFn, items: Sequence[Encoded]) -> list[Encoded]:
+    """Contributions as they are, or with a second one of a chunk that says something else, which has its hash."""
+    found = list(items)
+    for place in draw(st.lists(st.integers(0, len(items) - 1), max_size=2)):
+        data = items[place].data
+        other = data[:HEADER_BYTES] + bytes(len(data) - HEADER_BYTES)
+        found.insert(draw(st.integers(0, len(found))), Encoded(items[place].chunk, other, payload_hash(other)))
+    return found
+
+
 @fuzz(100)
-@given(first=openings(), data=st.data())
+@given(first=openings(), limit_bytes=st.sampled_from([0, 2000, 1 << 20]), data=st.data())
 def test_what_a_stream_brings_is_held_whole_or_refused(
-    disk: Disk, first: peer_pb2.ExchangeOpen, data: st.DataObject
+    disk: Disk, spill_folder: Path, first: peer_pb2.ExchangeOpen, limit_bytes: int, data: st.DataObject
 ) -> None:
-    """Whatever the frames are: only whole contributions are held, and they are those that were sent."""
+    """Whatever the frames are: only whole contributions are held, they are those that were sent, and nothing else takes
+    room."""
     if data.draw(st.booleans()):
         first = opening(has_payloads=first.has_payloads)
-    frames = list(pack_frames(disk.contributions, 6000))
+    frames = list(pack_frames(data.draw(some_twice(disk.contributions)), 6000))
     received = [peer_pb2.ExchangeRequest(open=first).SerializeToString()]
     received += [data.draw(damaged(f)) if data.draw(st.booleans()) else f for f in frames]
     whole = {item.chunk: item.hash for item in disk.contributions}
 
     async def main() -> None:
         async with serving(disk) as hub:
+            spill = hub.spill = Spill(spill_folder, limit_bytes)
             begin(hub, plan(), disk.data)
             hub._num_early = MAX_EARLY
             context: Any = FakeContext(received)
@@ -235,13 +253,16 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
                 await PeerService(hub).exchange(None, context)
             assert isinstance(ended.value.args[0], grpc.StatusCode)
             for held in hub._retained.values():
-                for (site_id, incarnation, chunk), encoded in held._items.items():
-                    assert isinstance(encoded, Encoded)
+                for (site_id, incarnation, chunk), item in held._items.items():
+                    encoded = item.data if isinstance(item, Encoded) else item.read()
                     assert (site_id, incarnation) == (2, 1)
-                    assert disk.data.payload_hash(encoded.data) == encoded.hash
-                    disk.data.check(chunk, encoded.data)
-                    assert len(encoded.data) <= disk.data.max_bytes(chunk)
+                    assert disk.data.payload_hash(encoded) == item.hash
+                    disk.data.check(chunk, encoded)
+                    assert len(encoded) <= disk.data.max_bytes(chunk)
                 assert held.num_bytes <= sum(disk.data.max_bytes(chunk) for chunk in whole)
+            await asyncio.get_running_loop().run_in_executor(hub.pool, int)  # after what was handed in before
+            num_held = sum(held.num_bytes for held in hub._retained.values())
+            assert spill.memory_bytes + spill.disk_bytes == num_held
 
     asyncio.run(main())
 

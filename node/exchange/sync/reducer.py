@@ -169,9 +169,10 @@ class Reducer:
         except HostError as error:
             attempt.fail(error)
             raise
-        for item in kept:
+        for item in kept:  # each, whatever is wrong with others: it takes room
             retained.add(*start, item)
-        for item in items:  # a stream of the attempt before may have been faster
+        for item in items:  # the same chunk may have come twice, or on a stream of the attempt before
+            retained.is_new(*start, item)
             self._arrived(child.site_id, item.chunk)
 
     def _arrived(self, site_id: int, chunk: int) -> None:

@@ -49,11 +49,10 @@ class Retained:
         return found is None
 
     def add(self, site_id: int, incarnation: int, item: Encoded | Spilled) -> None:
-        """What was `kept`, unless another stream was faster. Nothing after `drop`. Raises as `is_new`."""
+        """What was `kept`, unless there is one already, whose bytes `is_new` compares. Nothing after `drop`."""
         key = (site_id, incarnation, item.chunk)
         if key in self._items or self._is_dropped:
             self._release([item])
-            self.is_new(site_id, incarnation, item)
             return
         self._items[key] = item
         self._arrived.setdefault((site_id, incarnation), []).append(item.chunk)

@@ -207,6 +207,14 @@ MUTATIONS = (
         tests=("tests/unit/exchange/test_retained.py",),
     ),
     Mutation(
+        name="what comes after a contradiction takes room for ever",
+        rule="what a reducer retains beyond what it holds is released",
+        where="node.exchange.sync.reducer:Reducer.take",
+        old="            retained.add(*start, item)\n",
+        new="            retained.is_new(*start, item)\n            retained.add(*start, item)\n",
+        tests=("tests/unit/exchange/test_streams.py",),
+    ),
+    Mutation(
         name="nothing is spilled",
         rule="what a reducer retains beyond its buffer is on the disk",
         where="node.exchange.sync.spill:Spill.keep",

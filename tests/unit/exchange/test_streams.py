@@ -172,6 +172,36 @@ def test_a_contribution_that_is_verified_when_its_sync_is_over_is_not_held(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
+def test_what_a_stream_with_contradictions_brought_takes_no_room_beyond_what_is_held(
+    disk: Disk, tmp_path: Path, limit_bytes: int
+) -> None:
+    """The same chunk twice in one frame, with other bytes: nobody would ever forget what came after it."""
+    first, *others = disk.contributions
+    zero = bytes(len(first.data) - HEADER_BYTES)
+    again = replace(first, data=first.data[:HEADER_BYTES] + zero)
+    again = replace(again, hash=disk.data.payload_hash(again.data))
+    sent = list(pack_frames([first, again, *others]))
+    assert len(sent) == 1
+    frames = [peer_pb2.ExchangeRequest(open=opening()).SerializeToString(), *sent]
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            spill = hub.spill = Spill(tmp_path, limit_bytes)
+            exchange = begin(hub, plan(), disk.data)
+            context: Any = FakeContext(frames)
+            with pytest.raises(Aborted, match="again with other bytes"):
+                await PeerService(hub).exchange(None, context)
+            assert exchange.retained.chunks_of(2, 1) == set(disk.data.chunks)
+            await asyncio.get_running_loop().run_in_executor(hub.pool, int)  # after what was handed in before
+            assert spill.memory_bytes + spill.disk_bytes == exchange.retained.num_bytes
+            hub.drop_sync(1)
+            await asyncio.get_running_loop().run_in_executor(hub.pool, int)
+            assert (spill.memory_bytes, spill.disk_bytes) == (0, 0)
+
+    asyncio.run(main())
+
+
 def test_a_contribution_without_its_hash_is_not_held(disk: Disk) -> None:
     first, *rest = disk.contributions
     spoiled = Encoded(first.chunk, first.data[:-1] + bytes([first.data[-1] ^ 1]), first.hash)
