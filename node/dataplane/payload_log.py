@@ -77,13 +77,14 @@ class PayloadLog:
                 self._files[key] = PayloadFile.create(self._folder, self._layout, self._run_id, key)
             return self._files[key]
 
-    def open_commit(self, commit: Commit) -> PayloadFile:
+    def open_commit(self, commit: Commit, *, anew: bool = False) -> PayloadFile:
         """The file for payloads of a commit that are fetched from peers. One that is whole but has another digest
-        than the commit is thrown away first."""
+        than the commit is thrown away first; `anew`: one that is not whole, too."""
         key = _key(commit)
         with self._lock:
             held = self._files.get(key)
-            if held is not None and held.complete and held.digest(commit) != commit.payload_digest:
+            is_wrong = held is not None and (held.digest(commit) != commit.payload_digest if held.complete else anew)
+            if is_wrong:
                 self._remove(key)
             return self.begin(commit.sync, commit.term, commit.attempt)
 

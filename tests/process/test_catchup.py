@@ -133,6 +133,25 @@ def test_a_log_that_is_too_short_means_fetching_chunks(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            first, busy, away = await run.add(3)
+            first.log._keep = 2
+            for _ in range(5):
+                await run.sync([first, busy])
+
+            def payloads(request: Any) -> Any:
+                raise NotYetError("6 requests are served here already")
+
+            busy.hub.served_donor().payloads = payloads  # type: ignore[method-assign]
+            got = await fetch(run, away, [first, busy], stall_limit_s=0.5)
+            assert got.commit == 5
+            assert records(away) == records(first)
+
+    asyncio.run(main())
+
+
 def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
 
@@ -324,6 +343,62 @@ def test_wrong_payloads_of_a_donor_are_refused(tmp_path: Path) -> None:
             got = await fetch(run, away, [good, bad])
             assert got.state_hash == good.outer.state_hash()
             assert away.hub.counters.refused["corrupt"] > 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("gives", ["nothing", "a wrong one"])
+def test_a_donor_of_wrong_payloads_that_falls_silent_when_it_is_asked_alone_holds_up_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gives: str
+) -> None:
+    """Nor does it at the next commit: the donor that was right is asked first."""
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            good, bad, away = await run.add(3)  # site 3 asks site 2 first
+            for _ in range(3):
+                await run.sync([good, bad])
+            read, given, asked = bad.log.read, list[int](), set[int]()
+            monkeypatch.setattr(donor_server, "FRAME_BYTES", 1)  # a chunk at a time
+
+            def wrong(commit: int, chunk: int) -> bytes:
+                asked.add(commit)
+                if given.count(0) > 1 or (given and chunk == 0 and gives == "nothing"):
+                    raise NotYetError("6 requests are served here already")
+                given.append(chunk)
+                return read(commit, 1 if chunk == 0 else chunk)
+
+            bad.log.read = wrong  # type: ignore[method-assign]
+            got = await fetch(run, away, [bad, good], stall_limit_s=0.5)
+            assert (got.commit, got.state_hash) == (3, good.outer.state_hash())
+            assert asked == {1}
+            assert away.log.commits() == good.log.commits()
+
+    asyncio.run(main())
+
+
+def test_a_donor_of_a_commit_that_nobody_knows_is_passed_over_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that its chunks are of one: that will never be attested."""
+    monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
+
+    async def main() -> None:
+        async with Run(tmp_path, small_layout()) as run:
+            good, bad = await run.add(2)
+            await run.sync()
+            read, num_asked = bad.outer.read, 0
+            bad.outer.read = lambda chunk: replace(read(chunk), version=1 << 40)  # type: ignore[method-assign]
+            (joiner,) = await run.add(seeded=False)
+
+            async def again() -> Sources:
+                nonlocal num_asked
+                num_asked += 1
+                return run.sources([good, bad])
+
+            await fetch(run, joiner, [good, bad], refresh=again, stall_limit_s=3)
+            assert records(joiner) == records(good)
+            assert num_asked <= donor_pool.REQUESTS_PER_DONOR + 1
 
     asyncio.run(main())
 

@@ -100,7 +100,8 @@ class Donors:
     ) -> None:
         """Batches of `chunks` to several donors at once until none is left; what one leaves goes back to the others.
 
-        With `all_may_lack`: raises StateError of that text if every donor says that it does not have them.
+        With `all_may_lack`: raises StateError of that text if every donor says that it does not have them, or some do
+        and nothing moves.
         """
         cut = partial(batches, chunks, size_bytes, BATCH_BYTES, MAX_BATCH_CHUNKS)
         waiting = deque(await run_to_its_end(lambda: [set(batch) for batch in cut()]))
@@ -133,13 +134,18 @@ class Donors:
                     if batch:
                         waiting.append(batch)
 
-        while waiting:
-            await together([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
-            if waiting:
-                if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
-                    raise StateError(all_may_lack)
-                if not self.usable(may):
-                    await self.ask_again("donors failed")
+        try:
+            while waiting:
+                await together([work() for _ in self.usable(may) for _ in range(REQUESTS_PER_DONOR)])
+                if waiting:
+                    if all_may_lack and lacking and lacking.issuperset(map(donor_key, self._eligible(may))):
+                        raise StateError(all_may_lack)
+                    if not self.usable(may):
+                        await self.ask_again("donors failed")
+        except PeerError:
+            if all_may_lack and lacking and self._is_stalled:
+                raise StateError(all_may_lack) from None
+            raise
 
     def _next_free(self, may: Callable[[Donor], bool], in_flight: Counter[DonorKey]) -> Donor | None:
         """Of the first that are not busy, the one that is asked for least; None if each is asked for enough."""
@@ -248,8 +254,12 @@ class Donors:
             await self._expected.wait_for_first(ARRIVAL_STALLS * self._pace.stall_s)
         self._resting.clear()
 
+    @property
+    def _is_stalled(self) -> bool:
+        return self._loop.time() - self._moved_at > self._pace.stall_s
+
     def _check_stall(self, why: str) -> None:
-        if self._loop.time() - self._moved_at > self._pace.stall_s:
+        if self._is_stalled:
             because = f"; the last error: {self._last_error}" if self._last_error else ""
             donors = ", ".join(f"site {d.site_id} at {d.address}" for d in self.index.donors) or "none"
             apart = ", ".join(f"site {d.site_id}" for d in self.index.donors if self._expected.awaits(d))

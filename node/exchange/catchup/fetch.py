@@ -26,7 +26,7 @@ from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.jobs import together
 from atoll.node.threads import run_to_its_end
-from atoll.protocol.errors import AtollError, DigestMismatch, StateError
+from atoll.protocol.errors import AtollError, DigestMismatch, PeerError, StateError
 from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor
 from atoll.protocol.plans import payload_hash
@@ -67,6 +67,7 @@ class Fetch:
         self._layout = self.outer.layout
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
+        self._asked_alone: DonorKey | None = None  # it gave the right payloads, after several donors together had not
         self._num_fetched = 0
 
     # --- the whole
@@ -223,6 +224,8 @@ class Fetch:
                 if version < self._index.newest:
                     raise StateError(f"{client.where}: a chunk at commit {version}, which is not attested")
                 await self.donors.ask_again(f"commit {version} is not attested yet")
+                if version > self._index.newest:
+                    raise StateError(f"{client.where}: a chunk at commit {version}, of which nobody knows")
 
     # --- payloads
 
@@ -254,20 +257,26 @@ class Fetch:
 
     async def _payloads(self, record: Commit) -> PayloadFile:
         """The payloads of a commit in the log, committed there. Raises StateError if no donor has them."""
-        file = await self._payloads_from(record, None)
-        if file is not None:
+        if self._asked_alone is None and (file := await self._payloads_from(record, None)) is not None:
             return file
-        # One of the donors sent something else: all from one of them, each in turn.
-        for donor in self._index.donors:
-            if donor.commit >= record.commit:
-                file = await self._payloads_from(record, donor_key(donor))
-                if file is not None:
-                    return file
+        # One of the donors sent something else: all from one of them, each in turn, and none of them holds up the rest.
+        keys = [donor_key(donor) for donor in self._index.donors if donor.commit >= record.commit]
+        for key in sorted(keys, key=lambda key: key != self._asked_alone):
+            self.donors.moved()  # each has a time of its own
+            try:
+                file = await self._payloads_from(record, key)
+            except (PeerError, StateError) as error:
+                log.info("%s", error)
+                continue
+            if file is not None:
+                self._asked_alone = key
+                return file
         raise StateError(f"no donor has payloads of commit {record.commit} with the digest of its record")
 
     async def _payloads_from(self, record: Commit, only: DonorKey | None) -> PayloadFile | None:
         """From `only` this donor, or from all. None if they do not have the digest of the record."""
-        file = await self._in_pool(lambda: self.payload_log.open_commit(record))
+        # What is here of several donors may be wrong.
+        file = await self._in_pool(lambda: self.payload_log.open_commit(record, anew=only is not None))
         missing = await self._in_pool(file.missing)
 
         async def fetch(client: DonorClient, batch: set[int]) -> None:
