@@ -96,13 +96,13 @@ class DiskJobs:
 
     async def _fetched(self, sources: m.Sources) -> e.Event:
         plane = self.present
-        async with plane.lock:
+        async with plane.fetching() as outer:
             fetched = await self._shell.hub.fetch_state(
                 site_id=self._core.site.site_id,
                 sources=sources,
                 refresh=self._ask_for_sources,
                 undialable=lambda: self._core.site.unreachable_site_ids,
-                outer=await run_to_its_end(plane.fresh_outer),
+                outer=outer,
                 log=plane.log,
                 optimizer=plane.optimizer,
                 pace=self._pace,

@@ -56,7 +56,8 @@ class DataPlane:
         self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
-        self._shown: tuple[tuple[Evidence, int, int], bytes] | None = None  # for the next part
+        self._shown: tuple[tuple[Evidence, int, int, int], bytes] | None = None  # for the next part
+        self._num_changes = 0  # of the state, but for those by commits: what was shown before is another one's
         self._is_distrusted = False  # until it is fetched or seeded anew
         self._num_rebuilding = 0  # older commits are put together: no snapshot takes away what they are made of
         self._spared_until = 0  # the run has not gone back if a commit after this one is applied
@@ -106,6 +107,21 @@ class DataPlane:
             )
         return self.outer
 
+    @asynccontextmanager
+    async def fetching(self) -> AsyncIterator[OuterState]:
+        """What is to be fetched into; nobody else works on it."""
+        async with self._changing():
+            yield await run_to_its_end(self.fresh_outer)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """Another state may be at the same commit then."""
+        async with self.lock:
+            try:
+                yield
+            finally:
+                self._num_changes += 1
+
     def _rebuild(self) -> None:
         """The newest whole state that this disk gives, if any."""
         if self.outer is None and self.snapshots.files:
@@ -144,7 +160,7 @@ class DataPlane:
                 self._rebuild()
             return self.held()
 
-        async with self.lock:
+        async with self._changing():
             return await run_to_its_end(work)
 
     async def put_aside(self, commit: int, expected: bytes, last_commit: int) -> bytes:
@@ -180,11 +196,12 @@ class DataPlane:
 
         Raises StateError if it is not here.
         """
-        if self._shown is not None and self._shown[0] == (evidence, commit, chunk):
+        asked = evidence, commit, chunk, self._num_changes
+        if self._shown is not None and self._shown[0] == asked:
             return self._shown[1]
         self._shown = None
         found = await run_to_its_end(partial(self._evidence, evidence, commit, chunk))
-        self._shown = (evidence, commit, chunk), found
+        self._shown = asked, found
         return found
 
     def _evidence(self, evidence: Evidence, commit: int, chunk: int) -> bytes:

@@ -30,6 +30,14 @@ MUTATIONS = (
         tests=("tests/unit/local/test_node_failures.py::test_a_task_that_fails_ends_the_node_with_its_words",),
     ),
     Mutation(
+        name="what a site showed of a state that it does not hold any more is shown again",
+        rule="what a site shows in a dispute is of the state that it holds",
+        where="node.daemon.plane:DataPlane._changing",
+        old="self._num_changes += 1",
+        new="pass",
+        tests=("tests/unit/local/test_plane.py",),
+    ),
+    Mutation(
         name="what a node's handler raises is for its caller",
         rule="what goes wrong inside a node ends it, and is not taken for the failure of whoever spoke to it",
         where="node.daemon.node:Node.handle",

@@ -20,6 +20,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.machine import Machine
+from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads, update_of
@@ -122,6 +123,37 @@ def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commi
     assert len(list(home.payload_folder.glob("attempt-*"))) == to
     plane.close()
     assert started_again(home) == expected
+
+
+@pytest.mark.parametrize("is_shown_meanwhile", [False, True])
+@pytest.mark.parametrize("change", ["fetched", "rolled back"])
+def test_what_is_shown_in_a_dispute_is_of_the_state_that_is_held_now(
+    home: Home, change: str, is_shown_meanwhile: bool
+) -> None:
+    """A site that has repaired its state is asked at the same commit again."""
+    plane = DataPlane(home, SETTINGS, manifest(), 2)
+    plane.attach_workers(DTYPES)
+    outer = plane.fresh_outer()
+    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    wrong = outer.read(0).data
+    asked = (Evidence.RECORD, 0, 0)
+
+    async def main() -> None:
+        assert await plane.show(*asked) == wrong
+        async with plane.fetching() as held:
+            if is_shown_meanwhile:
+                assert await plane.show(*asked) == wrong
+            held.put(0, 0, bytes(len(wrong)))
+        if change == "rolled back":
+            assert await plane.show(*asked) == bytes(len(wrong))
+            held.put(0, 0, wrong)
+            await plane.roll_back(0)
+            assert await plane.show(*asked) == wrong
+        else:
+            assert await plane.show(*asked) == bytes(len(wrong))
+
+    asyncio.run(main())
+    plane.close()
 
 
 def test_no_difference_is_made_of_a_difference(home: Home) -> None:
