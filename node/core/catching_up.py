@@ -45,7 +45,8 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     if site.exchange is not None and site.exchange.plan.base_commit < event.commit:
         syncs.give_up_exchange(ctx)
     disk.unpublish()  # it may have held another state of this commit
-    if site.snapshot.is_sealed:
+    # Nobody may have the commit that holds it any more: then the run goes back, and it is void.
+    if site.snapshot.is_sealed and not snapshots.is_committed_after(ctx, event.commit):
         if site.snapshot.committed_in is not None:
             snapshots.consume(ctx)
         else:

@@ -32,7 +32,7 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     saving.void_after(ctx, commit)
     syncs.forget_commits(ctx)
     syncs.forget_open(ctx)
-    if disk.outer is not held or snapshots.is_of_void_commit(ctx, commit):
+    if disk.outer is not held or snapshots.is_committed_after(ctx, commit):
         leases.voided(ctx)  # the samples are open again, for others too
         syncs.discard_local(ctx)
 

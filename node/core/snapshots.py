@@ -106,7 +106,7 @@ def release_empty(ctx: Context) -> bool:
     return False
 
 
-def is_of_void_commit(ctx: Context, last: int) -> bool:
+def is_committed_after(ctx: Context, last: int) -> bool:
     """Whether a commit after `last` holds it."""
     snapshot = ctx.site.snapshot
     return snapshot.is_sealed and snapshot.committed_in is not None and snapshot.committed_in > last

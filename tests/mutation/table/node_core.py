@@ -46,6 +46,14 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_rollback.py",),
     ),
     Mutation(
+        name="what a commit that nobody has holds is in the state",
+        rule="a contribution counts as taken when the state is at the commit that holds it",
+        where="node.core.catching_up:state_fetched",
+        old=" and not snapshots.is_committed_after(ctx, event.commit)",
+        new="",
+        tests=("tests/unit/node_core/test_rollback.py",),
+    ),
+    Mutation(
         name="two jobs on one disk",
         rule="one job at a time works on the disk",
         where="node.core.disk:Disk.next_job",
