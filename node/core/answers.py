@@ -92,7 +92,7 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
     if disk.running is not None:
         return Hold("the disk is at work")
     if disk.published != content:
-        return PublishState(content)
+        return PublishState(content) if not disk.has_moved else Hold("the disk is between two commits")
     if mode is MergeMode.REPLACE:
         base_step = step
     elif mode is MergeMode.MERGE:

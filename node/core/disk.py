@@ -36,6 +36,7 @@ class Outer:
 @dataclass(slots=True, kw_only=True)
 class Disk:
     outer: Outer | None = None
+    has_moved: bool = False  # a job broke off, and what is on the disk is not at `outer` any more
     final: bool = False  # the commit in `outer` is the last one
     lacks: int = 0  # the commit after `outer`, if its payloads are not in this site's log
     branch: int = 0  # in which the commits on this disk are numbered
@@ -81,6 +82,8 @@ class Disk:
         self.running = job
         if isinstance(job, PublishState | DistrustState | RollBack):
             self.published = None
+        if isinstance(job, RollBack):
+            self.has_moved = False  # it ends with what is held then
         return job
 
     def end(self, kind: type[J]) -> J | None:
@@ -90,6 +93,12 @@ class Disk:
             return None
         self.running = None
         return job
+
+    def broke_off(self, *, has_moved: bool) -> None:
+        """A fetch or an apply. If it `has_moved` what is on the disk, nothing can be made of that until another one
+        brings it to some commit. The log may, as it has payloads that it lacked."""
+        if has_moved:
+            self.has_moved, self.lacks = True, 0
 
     def runs(self, kind: type[Job]) -> bool:
         """Whether the job that runs is of that kind."""
@@ -113,12 +122,12 @@ class Disk:
 
     def hold(self, outer: Outer, *, final: bool) -> None:
         """A fetch that waits, and would bring nothing newer, is dropped."""
-        self.outer, self.final, self.lacks = outer, final, 0
+        self.outer, self.final, self.lacks, self.has_moved = outer, final, 0, False
         self.queue = [j for j in self.queue if not (isinstance(j, FetchState) and newest(j.sources) <= outer.commit)]
 
     def lose(self) -> None:
         """What is on the disk is not the state of the commit that this site said it holds."""
-        self.outer = None
+        self.outer, self.has_moved = None, False
 
     def left(self, held: tuple[int, bytes] | None) -> None:
         """After a rollback: commit and state hash. The coordinator says how far the run was there."""

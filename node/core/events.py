@@ -217,6 +217,8 @@ class StateFetched:
 @dataclass(frozen=True, slots=True)
 class FetchFailed:
     reason: str
+    has_moved: bool = False
+    """What is on the disk is not at the commit any more at which it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +253,8 @@ class ApplyFailed:
 
     commit: int
     reason: str
+    has_moved: bool = False
+    """Some chunks are at this commit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,7 @@ def fetch_failed(ctx: Context, event: events.FetchFailed) -> None:
     site = ctx.site
     if site.disk.end(FetchState) is None:
         return
+    site.disk.broke_off(has_moved=event.has_moved)
     site.fetch_failures += 1
     if site.over and site.fetch_failures >= MAX_FETCHES_AT_THE_END:
         endings.exit(ctx, 0, site.over)

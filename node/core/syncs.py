@@ -285,6 +285,7 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
     site, disk = ctx.site, ctx.site.disk
     if disk.end(ApplyCommit) is None or disk.is_void:
         return
+    disk.broke_off(has_moved=event.has_moved)
     site.commits.pop(event.commit, None)
     disk.lack(event.commit)
     if site.over and not site.admitted:

@@ -71,7 +71,7 @@ class DiskJobs:
                 self._shell.start(self._seed, fatal("the starting state: "))
             case out.FetchState(sources):
                 fetch = partial(self._fetched, sources)
-                self._fetch = self._shell.start(fetch, lambda error: e.FetchFailed(str(error)))
+                self._fetch = self._shell.start(fetch, lambda error: e.FetchFailed(str(error), self._has_moved))
             case out.TellFetch(sources):
                 if self._sources is not None and not self._sources.done():
                     self._sources.set_result(sources)
@@ -79,7 +79,8 @@ class DiskJobs:
                 if self._fetch is not None:
                     self._fetch.cancel()
             case out.ApplyCommit(commit):
-                self._shell.start(partial(self._apply, commit), lambda error: e.ApplyFailed(commit.commit, str(error)))
+                apply, number = partial(self._apply, commit), commit.commit
+                self._shell.start(apply, lambda error: e.ApplyFailed(number, str(error), self._has_moved))
             case out.PublishState(content):
                 self._shell.start(partial(self._publish, content), fatal())
             case out.DistrustState(reason):
@@ -116,6 +117,14 @@ class DiskJobs:
             run_tokens=record.run_tokens if record else 0,
             final=record is not None and record.final,
         )
+
+    @property
+    def _has_moved(self) -> bool:
+        """What broke off has left the disk at another commit than the core knows, or at none."""
+        held, plane = self._core.site.disk.outer, self.plane
+        if held is None or plane is None:
+            return False
+        return plane.outer is None or plane.outer.commit != held.commit
 
     async def _ask_for_sources(self, undialled: tuple[int, ...]) -> m.Sources:
         """What has changed at the coordinator while a fetch is under way; these donors are to dial this site."""

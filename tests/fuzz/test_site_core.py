@@ -60,8 +60,19 @@ class Host(SiteQuestions):
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
         self.core = a_core(SETTINGS, held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
+        self.is_fetching = False
+        self.disk_has_moved = False
 
     def happens(self, event: e.Event) -> list[out.Output]:
+        match event:
+            case e.FetchFailed(has_moved=has_moved) if self.is_fetching:
+                self.is_fetching, self.disk_has_moved = False, self.disk_has_moved or has_moved
+            case e.ApplyFailed(has_moved=True):
+                self.disk_has_moved = True
+            case e.StateFetched() if self.is_fetching:
+                self.is_fetching = self.disk_has_moved = False
+            case e.CommitApplied() | e.StateVerified() | e.DiskRolledBack():
+                self.disk_has_moved = False
         outputs = self.core.handle(event, self.now)
         for output in outputs:
             self._carry_out(output)
@@ -71,6 +82,7 @@ class Host(SiteQuestions):
 
     def _carry_out(self, output: out.Output) -> None:
         flip = self.data.draw(st.integers(0, 3)) == 0
+        moved = flip and self.data.draw(st.booleans()) and self.holds() is not None
         match output:
             case out.Send(message):
                 wire.request(message, HEADER, 1, 0)  # nothing that cannot be written
@@ -90,7 +102,10 @@ class Host(SiteQuestions):
             case out.FetchState(sources):
                 newest = max([c.commit for c in sources.attested] + [c.commit for c in sources.commits])
                 fetched = e.StateFetched(commit=newest, state_hash=bytes(32), run_step=1, run_tokens=1)
-                self.due.append(e.FetchFailed("gone") if flip else fetched)
+                self.is_fetching = True
+                self.due.append(e.FetchFailed("gone", moved) if flip else fetched)
+            case out.CancelFetch():
+                self.is_fetching = False
             case out.BeginExchange(plan):
                 key: dict[str, Any] = {"sync": plan.sync, "attempt": plan.attempt, "term": plan.term}
                 where = m.Direction.SENDING
@@ -100,8 +115,9 @@ class Host(SiteQuestions):
                 self.due.append(broken if flip else done)
             case out.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))
-                self.due.append(e.ApplyFailed(commit.commit, "no payloads") if flip else applied)
+                self.due.append(e.ApplyFailed(commit.commit, "no payloads", moved) if flip else applied)
             case out.PublishState(content):
+                assert not self.disk_has_moved, "it is at no commit, or at another one"
                 self.due.append(e.Published(content))
             case out.DistrustState():
                 self.due.append(e.StateVerified())

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import errno
+import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,7 @@ from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.dataplane.frozen_state import FrozenState
+from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import Listener
@@ -39,7 +41,7 @@ from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
 from atoll.protocol import sources_parts, transport, wire
-from atoll.protocol.errors import HostError
+from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
 from atoll.protocol.plans import weights
@@ -55,6 +57,8 @@ loop_guard.install()
 
 COORDINATOR = "coordinator"
 ADDRESS = f"{COORDINATOR}:7700"
+BROKEN_OFF = 0.2
+"""Of all fetches."""
 
 
 @contextlib.contextmanager
@@ -290,6 +294,7 @@ class SimNode:
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
                 fsync=self.settings.sync.fsync,
             )
+            hub.fetch_state = _broken_off_at_times(hub.fetch_state, self._seed)  # type: ignore[method-assign]
             listener = Listener(None, PeerService(hub).handlers, self._machine.network)
             port = await listener.start(f"{self.process.machine}:0")
             config = NodeConfig(
@@ -348,6 +353,33 @@ class SimNode:
         plane = SimDataPlane(home, settings, manifest, num_threads)
         plane.hands = self.hands
         return plane
+
+
+def _broken_off_at_times(fetch_state: Callable[..., Any], seed: int) -> Callable[..., Any]:
+    """Here a fetch takes no time. With a large model it takes hours, and may end between any two commits."""
+    generator = random.Random(f"fetches {seed}")
+
+    async def fetch(*, optimizer: OuterOptimizer, **given: Any) -> Any:
+        if generator.random() < BROKEN_OFF:
+            optimizer = _BreaksOff(optimizer, generator.randint(0, 2))
+        return await fetch_state(optimizer=optimizer, **given)
+
+    return fetch
+
+
+class _BreaksOff(OuterOptimizer):
+    """After so many commits."""
+
+    def __init__(self, optimizer: OuterOptimizer, num_commits: int) -> None:
+        self.slots = optimizer.slots
+        self._optimizer = optimizer
+        self._left = num_commits
+
+    def at(self, record: m.Commit) -> OuterUpdate:
+        self._left -= 1
+        if self._left < 0:
+            raise PeerError(f"the link broke before commit {record.commit}")
+        return self._optimizer.at(record)
 
 
 class SimDataPlane(DataPlane):

@@ -46,6 +46,14 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_rollback.py",),
     ),
     Mutation(
+        name="values of a disk between two commits",
+        rule="nothing is published from a disk that a job has left between two commits",
+        where="node.core.answers:_apply",
+        old="return PublishState(content) if not disk.has_moved else",
+        new="return PublishState(content) if True else",
+        tests=("tests/unit/node_core/test_disk.py",),
+    ),
+    Mutation(
         name="what a commit that nobody has holds is in the state",
         rule="a contribution counts as taken when the state is at the commit that holds it",
         where="node.core.catching_up:state_fetched",

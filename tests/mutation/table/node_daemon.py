@@ -30,6 +30,14 @@ MUTATIONS = (
         tests=("tests/unit/local/test_node_failures.py::test_a_task_that_fails_ends_the_node_with_its_words",),
     ),
     Mutation(
+        name="what broke off has left the disk as it was",
+        rule="the core hears whether a job that broke off has moved what is on the disk",
+        where="node.daemon.disk_jobs:DiskJobs._has_moved",
+        old="return plane.outer is None or plane.outer.commit != held.commit",
+        new="return False",
+        tests=("tests/unit/local/test_node_failures.py",),
+    ),
+    Mutation(
         name="what a site showed of a state that it does not hold any more is shown again",
         rule="what a site shows in a dispute is of the state that it holds",
         where="node.daemon.plane:DataPlane._changing",

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,16 +32,24 @@ from atoll.node.daemon.local_server import Greeting, LocalServer
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
-from atoll.node.dataplane import saved_model
+from atoll.node.dataplane import publish, saved_model
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import messages as m
-from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, NonFiniteError, StaleError, StateError
+from atoll.protocol.errors import (
+    DigestMismatch,
+    HostError,
+    InvalidMessage,
+    NonFiniteError,
+    PeerError,
+    StaleError,
+    StateError,
+)
 from atoll.protocol.machine import Machine
-from atoll.protocol.settings import RunSettings, settings_to_json
-from tests.harness.data_plane import layout
+from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from tests.harness.data_plane import DTYPES, RUN, filled, layout, logged, payloads, update_of
 from tests.harness.ranks import a_group
 from tests.harness.sites import until
 
@@ -53,8 +62,10 @@ A_COMMIT = m.Commit(
 GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
 
 
-def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[int, str]:
-    """How a node ends to which that happened."""
+def ended_by(
+    happen: Callable[[Node], Awaitable[None]], folder: Path, data_plane: Callable[[Home], DataPlane] | None = None
+) -> tuple[int, str]:
+    """How a node ends to which that happened. `data_plane`: what an earlier start left."""
 
     async def scenario() -> tuple[int, str]:
         home = Home(folder / "home")
@@ -64,7 +75,7 @@ def ended_by(happen: Callable[[Node], Awaitable[None]], folder: Path) -> tuple[i
             config=NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
             run=Run(SETTINGS, settings_to_json(SETTINGS)),
             home=home,
-            plane=None,
+            plane=data_plane(home) if data_plane is not None else None,
             hub=hub,
             address="127.0.0.1:2",
             journal=journal,
@@ -344,6 +355,52 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
     (event,) = broken
     assert isinstance(event, e.ExchangeBroken)
     assert "the run has gone back" in event.failure.text
+
+
+def at_commit_0(home: Home) -> DataPlane:
+    plane = DataPlane(home, replace(SETTINGS, run_id=RUN, sync=SyncSettings(chunk_elements=400)), MANIFEST, 1)
+    plane.attach_workers(DTYPES)
+    publish.seed_from_snapshot(plane.fresh_outer(), plane.layout, filled(plane.layout))
+    return plane
+
+
+@pytest.mark.parametrize("num_chunks", [0, 1])
+@pytest.mark.parametrize("job", ["apply", "fetch"])
+def test_a_job_that_breaks_off_says_whether_the_disk_is_where_it_was(job: str, num_chunks: int, tmp_path: Path) -> None:
+    """`num_chunks` are at the next commit. Nothing can be published then, and the core asks for nothing."""
+    broken: list[Any] = []
+
+    async def happen(node: Node) -> None:
+        plane = node.disk.plane
+        assert plane is not None
+        assert plane.outer is not None
+        outer, found = plane.outer, payloads(plane.outer)
+        record, read = logged(plane.log, outer, 1, found), plane.log.read
+
+        def breaks(commit: int, chunk: int) -> bytes:
+            if chunk >= num_chunks:
+                raise StateError("the payload is damaged")
+            return read(commit, chunk)
+
+        async def breaks_off(**_: Any) -> None:
+            for chunk in range(num_chunks):
+                outer.apply(chunk, found[chunk], update_of(1, plane.optimizer))
+            raise PeerError("its link is cut")
+
+        plane.log.read = breaks  # type: ignore[method-assign]
+        node.hub.fetch_state = breaks_off  # type: ignore[method-assign,assignment]
+        with patch.object(node.shell, "handle", broken.append):
+            node._execute(out.ApplyCommit(record) if job == "apply" else out.FetchState(m.Sources()))
+            await until(lambda: bool(broken))
+        if num_chunks:
+            with pytest.raises(StateError, match="cannot be published"):
+                await plane.publish(e.Values(0))
+        node.leave_now("enough")
+
+    assert ended_by(happen, tmp_path, at_commit_0) == (130, "enough")
+    (event,) = broken
+    assert isinstance(event, e.ApplyFailed | e.FetchFailed)
+    assert event.has_moved is (num_chunks > 0)
 
 
 def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(

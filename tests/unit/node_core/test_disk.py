@@ -71,6 +71,59 @@ def test_a_fetch_that_waits_is_dropped_when_the_run_goes_back() -> None:
     assert not begun(drive), "those commits are void"
 
 
+@pytest.mark.parametrize("job", ["apply", "fetch"])
+def test_nothing_is_published_from_a_disk_that_a_job_has_left_between_two_commits(job: str) -> None:
+    """It would end the node: what is there is no state of the commit that the site holds."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    sources = sources_of(3, commit(2, 2), commit(3, 3))
+    if job == "apply":
+        drive.receive(commit(2, 2, contributors=(2, 3)))
+        drive(e.ApplyFailed(2, "the payload of chunk 3 is damaged", has_moved=True))
+    else:
+        drive.receive(sources)
+        drive(e.FetchFailed("its link is cut", has_moved=True))
+    drive.ask(10)
+    assert not begun(drive)
+    drive.now += 8.0
+    drive(e.Tick())
+    drive.receive(sources)
+    assert begun(drive) == [out.FetchState(sources)]
+    drive(e.StateFetched(commit=3, state_hash=GOOD_HASH, run_step=30, run_tokens=900))
+    drive.receive(opened(4, 3))
+    assert begun(drive) == [out.PublishState(e.Difference(0, 3))]
+
+
+def test_what_a_fetch_brought_before_it_broke_off_is_tried_from_the_own_log() -> None:
+    """Who gave it may be gone for good."""
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.ApplyFailed(1, "its payloads are not in the log"))
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0, lacks_commit=1)]
+    commits = commit(1, 1), commit(2, 2)
+    drive.receive(sources_of(2, *commits))
+    drive(e.FetchFailed("its link is cut", has_moved=True))
+    drive.now += 8.0
+    drive(e.Tick())
+    assert drive.sent() == [m.FindSources(has_state=True, after_commit=0)]
+    drive.receive(m.Sources(commits=commits))
+    assert begun(drive) == [out.ApplyCommit(commits[0])]
+
+
+def test_a_rollback_ends_between_no_commits() -> None:
+    drive = started()
+    drive.receive(commit(1, 1, contributors=(2, 3)))
+    drive(e.CommitApplied(commit=1, state_hash=HASH))
+    drive.receive(sources_of(3, commit(2, 2), commit(3, 3)))
+    drive(e.FetchFailed("its link is cut", has_moved=True))
+    drive.receive(m.RolledBack(branch=1, commit=1, reason="a power cut"))
+    drive(e.DiskRolledBack(branch=1, held=(1, HASH)))
+    drive.receive(opened(5, 1))
+    drive.ask(10)
+    assert begun(drive) == [out.PublishState(e.Difference(0, 1))]
+
+
 def test_a_fetch_that_was_cancelled_has_no_end() -> None:
     drive = started()
     drive.receive(sources_of(2))
