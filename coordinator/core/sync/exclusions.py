@@ -45,29 +45,30 @@ class Exclusion:
 
 
 class Exclusions:
-    """Of one sync. Nothing is taken back before the sync ends."""
+    """Of one sync. Nothing is taken back before the sync ends, and nothing is replaced: of each start the first of a
+    kind stands, however often a site says it again."""
 
     def __init__(self) -> None:
-        self._of: dict[Start, list[Exclusion]] = {}
+        self._of: dict[Start, dict[Kind, Exclusion]] = {}
 
     def note(self, start: Start, exclusion: Exclusion) -> None:
         """The sync's own word: nobody else writes here."""
-        self._of.setdefault(start, []).append(exclusion)
+        self._of.setdefault(start, {}).setdefault(exclusion.kind, exclusion)
 
     def __contains__(self, start: Start) -> bool:
         return start in self._of
 
     def bars(self, start: Start) -> bool:
         """Whether the site does not contribute any more."""
-        return any(e.kind in BARS for e in self._of.get(start, ()))
+        return any(kind in BARS for kind in self._of.get(start, ()))
 
     def is_void(self, start: Start) -> bool:
         """Whether the site has discarded what it contributed; peers may hold it."""
-        return any(e.kind in VOID for e in self._of.get(start, ()))
+        return any(kind in VOID for kind in self._of.get(start, ()))
 
     def why_failed(self, start: Start) -> str:
         """Why the site, which is here, cannot contribute; empty if it can."""
-        reasons = (e.reason for e in self._of.get(start, ()) if e.kind in BARS)
+        reasons = (e.reason for kind, e in self._of.get(start, {}).items() if kind in BARS)
         return "" if self.is_void(start) else next(reasons, "")
 
     def reasons(self, *kinds: Kind) -> dict[int, str]:
@@ -76,8 +77,8 @@ class Exclusions:
             site_id: e.reason
             for (site_id, incarnation), found in self._of.items()
             if not self.is_void((site_id, incarnation))
-            for e in found
-            if e.kind in kinds
+            for kind, e in found.items()
+            if kind in kinds
         }
 
     def failed(self) -> dict[int, str]:
@@ -85,8 +86,8 @@ class Exclusions:
         return self.reasons(Kind.CANNOT_GO_ON, Kind.DEMOTED, Kind.ABSURD)
 
     def of(self, *kinds: Kind) -> dict[Start, Exclusion]:
-        """The last one of these kinds of each start, whether it is still here or not."""
-        return {start: e for start, found in self._of.items() for e in found if e.kind in kinds}
+        """One of these kinds of each start that has any, whether it is still here or not."""
+        return {start: found[kind] for start, found in self._of.items() for kind in kinds if kind in found}
 
     def ids(self, *kinds: Kind) -> set[int]:
         """Of the sites of which that was ever said in this sync."""

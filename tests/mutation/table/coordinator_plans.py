@@ -108,6 +108,14 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="what a site ended is forgotten once it leaves again",
+        rule="of each start of a site the first exclusion of a kind stands until the sync ends",
+        where="coordinator.core.sync.exclusions:Exclusions.note",
+        old="        self._of.setdefault(start, {}).setdefault(exclusion.kind, exclusion)\n",
+        new="        self._of.setdefault(start, {})[exclusion.kind] = exclusion\n",
+        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+    ),
+    Mutation(
         name="who left and came back is weighed as if it had stayed",
         rule="a contribution that was discarded is not in a commit, and neither is a later one in its place",
         where="coordinator.core.sync.plans:gives_way",

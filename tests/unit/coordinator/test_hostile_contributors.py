@@ -25,7 +25,8 @@ class Contributor(Play):
     payload: its Done names another payload, which it does not show; shown: it shows one that nobody else has;
     pretends: it shows what all have; weights: its Done has other weights, where they came from the sites; fails: it
     says at the end of each exchange that it cannot go on; tensor: that a tensor has no average; absurd: that the
-    contribution of an honest site is; leaves: it does so then, and comes back.
+    contribution of an honest site is; leaves: it does so then, and comes back; twice: it comes back as the start that
+    it was, and leaves once more.
     """
 
     def __init__(self, kind: str, num_strangers: int = 1) -> None:
@@ -87,17 +88,20 @@ class Contributor(Play):
             "tensor": lambda: self.story.failed(name, tensor="weight"),
             "absurd": lambda: self.story.failed(name, tensor="weight", outliers="b"),
             "leaves": lambda: self.leaves(name),
+            "twice": lambda: self.leaves(name, "twice"),
         }
         if self.is_harmed(plan) and self.kind in does:
             does[self.kind]()
         else:
             self.story.says(name, done)
 
-    def leaves(self, name: str) -> None:
-        self.story.says(name, m.Leave(reason="as it likes"))
-        self.story.drop(name)
-        self.num_left += 1
+    def leaves(self, name: str, how: str = "") -> None:
         state = (self.commit, f"s{self.commit}")
+        if how == "twice":
+            self.story.leave(name)
+            self.story.join(name, state=state)
+        self.story.leave(name)
+        self.num_left += 1
         self.story.join(name, incarnation=self.num_left + 1, state=state)
 
 
@@ -116,8 +120,12 @@ def commits_alone() -> int:
 
 
 @pytest.mark.parametrize(
-    "kind", ["withholds", "elsewhere", "payload", "shown", "pretends", "weights", "fails", "tensor", "absurd", "leaves"]
-)
+    "kind",
+    [
+        "withholds", "elsewhere", "payload", "shown", "pretends", "weights", "fails", "tensor", "absurd", "leaves",
+        "twice",
+    ],
+)  # fmt: skip
 def test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt(kind: str) -> None:
     """Honest sites of `Play` are never evicted: it asserts that."""
     num_commits, num_attempts, play = played(kind)
