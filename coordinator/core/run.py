@@ -90,6 +90,9 @@ class Run:
         if (opened := persisted.one(OpenRecord)) is not None and self.finished is None:
             live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
             self.sync = Sync(opened, now, plans=persisted.all(PlanRecord), live=live)
+            here = {s.site_id for s in self.members.live()}
+            for site_id in set(opened.expected) - here:  # it has left since, and may be forgotten
+                self.sync.unexpect(site_id)
         abandoned, stop = persisted.one(AbandonRecord), persisted.one(StopRecord)
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0

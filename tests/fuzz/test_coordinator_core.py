@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.sites import forgetting
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -168,6 +170,12 @@ class World:
 @fuzz(250)
 @given(st.data())
 def test_no_message_crashes_it_and_a_refused_one_changes_nothing(data: st.DataObject) -> None:
+    kept = data.draw(st.sampled_from([0, forgetting.KEPT_GONE]))  # none, as where many come and go
+    with patch.multiple(forgetting, KEPT_GONE=kept, KEPT_STRUCK=kept):
+        schedule(data)
+
+
+def schedule(data: st.DataObject) -> None:
     world = World(data)
     stage = data.draw(st.sampled_from(["empty", "training", "planned", "second sync", "second sync planned"]))
     if stage != "empty":

@@ -125,6 +125,7 @@ class Story(CoordinatorQuestions):
         self.term = persisted.term
         self.core = Core(self.settings, persisted, self.now)
         self.core.is_strict = True
+        self.core.view(self.now)  # as the server does before anything else
 
     # --- the world
 
@@ -254,8 +255,8 @@ class Story(CoordinatorQuestions):
         self.sent.append((site.name, message))
         if site.hears:
             site.received[stream] = site.received.get(stream, 0) + 1
-        if isinstance(message, m.Admitted | m.Welcome) and message.site_id:
-            site.site_id = message.site_id
+        if isinstance(message, m.Welcome) or (isinstance(message, m.Admitted) and message.site_id):
+            site.site_id = message.site_id  # 0: it is forgotten, or was never in the run
         self._check_kept(site, message)
         if not isinstance(message, m.Pulse | m.Peers):
             self.log.append(f"-> {site.name}: {self._in_words(message)}")

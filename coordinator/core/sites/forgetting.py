@@ -18,7 +18,11 @@ KEPT_STRUCK = 1024
 
 def advance(run: Run) -> None:
     """Forgets sites beyond those that are kept, with their lines and what was held against them, and persists that."""
-    gone = [s for s in run.members.gone() if not s.contributed and not _is_in_sync(run, s)]
+    gone = [s for s in run.members.gone() if not s.contributed]
+    if len(gone) <= min(KEPT_GONE, KEPT_STRUCK):
+        return
+    named = run.sync.named() if run.sync is not None else set()
+    gone = [s for s in gone if s.site_id not in named]
     passers_by = _beyond(run, [s for s in gone if not s.conduct.strikes], KEPT_GONE)
     found_out = _beyond(run, [s for s in gone if s.conduct.strikes], KEPT_STRUCK)
     forgotten = [*passers_by, *found_out]
@@ -42,13 +46,3 @@ def _beyond(run: Run, sites: list[Site], num_kept: int) -> list[Site]:
         return []
     holds_newest = {s: s.left_with is not None and s.may_hold >= run.log.last for s in sites}
     return sorted(sites, key=lambda s: (s.conduct.strikes, holds_newest[s], s.epoch))[:num_beyond]
-
-
-def _is_in_sync(run: Run, site: Site) -> bool:
-    sync = run.sync
-    if sync is None:
-        return False
-    if site.site_id in sync.expected or site.site_id in sync.ready or site.voided_sync == sync.open.sync:
-        return True
-    plan = sync.attempt.plan if sync.attempt is not None else None
-    return plan is not None and any(m.site_id == site.site_id for m in (*plan.contributors, *plan.receivers))

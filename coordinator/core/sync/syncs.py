@@ -111,6 +111,8 @@ class Sync:
                     ranges=attempt.ranges_of(member.site_id),
                 )
         self.first_ready_at = now if self.ready else None
+        if lost := self.lost():  # what they contributed may be leased to others by now
+            attempt.spoil("; ".join(e.reason for e in lost.values()))
 
     # --- its attempts
 
@@ -132,6 +134,12 @@ class Sync:
     def has_planned(self, start: Start) -> bool:
         """In any attempt."""
         return any(attempt.has(start) for attempt in self.attempts)
+
+    def named(self) -> set[int]:
+        """Ids of all sites that the sync may still ask for: expected, ready, or in any of its plans, which outlive the
+        coordinator. None of them is forgotten before it ends."""
+        planned = (m.site_id for a in self.attempts for m in (*a.plan.contributors, *a.plan.receivers))
+        return {*self.expected, *self.ready, *planned}
 
     def survivors(self) -> list[int]:
         """Contributors of the attempt that are still there and able, ascending."""

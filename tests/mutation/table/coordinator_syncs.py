@@ -22,6 +22,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
     ),
     Mutation(
+        name="a plan is committed though samples of it are open again",
+        rule="a plan of which a contributor had gone when the coordinator ended is not committed",
+        where="coordinator.core.sync.syncs:Sync._resume",
+        old="            attempt.spoil(",
+        new="            str(",
+        tests=("tests/unit/coordinator/test_data_leases.py",),
+    ),
+    Mutation(
         name="contribution changes after Ready",
         rule="a contribution never changes: a second Ready with other tokens or data is not taken",
         where="coordinator.core.sync.driver:ready",

@@ -264,3 +264,20 @@ def test_9_what_was_discarded_stays_so_when_the_coordinator_starts_again() -> No
         story.done(name, "s0", plan=old)
     assert story.num("a", m.Commit) == 0
     assert story.done_samples() == ()
+
+
+def test_9_a_done_that_comes_with_a_restart_commits_no_data_that_is_open_again() -> None:
+    """The plan that was given up is in the store, and that it was given up is not."""
+    story = a_story("a", "b", quorum=2)
+    story.wants("a", 50)
+    story.wants("b", 50)
+    story.ready("a", data=ranges_of("0-9"))
+    story.ready("b", data=ranges_of("50-59"))
+    story.leave("b")
+    assert story.attempt() == 0
+    with story.together():
+        story.restart()
+        story.connect("a", state=(0, "s0"))
+        story.done("a", "s0")
+    assert story.view.last_commit == 0
+    assert story.done_samples() == ()

@@ -93,6 +93,74 @@ def test_a_site_that_the_sync_under_way_names_is_not_forgotten(monkeypatch: pyte
     assert story.view.sync is not None
 
 
+def test_a_site_that_an_earlier_attempt_named_is_known_when_the_sync_is_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was demoted, then started again, and has gone; the attempt that is committed never had it."""
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    monkeypatch.setattr(forgetting, "KEPT_STRUCK", 0)
+    story = Story(some_settings(min_sites=4, quorum=2))
+    story.start("a", "b", "c", "x")
+    for name in "abcx":
+        story.ready(name)
+    for name in "ab":
+        story.failed(name, "x", lacks=True)
+    story.wait(story.limits.reconnect_grace_s)
+    assert (story.attempt(), story.contributor_ids()) == (2, [1, 2, 3])
+    story.connect("x", incarnation=2)
+    story.drop("x")
+    story.leave("c")
+    assert (story.attempt(), story.contributor_ids()) == (3, [1, 2])
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.view.last_commit == 1
+    assert story.known_sites() == {"a", "b"}
+
+
+def test_a_coordinator_comes_back_though_a_site_that_its_sync_expected_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It left before it was planned, and others came and went since."""
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.join("c")
+    story.applied("c", 0, "s0")
+    story.commit_one("a", "b", state="s0", following="s1")
+    assert story.expected_ids() == {1, 2, 3}
+    story.leave("c")
+    assert not story.is_known("c")
+    story.restart()
+    assert story.expected_ids() == {1, 2}
+    assert story.view.sync is not None
+
+
+def test_a_coordinator_comes_back_with_all_whom_a_plan_names_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store has the plan until the sync ends; that it was given up is in no record."""
+    monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
+    story = Story(some_settings(quorum=2))
+    story.start("a", "b")
+    for name in "cd":
+        story.join(name)
+        story.applied(name, 0, "s0")
+    for name in "ab":
+        story.ready(name)
+    assert [r.site_id for r in story.plan().receivers] == [3, 4]
+    story.failed("b")
+    assert story.attempt() == 0, "too few are left, and d may come"
+    story.leave("c")
+    assert story.attempt() == 0
+    story.restart()
+    for name in "ab":
+        story.connect(name, state=(0, "s0"))
+        story.offer(name)
+    assert story.view.sync is not None
+    assert story.view.sync.receivers == ("c", "d")
+    for name in "ab":
+        story.done(name, "s0")
+    assert story.view.last_commit == 1
+
+
 def test_a_forgotten_site_that_still_has_its_id_is_told_to_start_again() -> None:
     story = Story(some_settings())
     story.start("a", "b")
