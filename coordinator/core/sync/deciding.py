@@ -147,6 +147,12 @@ def _why_now(waiting: list[Site], patience: Patience, waited_s: float) -> str:
 
 def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: frozenset[int]) -> d.Decision:
     """The next attempt."""
+    listed = plans.within_commit(sync, contributors)
+    if left := [s.label for s in contributors if s not in listed]:
+        pieces = f"without {', '.join(left[:MAX_NAMED])}: a commit cannot list samples in so many pieces"
+        if len(listed) < run.settings.quorum:
+            return _nobody_reduces(run, sync, listed, f"there is no quorum {pieces}")
+        contributors, why = listed, f"{why}; {pieces}"
     held_back = run.trouble.held_back(sync.open.sync)
     choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
     if choice.problem:

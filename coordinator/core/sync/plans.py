@@ -84,6 +84,17 @@ def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: fro
     return first(fits)
 
 
+def within_commit(sync: Sync, contributors: list[Site]) -> list[Site]:
+    """Without those who list their samples in the most pieces, as many as it takes until one commit can list them all.
+    They are ready for the next sync with the same."""
+    left, listed = m.MAX_RANGES_OF_COMMIT, set[int]()
+    for site in sorted(contributors, key=lambda s: (len(sync.ready[s.site_id].ranges), s.site_id)):
+        left -= len(sync.ready[site.site_id].ranges)
+        if left >= 0:
+            listed.add(site.site_id)
+    return [s for s in contributors if s.site_id in listed]
+
+
 # --- with the commit before
 
 
@@ -141,6 +152,8 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
     are_ready = all(i in sync.ready for i in ids)
     if are_ready and (cut := weighing.cut_now(run, sync, sites)):
         return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
+    if are_ready and len(within_commit(sync, sites)) < len(sites):
+        return "its samples are in more pieces than a commit can list"
     if any(site.unreachable_site_ids for site in sites):
         choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(sync.open.sync))
         if undialled := choice.not_reducing & attempt.reducing():

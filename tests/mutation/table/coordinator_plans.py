@@ -108,6 +108,22 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        name="a commit lists whatever its contributors list",
+        rule="no commit lists more ranges than a message may hold",
+        where="coordinator.core.sync.deciding:_propose",
+        old="    listed = plans.within_commit(sync, contributors)\n",
+        new="    listed = contributors\n",
+        tests=("tests/unit/coordinator/test_many_pieces.py",),
+    ),
+    Mutation(
+        name="the plan with the commit lists whatever its contributors list",
+        rule="no commit lists more ranges than a message may hold",
+        where="coordinator.core.sync.plans:gives_way",
+        old="    if are_ready and len(within_commit(sync, sites)) < len(sites):\n",
+        new="    if False:\n",
+        tests=("tests/unit/coordinator/test_many_pieces.py",),
+    ),
+    Mutation(
         name="what a site ended is forgotten once it leaves again",
         rule="of each start of a site the first exclusion of a kind stands until the sync ends",
         where="coordinator.core.sync.exclusions:Exclusions.note",
