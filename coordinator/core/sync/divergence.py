@@ -34,7 +34,7 @@ def advance(run: Run) -> bool:
     if sync is None or not sync.diverged or sync.has_gone_back:
         return False
     base = sync.open.base_commit
-    members = run.members.at(base)
+    members = [s for s in run.members.at(base) if s.conduct.has_contributed]  # else strangers, who say what they like
     names = [s.label for s in members if s.site_id in sync.diverged]
     if base == 0 or 2 * len(names) <= len(members):
         return False

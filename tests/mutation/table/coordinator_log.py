@@ -166,6 +166,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_data_leases.py",),
     ),
     Mutation(
+        name="strangers send the run back",
+        rule="the run goes back if most of those say so who have contributed",
+        where="coordinator.core.sync.divergence:advance",
+        old=" if s.conduct.has_contributed]",
+        new="]",
+        tests=("tests/unit/coordinator/test_divergence.py",),
+    ),
+    Mutation(
         name="data of others in Ready",
         rule="a Ready that lists ranges which its incarnation does not lease is refused",
         where="coordinator.core.data.leases:may_list",

@@ -126,6 +126,18 @@ def test_it_does_so_once() -> None:
     assert story.num("a", m.RebuildCommit) == 2
 
 
+def test_strangers_have_no_word_on_it() -> None:
+    """They say that they hold the commit, and contributed to none: however many they are, they neither send the run
+    back nor keep it from going back."""
+    story = run_of("abc", 2)
+    for name in "vwxyz":
+        story.join(name, state=(2, "s2"))
+    diverge(story, "vwxyz", 2)
+    assert story.goes_back_to() is None
+    diverge(story, "ab", 2)
+    assert story.goes_back_to() == 1
+
+
 def test_half_of_them_are_not_most_and_an_old_word_is_none() -> None:
     story = run_of("abcd", 2)
     diverge(story, "ab", 2)
