@@ -169,7 +169,8 @@ class PlanRecord:
 class CommitRecord:
     commit: Commit
     mean_loss: float | None
-    """Of the contributors in training since the last commit, weighted by tokens; None if none said it."""
+    """Of the contributors in training since the last commit, weighted by tokens; None if none said it, or no number is
+    so large. So is the next one."""
     median_loss: float | None
     """The median over the same contributors: the run's loss, which no single site can falsify."""
     cut: tuple[str, ...] = ()

@@ -110,8 +110,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     weight = sum(t for t, _ in losses)
     record = CommitRecord(
         commit=message,
-        mean_loss=sum(t * x for t, x in losses) / weight if weight else None,
-        median_loss=statistics.median(x for _, x in losses) if losses else None,
+        mean_loss=_if_finite(sum(t * x for t, x in losses) / weight) if weight else None,
+        median_loss=_if_finite(statistics.median(x for _, x in losses)) if losses else None,
         cut=weighing.cut_of(run, attempt),
         stood_out=stood_out,
     )
@@ -151,6 +151,11 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     if ahead is not None:
         for site in at_base:
             run.send(site, ahead.plan)
+
+
+def _if_finite(loss: float) -> float | None:
+    """Each site's loss is; what comes out of several may not be, and whoever reads the status could not read on."""
+    return loss if math.isfinite(loss) else None
 
 
 def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:

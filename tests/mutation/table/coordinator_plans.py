@@ -132,6 +132,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
     ),
     Mutation(
+        name="a loss that no number holds is kept",
+        rule="nothing that a site says keeps people from reading the status",
+        where="coordinator.core.sync.outcomes:_if_finite",
+        old="    return loss if math.isfinite(loss) else None\n",
+        new="    return loss\n",
+        tests=("tests/unit/cli/test_status_data.py",),
+    ),
+    Mutation(
         name="who left and came back is weighed as if it had stayed",
         rule="a contribution that was discarded is not in a commit, and neither is a later one in its place",
         where="coordinator.core.sync.plans:gives_way",

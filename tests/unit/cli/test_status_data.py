@@ -64,3 +64,16 @@ def test_a_weight_that_was_cut_is_a_line_below_the_table() -> None:
     status = parse_status(json.loads(json.dumps(asdict(story.view))))
     words = f"c (site 3) says {1 << 44} tokens, which count as 1600 (sync.max_weight_ratio)"
     assert text_lines(status).splitlines()[-1] == f"a weight was cut in commit 1: {words}; and 1 more"
+
+
+def test_losses_that_no_number_holds_together_do_not_hide_the_status() -> None:
+    """Each of them is finite, as everything that comes through the door; their sum is not."""
+    story = Story(some_settings())
+    story.start("a", "b")
+    story.ready("a", loss=1.0e308)
+    story.ready("b", loss=1.7e308)
+    for name in "ab":
+        story.done(name, "s0")
+    status = parse_status(json.loads(json.dumps(asdict(story.view), allow_nan=False)))
+    (commit,) = status.commits
+    assert (commit.mean_loss, commit.median_loss, status.losses) == (None, None, ())
