@@ -233,6 +233,7 @@ def _hello_after_the_end(run: Run, site: Site, message: m.Hello) -> None:
 def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     """A site wants to take part: it is admitted, refused, or waits for its time or for the manifest."""
     if run.finished is not None:
+        site.waits(None)  # else its time, which has come, would be waited for again and again
         run.send(site, run.finished_message())
         return
     if site.standing is Standing.OUT:

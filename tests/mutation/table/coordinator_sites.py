@@ -146,6 +146,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_forgetting.py",),
     ),
     Mutation(
+        name="an offer waits for ever when the run is over",
+        rule="a deadline that has passed is not waited for again",
+        where="coordinator.core.sites.admission:offer",
+        old="        site.waits(None)  # else its time",
+        new="        # else its time",
+        tests=("tests/unit/coordinator/test_hostile_members.py",),
+    ),
+    Mutation(
         name="a crowd of passers-by clears a name",
         rule="how often a site was found out is persisted, and not forgotten for who comes and goes",
         where="coordinator.core.sites.forgetting:advance",

@@ -251,6 +251,23 @@ def test_7_a_site_that_waits_for_its_time_and_goes_is_not_waited_for() -> None:
     assert story.is_live("b")
 
 
+def test_an_offer_whose_time_comes_after_the_end_of_the_run_is_answered_once() -> None:
+    """A node leaves when it hears that the run is over. One that stays does not have the core look at it for ever."""
+    story = Story(some_settings())
+    story.start("a", "b")
+    for _ in range(3):
+        story.evict_for("b", "its payload is not the reducer's")
+        story.join("b", again=True)
+    story.happens(e.StopAsked("enough"))
+    story.ready("a")
+    story.done("a", "s0")
+    assert story.view.finished
+    assert story.waits_for_admission("b")
+    before = story.num("b", m.Finished)
+    story.wait(story.admitted_again_at("b") - story.now + 1)
+    assert story.num("b", m.Finished) == before + 1
+
+
 def test_each_word_of_many_sites_in_an_attempt_costs_one_look_at_each_of_them() -> None:
     names = [f"n{i}" for i in range(60)]
     story = Silent(some_settings(min_sites=len(names)))
