@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from atoll.protocol.errors import HostError
+from atoll.protocol.text import clean
 
 MAX_LINE_BYTES = 4096
 MAX_SOCKET_PATH_BYTES = 107  # the kernel's bound
@@ -116,10 +117,10 @@ class AdminServer:
         command = request.get("command") if isinstance(request, dict) else None
         if command == "stop":
             status = await self._run.document()
-            self._run.ask_to_stop(str(request.get("reason") or "atoll stop")[:1024])
+            self._run.ask_to_stop(_reason(request, "atoll stop"))
             return {"ok": True, "over": status["state"] if status["finished"] else ""}
         if _goes_back(request):
-            problem = await self._run.go_back(request["to"], str(request.get("reason") or "atoll rollback --to")[:1024])
+            problem = await self._run.go_back(request["to"], _reason(request, "atoll rollback --to"))
             return {"ok": not problem, "error": problem}
         if command == "rollback":
             unreachable = (await self._run.document())["unreachable"]
@@ -128,7 +129,7 @@ class AdminServer:
                     "ok": False,
                     "error": "no need to: the newest commit is held, or may still be reached",
                 }
-            self._run.ask_to_roll_back(str(request.get("reason") or "atoll rollback")[:1024])
+            self._run.ask_to_roll_back(_reason(request, "atoll rollback"))
             return {"ok": True, "was": unreachable}
         if command in ("evict", "let-in", "reset"):
             problem = await self._change_members(command, request)
@@ -137,12 +138,17 @@ class AdminServer:
         return {"ok": False, "error": f"unknown command {command!r}; there are {known}"}
 
     async def _change_members(self, command: str, request: dict[str, Any]) -> str:
-        name, reason = str(request.get("name") or "")[:64], str(request.get("reason") or f"atoll {command}")[:1024]
+        name, reason = clean(str(request.get("name") or ""))[:64], _reason(request, f"atoll {command}")
         if command == "reset":
             return await self._run.reset(reason)
         if command == "let-in":
             return await self._run.let_in(name)
         return await self._run.evict(name, reason, keep_out=bool(request.get("keep_out")))
+
+
+def _reason(request: dict[str, Any], default: str) -> str:
+    """As it can be kept and sent: a terminal of another encoding types what is no text."""
+    return clean(str(request.get("reason") or default))[:1024]
 
 
 def _goes_back(request: Any) -> bool:
