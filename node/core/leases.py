@@ -20,11 +20,8 @@ from atoll.protocol.sample_order import MAX_POSITION
 
 def announced(ctx: Context, event: events.DataAnnounced) -> None:
     """The ranks are about to draw."""
-    data = ctx.site.data
-    data.num_samples = event.num_samples
-    data.round_samples = event.round_samples
-    data.rounds_ahead = event.rounds_ahead
-    data.per_step = event.round_samples
+    ctx.site.data.announced = event
+    ctx.site.data.per_step = event.round_samples
 
 
 def draw_asked(ctx: Context, event: events.DrawAsked) -> None:
@@ -73,18 +70,18 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> bool:
 
 def committed(ctx: Context, snapshot: Snapshot) -> None:
     """What the snapshot was trained on is leased no longer, and no part of the next one."""
-    data = ctx.site.data
+    data, report = ctx.site.data, snapshot.report
     data.leased.difference_update(snapshot.ranges)
-    if snapshot.data_epoch == data.epoch:
-        data.queue = list(data.between(snapshot.samples_used, data.end))
-        data.first = snapshot.samples_used
+    if snapshot.data_epoch == data.epoch and report is not None:
+        data.queue = list(data.between(report.samples_used, data.end))
+        data.first = report.samples_used
 
 
 def restarted(ctx: Context) -> None:
     """New workers: all that is leased is drawn from the start, but for a snapshot that still counts."""
     snapshot = ctx.site.snapshot
     _next_epoch(ctx, snapshot.ranges if snapshot.is_sealed else ())
-    ctx.site.data.num_samples = 0
+    ctx.site.data.announced = None
     ctx.site.data.draws.clear()
 
 
@@ -140,17 +137,17 @@ def _ask(ctx: Context) -> None:
     """Two windows and the overrun beyond what was used at the last boundary: enough to reach the next boundary and the
     overrun when the coordinator is away, even if it goes before it has answered."""
     site, data, settings = ctx.site, ctx.site.data, ctx.settings
-    if not data.num_samples or data.asked is not None or site.disk.final or (site.leaving and not data.draws):
+    if data.announced is None or data.asked is not None or site.disk.final or (site.leaving and not data.draws):
         return
     if not (site.connected and site.welcomed and site.admitted):
         return
     window = data.per_step * settings.sync.every
     overrun = data.per_step * (settings.overrun_steps or settings.sync.every)
-    needed = data.used + 2 * window + overrun + data.rounds_ahead * data.round_samples
+    needed = data.used + 2 * window + overrun + data.announced.rounds_ahead * data.announced.round_samples
     for draw in data.draws.values():
         if draw.epoch == data.epoch:
             needed = max(needed, draw.first + draw.num_samples + window)
     wanted = min(data.leased.num_samples + needed - data.end, MAX_POSITION)
     if needed > data.end and wanted != data.short_of:  # else the same answer would come, at once
         data.asked = wanted
-        ctx.send(m.LeaseRequest(num_samples=data.num_samples, wanted=data.asked))
+        ctx.send(m.LeaseRequest(num_samples=data.announced.num_samples, wanted=data.asked))

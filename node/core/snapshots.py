@@ -53,13 +53,9 @@ def seal(ctx: Context, event: SnapshotSealed) -> None:
     ctx.site.snapshot = replace(
         ctx.site.snapshot,
         phase=_step(ctx, SnapshotStep.SEAL),
-        tokens=event.tokens,
-        num_steps=event.num_steps,
-        mean_loss=event.mean_loss,
-        train_s=event.train_s,
+        report=event,
         ranges=union(data.between(data.first, data.used)),
         data_epoch=data.epoch,
-        samples_used=data.used,
     )
 
 

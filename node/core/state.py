@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.disk import Disk
-from atoll.node.core.events import Difference, DrawAsked
+from atoll.node.core.events import DataAnnounced, Difference, DrawAsked, SnapshotSealed
 from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
 from atoll.protocol.messages import Commit, DataRange, Diverged, Done, ExchangeFailed, Finished, Open, Plan
@@ -45,28 +45,27 @@ class Snapshot:
     base_commit: int = 0
     step: int = 0  # of the generation that wrote it
     generation: int = 0
-    tokens: int = 0
-    num_steps: int = 0
-    mean_loss: float = 0.0
-    train_s: float = 0.0
+    report: SnapshotSealed | None = None  # of all ranks, once it is sealed
     committed_in: int | None = None  # the commit that holds it
     ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
     data_epoch: int = 0  # in which they were drawn
-    samples_used: int = 0  # place in that epoch's queue
 
     @property
     def is_sealed(self) -> bool:
         """It is whole, and no commit that is applied holds it."""
         return self.phase is SnapshotPhase.SEALED
 
+    @property
+    def tokens(self) -> int:
+        """That it was trained on."""
+        return self.report.tokens if self.report is not None else 0
+
 
 @dataclass(slots=True, kw_only=True)
 class DataQueue:
     """Leased positions in the order in which they are drawn; `leases.py` says how."""
 
-    num_samples: int = 0  # of the data set; 0: the workers draw none
-    round_samples: int = 0  # a batch of every rank
-    rounds_ahead: int = 0  # may be fetched before they are trained on
+    announced: DataAnnounced | None = None  # by the workers, if they draw samples
     per_step: int = 0  # positions that a step takes, as far as is known
     leased: Ranges = field(default_factory=Ranges)  # by this incarnation, and in no commit
     asked: int | None = None  # wanted in all, not answered yet

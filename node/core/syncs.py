@@ -49,20 +49,20 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 def ready(ctx: Context) -> None:
     """Said of a sealed snapshot, again on a new stream, and again with other peers that cannot be dialled. The plan
     that came with the commit begins then."""
-    site, snapshot, open_ = ctx.site, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
-    if open_ is None:
+    site, report, open_ = ctx.site, ctx.site.snapshot.report, _sync_of_snapshot(ctx.site)
+    if open_ is None or report is None:
         return
     if site.disk.find(RollBack) is not None:
         return  # said when that is done: it removes attempts from the log, also one that was begun meanwhile
     ctx.send(
         m.Ready(
             sync=open_.sync,
-            tokens=snapshot.tokens,
-            num_steps=snapshot.num_steps,
-            mean_loss=snapshot.mean_loss,
-            train_s=snapshot.train_s,
+            tokens=report.tokens,
+            num_steps=report.num_steps,
+            mean_loss=report.mean_loss,
+            train_s=report.train_s,
             wait_s=site.workers.wait_s,
-            ranges=snapshot.ranges,
+            ranges=site.snapshot.ranges,
             unreachable_site_ids=site.unreachable_site_ids,
         )
     )

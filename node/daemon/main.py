@@ -68,23 +68,38 @@ async def run_node(config: NodeConfig) -> int:
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared
-        return await _run(config, run, home, journal, machine, signals=signals, stack=stack)
+        log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
+        if run.settings.data == "local" and not config.data_paths and not config.command:
+            log.warning("no --data: this site trains on the source of Python's standard library")
+        plane = await asyncio.to_thread(DataPlane.load, home, run.settings, config.num_kernel_threads)
+        hub, address = await _meet_peers(config, run, home, machine, stack)
+        node = Node(
+            config=config,
+            run=run,
+            home=home,
+            plane=plane,
+            hub=hub,
+            address=address,
+            journal=journal,
+            machine=machine,
+        )
+        stack.callback(node.close)
+        if config.http_listen:
+            metrics = MetricsServer(node.shell.observer.facts)
+            await metrics.start(config.http_listen)
+            stack.push_async_callback(metrics.close)
+            log.info("metrics on http://%s/metrics", metrics.address)
+        log.info("listening for peers on %s", address)
+        _on_signals(node, signals)
+        code, text = await node.run()
+        log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
+        return code
 
 
-async def _run(
-    config: NodeConfig,
-    run: Run,
-    home: Home,
-    journal: Journal,
-    machine: Machine,
-    *,
-    signals: Signals,
-    stack: AsyncExitStack,
-) -> int:
-    log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
-    if run.settings.data == "local" and not config.data_paths and not config.command:
-        log.warning("no --data: this site trains on the source of Python's standard library")
-    plane = await asyncio.to_thread(DataPlane.load, home, run.settings, config.num_kernel_threads)
+async def _meet_peers(
+    config: NodeConfig, run: Run, home: Home, machine: Machine, stack: AsyncExitStack
+) -> tuple[Hub, str]:
+    """What talks to them, and the address at which they reach this node."""
     hub = Hub(
         run_id=run.settings.run_id,
         incarnation=home.incarnation,
@@ -111,27 +126,7 @@ async def _run(
         )
     stack.push_async_callback(listener.stop, 0.5)
     stack.push_async_callback(hub.close)
-    node = Node(
-        config=config,
-        run=run,
-        home=home,
-        plane=plane,
-        hub=hub,
-        address=address,
-        journal=journal,
-        machine=machine,
-    )
-    stack.callback(node.close)
-    if config.http_listen:
-        metrics = MetricsServer(node.shell.observer.facts)
-        await metrics.start(config.http_listen)
-        stack.push_async_callback(metrics.close)
-        log.info("metrics on http://%s/metrics", metrics.address)
-    log.info("listening for peers on %s", address)
-    _on_signals(node, signals)
-    code, text = await node.run()
-    log.log(logging.INFO if code == 0 else logging.ERROR, "%s", text)
-    return code
+    return hub, address
 
 
 def prepare_kernels() -> None:
