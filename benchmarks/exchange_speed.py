@@ -35,6 +35,7 @@ from atoll.node.exchange.service import PeerService
 from atoll.protocol.codecs import kernels
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
+from atoll.protocol.plans import weights
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 from benchmarks import netns
@@ -107,7 +108,8 @@ async def _site(args: argparse.Namespace) -> None:
             data = SyncData(layout, spec_of(settings, 0, 0), outer, snapshot, {"w": "F32"})
             plan = _plan(sync, addresses, layout)
             share = await asyncio.to_thread(hub.share(plan, data, site_id=args.site))
-            exchange = hub.begin(plan, data, share, site_id=args.site)
+            told = weights(plan)
+            exchange = hub.begin(plan, data, share, site_id=args.site, tokens=told[args.site - 1], weights=told)
             result = await exchange.run()
             print(
                 json.dumps(

@@ -102,7 +102,6 @@ class _Collector:
         yield states
         for name, text, value in (
             ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
-            ("atoll_epoch", "Version of the membership.", d["epoch"]),
             ("atoll_commit", "Newest commit.", d["last_commit"]),
             ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
             ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),

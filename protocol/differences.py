@@ -1,8 +1,8 @@
 """What both ends of a session remember of the last plan on it, so that what follows leaves out what is the same. Pure.
 
-A plan that comes with a commit, and every commit, name the members of the plan before them: in a run that goes on as it
-is, only the weights change, and those come as Weights. Both ends advance `Told` with every message of the stream, in
-its order; a new stream starts from NOTHING.
+A plan and a commit mostly name the members of the plan before them: in a run that goes on as it is, only the weights
+change, and those come as Weights. Both ends advance `Told` with every message of the stream, in its order; a new stream
+starts from NOTHING.
 """
 
 from __future__ import annotations
@@ -16,10 +16,16 @@ from atoll.protocol.plans import weighed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What the last Plan on this stream named, with the weights that came since."""
+    """What the last Plan on this stream named, and the weights that were said of it since, if they were."""
 
     contributors: tuple[Member, ...] = ()
     trees: tuple[Tree, ...] = ()
+    tokens: tuple[int, ...] = ()
+
+    @property
+    def weighed(self) -> tuple[Member, ...]:
+        """As a commit names them; nobody while their weights are not told."""
+        return weighed(self.contributors, self.tokens) if self.tokens else ()
 
 
 NOTHING = Told()
@@ -27,7 +33,7 @@ NOTHING = Told()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Same:
-    """What a message leaves out because it was told: in a Plan, contributors are those of before without weights."""
+    """What a message leaves out because it was told."""
 
     contributors: bool = False
     trees: bool = False
@@ -41,7 +47,7 @@ def shorten(message: CoordinatorMessage, told: Told) -> tuple[CoordinatorMessage
     match message:
         case Plan(contributors=contributors, trees=trees):
             same = Same(
-                contributors=bool(told.contributors) and contributors == _without_weights(told),
+                contributors=bool(told.contributors) and contributors == told.contributors,
                 trees=bool(told.trees) and trees == told.trees,
             )
             short = replace(
@@ -50,7 +56,7 @@ def shorten(message: CoordinatorMessage, told: Told) -> tuple[CoordinatorMessage
                 trees=() if same.trees else trees,
             )
             return short, same
-        case Commit(contributors=contributors) if contributors and contributors == told.contributors:
+        case Commit(contributors=contributors) if contributors and contributors == told.weighed:
             return replace(message, contributors=()), Same(contributors=True)
     return message, WHOLE
 
@@ -68,11 +74,11 @@ def complete(message: CoordinatorMessage, same: Same, told: Told) -> Coordinator
                 raise InvalidMessage("a Plan that names what it says it leaves out")
             return replace(
                 message,
-                contributors=_without_weights(told) if same.contributors else contributors,
+                contributors=told.contributors if same.contributors else contributors,
                 trees=told.trees if same.trees else trees,
             )
-        case Commit(contributors=()) if not same.trees:
-            return replace(message, contributors=told.contributors)
+        case Commit(contributors=()) if told.tokens and not same.trees:
+            return replace(message, contributors=told.weighed)
     raise InvalidMessage(f"a {what} that leaves out what it cannot")
 
 
@@ -82,9 +88,5 @@ def after(message: CoordinatorMessage, told: Told) -> Told:
         case Plan(contributors=contributors, trees=trees):
             return Told(contributors=contributors, trees=trees)
         case Weights(tokens=tokens) if len(tokens) == len(told.contributors):
-            return replace(told, contributors=weighed(told.contributors, tokens))
+            return replace(told, tokens=tokens)
     return told
-
-
-def _without_weights(told: Told) -> tuple[Member, ...]:
-    return weighed(told.contributors, [0] * len(told.contributors))

@@ -88,6 +88,7 @@ class Plan:
     num_steps: int
     deadline_s: float
     slowest_bytes_per_s: int
+    ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

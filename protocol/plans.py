@@ -13,7 +13,7 @@ from atoll.protocol.messages import Commit, Member, Plan, Tree
 def plan_digest(plan: Plan) -> bytes:
     """Over everything in the plan that two sites must agree on before they exchange chunks. Raises InvalidMessage.
 
-    Weights are said by each site itself, and a plan that came with the commit before has none.
+    Weights are said apart, and by each site itself.
     """
     digest = Digest("atoll/plan/v1").uint(plan.sync).uint(plan.attempt).uint(plan.term).uint(plan.fragment)
     digest.uint(plan.base_commit).uint(plan.num_steps)
@@ -31,13 +31,8 @@ def plan_digest(plan: Plan) -> bytes:
     return digest.finish()
 
 
-def is_weighed(plan: Plan) -> bool:
-    """Whether it says the weights of its contributors. One that came with the commit before does not."""
-    return all(member.tokens > 0 for member in plan.contributors)
-
-
 def with_weights(plan: Plan, tokens: Sequence[int]) -> Plan:
-    """The plan with these weights of its contributors, one for each."""
+    """The plan with these weights of its contributors, one for each: what `payload_digest` is over. None is said so."""
     return replace(plan, contributors=weighed(plan.contributors, tokens))
 
 

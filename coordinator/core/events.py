@@ -116,8 +116,6 @@ class SiteRecord:
     """Admitted and neither lost nor gone; such a site has one lease to come back after a restart."""
     evicted: str
     """Why this incarnation was evicted, until it says Hello again knowing it; empty if it was not."""
-    epoch: int
-    """Membership's version at the last change of this record."""
     max_retained_bytes: int
     bandwidth_bytes_per_s: int
     may_hold: int
@@ -159,10 +157,20 @@ class OpenRecord:
 @dataclass(frozen=True, slots=True)
 class PlanRecord:
     plan: Plan
-    ranges: tuple[tuple[DataRange, ...], ...]
-    """What each contributor was trained on, in the order of contributors: the commit of this attempt lists it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsRecord:
+    """All contributors of a plan are ready: what is known of each, in the order of contributors."""
+
+    sync: int
+    attempt: int
+    tokens: tuple[int, ...]
+    """Its weight."""
     said: tuple[int, ...]
-    """Tokens that the Ready of each contributor says; 0 where it is not known. Its weight may be less."""
+    """Tokens that its Ready says. Its weight may be less."""
+    ranges: tuple[tuple[DataRange, ...], ...]
+    """What it was trained on: the commit of this attempt lists it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +293,7 @@ class FinishedRecord:
 
 
 Record = (
-    SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | CommitRecord | AbandonRecord
+    SiteRecord | ForgetRecord | ManifestRecord | OpenRecord | PlanRecord | WeightsRecord | CommitRecord | AbandonRecord
     | AttestationRecord | LineRecord | DoneRecord | LeaseRecord | RollbackRecord | ExclusionRecord | KeptOutRecord
     | LetInRecord | ResetRecord | StopRecord | FinishedRecord
 )  # fmt: skip

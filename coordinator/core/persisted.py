@@ -28,6 +28,7 @@ from atoll.coordinator.core.events import (
     ResetRecord,
     RollbackRecord,
     SiteRecord,
+    WeightsRecord,
 )
 from atoll.protocol.settings import RunSettings, settings_to_json
 
@@ -76,6 +77,7 @@ KINDS: dict[str, type[Row]] = {
 }
 _KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in KINDS.items()}
 HISTORY = (CommitRecord, AttestationRecord)
+_OF_ONE_SYNC = (OpenRecord, PlanRecord, WeightsRecord)
 _OF_ONE_START = (ManifestRecord, SiteRecord, AttestationRecord, LineRecord, DoneRecord, LeaseRecord)
 Keys = Callable[[str], Iterable[Key]]
 """All keys of a kind that there are."""
@@ -94,6 +96,8 @@ def key_of(record: Row) -> Key:
             return Key(kind, site_id=record.site_id)
         case PlanRecord():
             return Key(kind, record.plan.attempt)
+        case WeightsRecord():
+            return Key(kind, record.attempt)
         case CommitRecord():
             return Key(kind, record.commit.commit)
         case AttestationRecord() | LossRecord():
@@ -123,9 +127,9 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
     made: dict[Key, Row | None] = {own: record}
     match record:
         case OpenRecord():
-            ended = all_of(PlanRecord)
+            ended = all_of(PlanRecord, WeightsRecord)
         case CommitRecord():
-            ended = all_of(OpenRecord, PlanRecord)
+            ended = all_of(*_OF_ONE_SYNC)
             if record.median_loss is not None:
                 point = LossRecord(
                     commit=record.commit.commit,
@@ -139,7 +143,7 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
                     kept = set(thinned(sorted(key.number for key in points)))
                     ended += [key for key in points if key.number not in kept]
         case AbandonRecord():
-            ended = all_of(OpenRecord, PlanRecord)
+            ended = all_of(*_OF_ONE_SYNC)
         case RollbackRecord():
             ended = [Key(kind_of(cls), n) for cls in (*HISTORY, LossRecord) for n in record.voided]
         case ForgetRecord(site_ids=gone):

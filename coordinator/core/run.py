@@ -30,6 +30,7 @@ from atoll.coordinator.core.events import (
     Send,
     SiteRecord,
     StopRecord,
+    WeightsRecord,
 )
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
@@ -39,7 +40,7 @@ from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes
-from atoll.coordinator.core.sync.decision import Cause, Wait
+from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.left_out import LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
@@ -89,7 +90,8 @@ class Run:
         self.finished: FinishedRecord | None = persisted.one(FinishedRecord)
         if (opened := persisted.one(OpenRecord)) is not None and self.finished is None:
             live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
-            self.sync = Sync(opened, now, plans=persisted.all(PlanRecord), live=live)
+            plans, weights = persisted.all(PlanRecord), persisted.all(WeightsRecord)
+            self.sync = Sync(opened, now, plans=plans, weights=weights, live=live)
             here = {s.site_id for s in self.members.live()}
             for site_id in set(opened.expected) - here:  # it has left since, and may be forgotten
                 self.sync.unexpect(site_id)
@@ -141,7 +143,7 @@ class Run:
     @property
     def unreachable(self) -> str:
         """Why the newest commit cannot be reached, and who may still have it; empty if it can."""
-        return next((w.reason for w in self.waits if w.cause is Cause.UNREACHABLE), "")
+        return next((w.reason for w in self.waits if w.is_unreachable), "")
 
     @property
     def disputed(self) -> str:
@@ -246,13 +248,6 @@ class Run:
 
     # --- membership
 
-    def change_epoch(self, site: Site) -> None:
-        """The site was admitted, or has gone: what is kept of it is persisted."""
-        self.members.epoch += 1
-        site.epoch = self.members.epoch
-        if site.site_id:
-            self.persist(site.record())
-
     def remove(self, site: Site, reason: str, *, evicted: bool, after_done: bool = False) -> None:
         """The site is no longer in the run: what it contributed to the sync under way is void.
 
@@ -268,7 +263,7 @@ class Run:
         if was_live:
             if self.sync is not None and self.sync.has_planned(site.start):
                 site.voids(self.sync.open.sync)
-            self.change_epoch(site)
+            self.persist(site.record())
             attempt = self.sync.attempt if self.sync is not None else None
             keep = attempt.ranges_of(site.site_id) if attempt is not None and attempt.has(site.start) else ()
             self.ledger.give_back(self.line_of(site.site_id), site.start, keep)

@@ -117,7 +117,10 @@ class CancelFetch:
 @dataclass(frozen=True, slots=True)
 class BeginExchange:
     plan: Plan
-    contributes: bool
+    tokens: int
+    """This site's weight; 0: it receives."""
+    weights: tuple[int, ...]
+    """Of the contributors; nothing where the plan was made ahead and they are not all ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,7 @@ class WeighExchange:
     who does not get on from now on has failed."""
 
     plan: Plan
+    weights: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

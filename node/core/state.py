@@ -106,10 +106,16 @@ class Saving:
 @dataclass(slots=True, kw_only=True)
 class Exchange:
     plan: Plan
-    contributes: bool
+    tokens: int  # this site's weight in it; 0: it receives
+    weights: tuple[int, ...]  # of the contributors, once they are said
     finished: bool = False
     broken: bool = False
     said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this site has a part in the averages."""
+        return self.tokens > 0
 
     @property
     def is_under_way(self) -> bool:
@@ -146,7 +152,7 @@ class SiteState:
     snapshot_story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     exchange: Exchange | None = None
-    ahead: Plan | None = None  # came with a commit: of the sync after it, to be begun at the boundary
+    next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from atoll.node.core import endings, events, holding, leases, own_word, saving, snapshots, sources
 from atoll.node.core.context import Context
@@ -22,7 +22,6 @@ from atoll.node.core.outputs import (
 from atoll.node.core.state import Exchange, SiteState
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
-from atoll.protocol.plans import is_weighed, with_weights
 
 
 def opened(ctx: Context, message: m.Open) -> None:
@@ -47,8 +46,8 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 
 def ready(ctx: Context) -> None:
-    """Said of a sealed snapshot, again on a new stream, and again with other peers that cannot be dialled. The plan
-    that came with the commit begins then."""
+    """Said of a sealed snapshot, again on a new stream, and again with other peers that cannot be dialled. A plan that
+    was made ahead begins then."""
     site, report, open_ = ctx.site, ctx.site.snapshot.report, _sync_of_snapshot(ctx.site)
     if open_ is None or report is None:
         return
@@ -78,70 +77,93 @@ def _sync_of_snapshot(site: SiteState) -> m.Open | None:
 
 
 def planned(ctx: Context, plan: m.Plan) -> None:
-    """A newer plan ends the exchange before it. One without weights begins at the boundary; one of which only the
-    weights are new is told to the exchange that runs. What this site cannot follow it says, as a contributor."""
-    site, exchange = ctx.site, ctx.site.exchange
-    if exchange is not None and _order(exchange.plan) >= _order(plan):
-        if _order(exchange.plan) == _order(plan) and is_weighed(plan) and not is_weighed(exchange.plan):
-            if wrong := own_word.wrong_in_weights(ctx, exchange, plan):
-                cancel_exchange(ctx)
-                send_failure(ctx, plan, "plan", wrong)
-                return
-            exchange.plan = plan
-            ctx.emit(WeighExchange(plan))
+    """It begins with its weights, and one that was made ahead at the boundary. An older one is nothing."""
+    site = ctx.site
+    if any(_order(known) >= _order(plan) for known in _plans(site)):
         return
-    if not is_weighed(plan):
-        site.ahead = plan
-        begin_ahead(ctx)
+    if any(member.tokens for member in (*plan.contributors, *plan.receivers)):
+        send_failure(ctx, plan, "plan", "a plan that says weights; they come apart")
         return
-    me = (site.site_id, ctx.identity.incarnation)
-    contributes = me in [(c.site_id, c.incarnation) for c in plan.contributors]
-    receives = me in [(r.site_id, r.incarnation) for r in plan.receivers]
-    if not contributes and not receives:
-        return
-    if site.disk.find(RollBack) is not None:
-        return  # it fetches the commit later
-    if site.disk.outer is None or site.disk.outer.commit != plan.base_commit:
-        if not contributes:
-            return  # a joiner that is not there yet fetches the commit later
-        send_failure(ctx, plan, "plan", f"planned on commit {plan.base_commit}, which this site has not applied")
-        return
-    if contributes and not site.snapshot.is_sealed:
-        send_failure(ctx, plan, "plan", "planned as a contributor without a sealed snapshot")
-        return
-    if contributes and (wrong := own_word.wrong_in_plan(ctx, plan)):
-        send_failure(ctx, plan, "plan", wrong)
-        return
-    cancel_exchange(ctx)
-    site.exchange = Exchange(plan=plan, contributes=contributes)
-    ctx.emit(BeginExchange(plan, contributes))
+    site.next_plan = plan
+    begin_ahead(ctx)
 
 
 def weighed(ctx: Context, message: m.Weights) -> None:
-    """The rest of the plan was sent on this stream before."""
-    site = ctx.site
-    plans = [site.ahead] if site.exchange is None else [site.exchange.plan, site.ahead]
-    plan = next((p for p in plans if p is not None and _order(p) == _order(message)), None)
-    if plan is not None and len(plan.contributors) == len(message.tokens):
-        planned(ctx, with_weights(plan, message.tokens))
-    elif site.exchange is None or _order(site.exchange.plan) <= _order(message):
-        send_failure(ctx, message, "plan", "weights of a plan that this site does not have")
+    """The plan was sent on this stream before, and begins now, in place of the exchange before it; or its exchange runs
+    already, and is told the weights. What this site cannot follow it says, as a contributor."""
+    site, exchange = ctx.site, ctx.site.exchange
+    plan = next((p for p in _plans(site) if _order(p) == _order(message)), None)
+    if plan is None or len(plan.contributors) != len(message.tokens) or not all(message.tokens):
+        if all(_order(known) <= _order(message) for known in _plans(site)):
+            send_failure(ctx, message, "plan", "weights that fit no plan of this site")
+        return
+    if exchange is not None and plan is exchange.plan:
+        _weigh_exchange(ctx, exchange, message.tokens)
+        return
+    site.next_plan = None
+    place = _place(ctx, plan.contributors)
+    if place is None and _place(ctx, plan.receivers) is None:
+        return
+    if site.disk.find(RollBack) is not None:
+        return  # it fetches the commit later
+    told = message.tokens[place] if place is not None else 0
+    if site.disk.outer is None or site.disk.outer.commit != plan.base_commit:
+        if told:  # else it is a joiner that is not there yet, and fetches the commit later
+            send_failure(ctx, plan, "plan", f"planned on commit {plan.base_commit}, which this site has not applied")
+        return
+    if told and not site.snapshot.is_sealed:
+        send_failure(ctx, plan, "plan", "planned as a contributor without a sealed snapshot")
+        return
+    if wrong := own_word.wrong_before(ctx, told):
+        send_failure(ctx, plan, "plan", wrong)
+        return
+    _begin(ctx, plan, told, message.tokens)
 
 
 def begin_ahead(ctx: Context) -> None:
-    """The exchange of a plan that came with the commit before, once this site is at its boundary. It does not wait for
-    the coordinator, but goes by its plan only while nothing else was heard of that sync."""
-    site, plan, snapshot, open_ = ctx.site, ctx.site.ahead, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
-    if plan is None or open_ is None or open_.sync != plan.sync:
+    """The exchange of a plan that was made ahead, once this site is at its boundary. It does not wait for the
+    coordinator, but goes by its plan only while nothing else was heard of that sync."""
+    site, plan, snapshot, open_ = ctx.site, ctx.site.next_plan, ctx.site.snapshot, _sync_of_snapshot(ctx.site)
+    if plan is None or not plan.ahead or open_ is None or open_.sync != plan.sync:
         return
     if not snapshot.tokens:
         return  # without a weight it cannot contribute: the coordinator plans anew
-    if site.exchange is not None:
-        return  # a later plan of this sync; those of the one before end with its commit
-    site.ahead = None
-    plan = with_weights(plan, [snapshot.tokens if c.site_id == site.site_id else 0 for c in plan.contributors])
-    site.exchange = Exchange(plan=plan, contributes=True)
-    ctx.emit(BeginExchange(plan, True))
+    if _place(ctx, plan.contributors) is None:
+        return
+    site.next_plan = None
+    _begin(ctx, plan, snapshot.tokens)
+
+
+def _plans(site: SiteState) -> list[m.Plan]:
+    """Those that this site knows of: the one that is under way, and the next one."""
+    known = (site.exchange.plan if site.exchange is not None else None, site.next_plan)
+    return [plan for plan in known if plan is not None]
+
+
+def _place(ctx: Context, members: Sequence[m.Member]) -> int | None:
+    """Of this start of this site among them."""
+    me = (ctx.site.site_id, ctx.identity.incarnation)
+    return next((i for i, member in enumerate(members) if (member.site_id, member.incarnation) == me), None)
+
+
+def _begin(ctx: Context, plan: m.Plan, tokens: int, weights: tuple[int, ...] = ()) -> None:
+    """`tokens`: this site's weight, 0 if it receives. `weights`: of all contributors, if they are said."""
+    cancel_exchange(ctx)
+    ctx.site.exchange = Exchange(plan=plan, tokens=tokens, weights=weights)
+    ctx.emit(BeginExchange(plan, tokens, weights))
+
+
+def _weigh_exchange(ctx: Context, exchange: Exchange, weights: tuple[int, ...]) -> None:
+    """All contributors are ready, with these weights."""
+    place = _place(ctx, exchange.plan.contributors)
+    if exchange.weights or place is None:
+        return
+    if wrong := own_word.wrong_under_way(exchange, weights[place]):
+        cancel_exchange(ctx)
+        send_failure(ctx, exchange.plan, "plan", wrong)
+        return
+    exchange.weights = weights
+    ctx.emit(WeighExchange(exchange.plan, weights))
 
 
 def _order(plan: m.Plan | m.Weights) -> tuple[int, int, int]:
@@ -242,7 +264,7 @@ def committed(ctx: Context, commit: m.Commit) -> None:
     site.commits[commit.commit] = commit
     if exchange is not None and len(exchange.plan.contributors) == len(commit.contributors):
         # The weights may have been missed: from now on peers have to get on. They may be gone for good.
-        planned(ctx, with_weights(exchange.plan, tuple(c.tokens for c in commit.contributors)))
+        _weigh_exchange(ctx, exchange, tuple(c.tokens for c in commit.contributors))
     snapshots.note_contribution(ctx, commit)
     if commit.next is not None:
         note_opening(ctx, commit.next)
@@ -347,7 +369,7 @@ def publish(ctx: Context, content: Content) -> None:
 def discard_local(ctx: Context) -> None:
     """What the ranks have trained counts no longer: their next values replace it."""
     cancel_exchange(ctx)
-    ctx.site.ahead = None
+    ctx.site.next_plan = None
     snapshots.free(ctx)
     leases.discarded(ctx)
     ctx.site.workers.discard()

@@ -43,10 +43,10 @@ class Exchanges:
     def _go_on(self) -> None:
         while self._waiting and self._has_buffers and self._beginning is None:
             match self._waiting.popleft():
-                case out.BeginExchange(plan):
-                    self._beginning = self._shell.spawn(self._begin(plan))
-                case out.WeighExchange(plan):
-                    self._hub.weigh(plan)
+                case out.BeginExchange() as begun:
+                    self._beginning = self._shell.spawn(self._begin(begun))
+                case out.WeighExchange(plan, weights):
+                    self._hub.weigh(plan, weights)
                 case out.CancelExchange():
                     if self._current is not None:
                         self._current.cancel()
@@ -54,13 +54,15 @@ class Exchanges:
                     self._hub.drop_sync(sync)
                     self._disk.drop_payloads(sync)
 
-    async def _begin(self, plan: m.Plan) -> None:
-        site_id = self._shell.core.site.site_id
+    async def _begin(self, begun: out.BeginExchange) -> None:
+        plan, site_id = begun.plan, self._shell.core.site.site_id
         failure: m.ExchangeFailed | None = None
         try:
             data = self._disk.present.sync_data(plan)
             share = await run_to_its_end(self._hub.share(plan, data, site_id=site_id), self._hub.pool)
-            self._current = self._hub.begin(plan, data, share, site_id=site_id)
+            self._current = self._hub.begin(
+                plan, data, share, site_id=site_id, tokens=begun.tokens, weights=begun.weights
+            )
             self._shell.spawn(self._run(self._current))
             await self._current.reducer.make_room()  # what is forgotten is not taken for held by the next one
         except AtollError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
 from functools import partial
 
@@ -138,9 +138,12 @@ class Hub:
         retained = self._retained[plan.sync].arrived() if plan.sync in self._retained else []
         return partial(share_of, plan, data, site_id, retained, self.spill)
 
-    def begin(self, plan: Plan, data: SyncData, share: Share, *, site_id: int) -> Exchange:
+    def begin(
+        self, plan: Plan, data: SyncData, share: Share, *, site_id: int, tokens: int, weights: Sequence[int]
+    ) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
-        the same plan, and no other exchange was begun or dropped since it was asked for.
+        the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
+        0 if it receives. `weights`: of all contributors; nothing before they are said.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than `max_retained_bytes` or the disk has room for.
@@ -154,8 +157,9 @@ class Hub:
         retained = self._retained.get(plan.sync) or Retained(self.pool, self.spill)
         header = self.header(site_id, plan.term)
         exchange = Exchange(
-            Attempt(plan, data, header, pool=self.pool, counters=self.counters, uplink=self.uplink),
+            Attempt(plan, data, header, tokens=tokens, pool=self.pool, counters=self.counters, uplink=self.uplink),
             share,
+            weights=weights,
             log=self._log,
             fsync=self.fsync,
             retained=retained,
@@ -179,11 +183,11 @@ class Hub:
         self._begun = asyncio.Event()
         return exchange
 
-    def weigh(self, plan: Plan) -> None:
+    def weigh(self, plan: Plan, weights: Sequence[int]) -> None:
         """The weights of an exchange that began without them, if it still runs."""
         exchange = self._exchanges.get(plan.sync)
         if exchange is not None and _order(exchange.plan) == _order(plan):
-            exchange.weigh(plan)
+            exchange.weigh(weights)
 
     def drop_sync(self, sync: int) -> None:
         """The sync is over: forget contributions and payloads that are held for it, and turn its peers away."""

@@ -181,7 +181,7 @@ class Member(_message.Message):
     address: _builtins.str
     """HOST:PORT where its peer service listens"""
     tokens: _builtins.int
-    """its weight; 0 for receivers, and for contributors of a plan that came with the commit before"""
+    """its weight in a commit; a plan says none"""
     def __init__(
         self,
         *,
@@ -272,6 +272,8 @@ Global___Open: _TypeAlias = Open  # noqa: Y015
 
 @_typing.final
 class Plan(_message.Message):
+    """Who exchanges what. The weights of its contributors follow as Weights when all of them are ready."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SYNC_FIELD_NUMBER: _builtins.int
@@ -286,6 +288,7 @@ class Plan(_message.Message):
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     SLOWEST_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    AHEAD_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -298,6 +301,8 @@ class Plan(_message.Message):
     """from when a site begins it: an attempt that is not complete then has failed"""
     slowest_bytes_per_s: _builtins.int
     """a peer that is slower than its share of this makes no progress"""
+    ahead: _builtins.bool
+    """came with the commit before: a contributor begins at its boundary, with the weight of its Ready"""
     @_builtins.property
     def contributors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
         """ascending site_id"""
@@ -325,10 +330,11 @@ class Plan(_message.Message):
         num_steps: _builtins.int = ...,
         deadline_s: _builtins.float = ...,
         slowest_bytes_per_s: _builtins.int = ...,
+        ahead: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "base_commit", b"base_commit", "contributors", b"contributors", "deadline_s", b"deadline_s", "fragment", b"fragment", "num_steps", b"num_steps", "receivers", b"receivers", "slowest_bytes_per_s", b"slowest_bytes_per_s", "stall_limit_s", b"stall_limit_s", "sync", b"sync", "term", b"term", "trees", b"trees"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ahead", b"ahead", "attempt", b"attempt", "base_commit", b"base_commit", "contributors", b"contributors", "deadline_s", b"deadline_s", "fragment", b"fragment", "num_steps", b"num_steps", "receivers", b"receivers", "slowest_bytes_per_s", b"slowest_bytes_per_s", "stall_limit_s", b"stall_limit_s", "sync", b"sync", "term", b"term", "trees", b"trees"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

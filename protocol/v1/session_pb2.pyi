@@ -302,9 +302,7 @@ class SessionResponse(_message.Message):
     ack: _builtins.int
     checksum: _builtins.int
     same_contributors: _builtins.bool
-    """Left out of body, as the last Plan on this stream named the same; the weights of a Plan's are 0 then, those of a
-    Commit's the last ones told.
-    """
+    """Left out of body, as the last Plan on this stream named the same; the weights of a Commit's are the last ones told."""
     same_trees: _builtins.bool
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
@@ -1072,7 +1070,7 @@ Global___Leave: _TypeAlias = Leave  # noqa: Y015
 
 @_typing.final
 class Weights(_message.Message):
-    """All contributors of the plan that came with the commit before are ready, with these weights."""
+    """All contributors of the plan are ready, with these weights. After the Plan on every stream."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

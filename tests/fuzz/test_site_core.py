@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
@@ -27,6 +28,8 @@ HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
 ME = st.just(m.Member(site_id=1, incarnation=1, address="a:1", tokens=5))
 OTHER = st.just(m.Member(site_id=2, incarnation=1, address="b:1", tokens=5))
 MEMBERS = st.lists(ME | OTHER, max_size=2).map(tuple)
+UNWEIGHED = MEMBERS.map(lambda members: tuple(replace(member, tokens=0) for member in members))
+PLANS = {"sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
 OPENS = instances(m.Open, sync=SMALL, base_commit=SMALL)
 COMMITS = instances(
     m.Commit, commit=SMALL, sync=SMALL, attempt=SMALL, term=SMALL, contributors=MEMBERS, next=st.none() | OPENS
@@ -37,7 +40,8 @@ MESSAGES = st.one_of(
     + [
         OPENS,
         COMMITS,
-        instances(m.Plan, sync=SMALL, attempt=SMALL, term=SMALL, base_commit=SMALL, contributors=MEMBERS),
+        instances(m.Plan, **PLANS, contributors=UNWEIGHED, receivers=UNWEIGHED),
+        instances(m.Plan, **PLANS, contributors=MEMBERS),
         instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
         instances(m.Abandoned, sync=SMALL, next=st.none() | OPENS),
         instances(m.Sources, attested=ATTESTED, commits=st.lists(COMMITS, max_size=2).map(tuple)),

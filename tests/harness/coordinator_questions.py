@@ -20,7 +20,7 @@ from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest
-from atoll.protocol.plans import reducers
+from atoll.protocol.plans import reducers, with_weights
 from atoll.protocol.time_limits import TimeLimits
 from tests.harness.snapshots import snapshot
 
@@ -266,19 +266,15 @@ class CoordinatorQuestions:
         return 0 if attempt is None else attempt.plan.attempt
 
     def plan(self) -> m.Plan:
+        """With the weights, if they are known."""
         attempt = self._attempt()
         assert attempt is not None, "no plan"
-        return attempt.plan
+        return with_weights(attempt.plan, attempt.weights.tokens) if attempt.is_weighed else attempt.plan
 
     def weighed_plan(self) -> m.Plan | None:
         """The plan, once its weights are known."""
         attempt = self._attempt()
-        return attempt.plan if attempt is not None and attempt.is_weighed else None
-
-    def weights_came_late(self) -> bool:
-        """The plan was sent without them, so that each site said its own to the others."""
-        attempt = self._attempt()
-        return attempt is not None and attempt.weighed_late
+        return self.plan() if attempt is not None and attempt.is_weighed else None
 
     def reducer_ids(self) -> set[int]:
         """Of the plan."""
@@ -307,7 +303,7 @@ class CoordinatorQuestions:
         """Of each contributor of the attempt."""
         attempt = self._attempt()
         assert attempt is not None, "no plan"
-        return attempt.ranges
+        return attempt.weights.ranges
 
     # --- what failed exchanges taught
 

@@ -23,7 +23,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.messages import Evidence
-from atoll.protocol.plans import is_weighed, reducers, top_of, weights, with_weights
+from atoll.protocol.plans import reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings
@@ -192,8 +192,8 @@ class Story(CoordinatorQuestions):
                             self.kept_ranges["lease", r.line, r.site_id, r.incarnation] = r.ranges
                         elif isinstance(r, e.DoneRecord):
                             self.kept_ranges["done", r.line, 0, 0] = r.ranges
-                        elif isinstance(r, e.PlanRecord) and is_weighed(r.plan):
-                            self.kept_weights[r.plan.sync, r.plan.attempt] = weights(r.plan)
+                        elif isinstance(r, e.WeightsRecord):
+                            self.kept_weights[r.sync, r.attempt] = r.tokens
                         elif isinstance(r, e.RollbackRecord):
                             self.rollbacks.append(r)
                     self.log.extend(f"keeps {_record_in_words(r)}" for r in records if not isinstance(r, e.SiteRecord))
@@ -266,6 +266,7 @@ class Story(CoordinatorQuestions):
         match message:
             case m.Plan():
                 assert ("plan", message.sync, message.attempt) in self.kept, message
+                assert not any(weights(message)), "they are said apart"
                 reducers(message, self.num_chunks())
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
@@ -554,13 +555,13 @@ class Story(CoordinatorQuestions):
             self.applied(name, self.last_commit(), following)
 
     def plan_named(self, name: str) -> m.Plan:
-        """`1.2`: the plan of attempt 2 at sync 1, as it was sent; empty: the one that runs."""
+        """`1.2`: the plan of attempt 2 at sync 1, with the weights that were said of it; empty: the one that runs."""
         if not name:
             return self.plan()
         return next(p for (sync, attempt), p in self.plans().items() if f"{sync}.{attempt}" == name)
 
     def plans(self) -> dict[tuple[int, int], m.Plan]:
-        """By sync and attempt, as they were sent, with the weights that were said of them later."""
+        """By sync and attempt, with the weights that were said of them, if they were."""
         found: dict[tuple[int, int], m.Plan] = {}
         for _, message in self.sent:
             if isinstance(message, m.Plan):
@@ -595,7 +596,7 @@ class Story(CoordinatorQuestions):
             case m.Open():
                 return f"Open, {_open_in_words(message)}"
             case m.Plan():
-                tokens = " ".join(f"{self._name(c.site_id)}:{c.tokens or '?'}" for c in message.contributors)
+                names = " ".join(self._name(c.site_id) for c in message.contributors)
                 receivers = " ".join(self._name(r.site_id) for r in message.receivers)
                 work = ", ".join(
                     f"{self._name(message.contributors[top_of(t)].site_id)} reduces "
@@ -603,7 +604,8 @@ class Story(CoordinatorQuestions):
                     for t in message.trees
                 )
                 to = f", to {receivers}" if receivers else ""
-                return f"Plan {message.sync}.{message.attempt} of term {message.term}: {tokens}{to}; {work}"
+                ahead = ", ahead" if message.ahead else ""
+                return f"Plan {message.sync}.{message.attempt} of term {message.term}{ahead}: {names}{to}; {work}"
             case m.Weights():
                 members = self.plans()[message.sync, message.attempt].contributors
                 tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
@@ -668,6 +670,8 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
     match record:
         case e.PlanRecord(plan):
             return "plan", plan.sync, plan.attempt
+        case e.WeightsRecord():
+            return "weights", record.sync, record.attempt
         case e.CommitRecord():
             return "commit", record.commit.commit, record.commit.sync
         case e.OpenRecord():
@@ -707,8 +711,10 @@ def _identity(record: e.Record) -> tuple[str, int, int]:
 def _record_in_words(record: e.Record) -> str:
     kind, first, second = _identity(record)
     match record:
-        case e.PlanRecord(plan):
-            return f"plan {first}.{second}{'' if is_weighed(plan) else ', without weights'}"
+        case e.PlanRecord():
+            return f"plan {first}.{second}"
+        case e.WeightsRecord():
+            return f"the weights of plan {first}.{second}"
         case e.OpenRecord():
             return f"the opening of sync {first}, expecting {' '.join(map(str, record.expected)) or 'nobody'}"
         case e.CommitRecord():

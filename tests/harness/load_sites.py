@@ -159,12 +159,8 @@ class SimulatedSite:
                     self._apply(0)
             case "open":
                 self._train(envelope.open.sync)
-            case "plan":
-                # Without its contributors, those are as before and without weights, like all of a plan ahead.
-                if not envelope.same_contributors:
-                    self._planned(envelope.plan)
             case "weights":
-                self._weighed(envelope.weights)
+                self._exchanged(envelope.weights)
             case "commit":
                 self.fleet.num_whole_commits += not envelope.same_contributors
                 self._committed(envelope.commit)
@@ -189,15 +185,8 @@ class SimulatedSite:
         self.fleet.last_ready[sync] = asyncio.get_running_loop().time()
         self._say(m.Ready(sync=sync, tokens=TOKENS, num_steps=1))
 
-    def _planned(self, plan: Any) -> None:
-        tokens = tuple(c.tokens for c in plan.contributors)
-        if all(tokens):  # else it came with the commit before, and its weights come by themselves
-            self._exchanged(plan, tokens)
-
-    def _weighed(self, weights: Any) -> None:
-        self._exchanged(weights, tuple(weights.tokens))
-
-    def _exchanged(self, plan: Any, tokens: tuple[int, ...]) -> None:
+    def _exchanged(self, plan: Any) -> None:
+        """`plan`: its weights."""
         if (plan.sync, plan.attempt) <= self._plan:
             return
         self._plan = plan.sync, plan.attempt
@@ -212,7 +201,7 @@ class SimulatedSite:
                 payload_digest=hash_of(f"payloads {plan.sync}"),
                 last_commit=self._applied,
                 state_hash=hash_of(f"state {self._applied}"),
-                tokens=tokens,
+                tokens=tuple(plan.tokens),
             )
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,7 +28,7 @@ from tests.harness import data_plane as dp
 LAYOUT = dp.layout()
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id=dp.RUN, site_id=1, incarnation=1)
 PACE = Pace(stall_s=5.0, slowest_bytes_per_s=0.0)
-MEMBERS = tuple(m.Member(site_id=i, incarnation=1, address=f"127.0.0.1:{i}", tokens=5) for i in (1, 2))
+MEMBERS = tuple(m.Member(site_id=i, incarnation=1, address=f"127.0.0.1:{i}") for i in (1, 2))
 
 
 def plan(**changes: Any) -> m.Plan:
@@ -47,10 +47,11 @@ def plan(**changes: Any) -> m.Plan:
     return replace(whole, **changes)
 
 
-def begin(hub: Hub, plan: m.Plan, data: SyncData) -> Exchange:
-    """As a node does, but for the thread."""
+def begin(hub: Hub, plan: m.Plan, data: SyncData, weights: Sequence[int] | None = None) -> Exchange:
+    """As a node does, but for the thread. All have the same weight, if no others are given."""
     share = hub.share(plan, data, site_id=1)()
-    return hub.begin(plan, data, share, site_id=1)
+    told = (5,) * len(plan.contributors) if weights is None else weights
+    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told)
 
 
 class Aborted(Exception):

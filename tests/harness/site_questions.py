@@ -153,8 +153,8 @@ class SiteQuestions:
         return self.core.site.exchange is not None
 
     def has_next_plan(self) -> bool:
-        """One came with the commit, and waits for the boundary."""
-        return self.core.site.ahead is not None
+        """One waits for its weights, or for the boundary."""
+        return self.core.site.next_plan is not None
 
     # --- samples
 

@@ -18,7 +18,6 @@ from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.coordinator_story import ranges_in_words, ranges_of
@@ -51,7 +50,7 @@ class SiteStory(SiteQuestions):
         self.phase = self.core.phase
         self._questions: dict[int, int] = {}  # step -> questions asked there, of this generation
         self._publishing: out.PublishState | None = None
-        self._exchange: m.Plan | None = None
+        self._exchange: out.BeginExchange | None = None
         self._apply_offered = 0
 
     # --- the world
@@ -74,8 +73,8 @@ class SiteStory(SiteQuestions):
                     self._questions.clear()
                 case out.PublishState():
                     self._publishing = output
-                case out.BeginExchange(plan):
-                    self._exchange = plan
+                case out.BeginExchange():
+                    self._exchange = output
                 case out.AnswerWorkers(answer=answer) if answer.kind is AnswerKind.APPLY:
                     self._apply_offered = answer.version
             self.log.append(self._in_words(output))
@@ -113,23 +112,27 @@ class SiteStory(SiteQuestions):
     def admitted(self, as_what: str) -> None:
         self.hears(m.Admitted(site_id=1, admitted_as=m.AdmittedAs[as_what.upper()], run_seed=7))
 
-    def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0) -> None:
-        """`1.2 a:100 b:100`: attempt 2 at sync 1."""
+    def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0, ahead: bool = False) -> None:
+        """`1.2 a:100 b:100`: attempt 2 at sync 1, and its weights."""
         sync, attempt = (int(n) for n in name.split("."))
         plan = m.Plan(
             sync=sync,
             attempt=attempt,
             term=term or self.term,
             base_commit=base,
-            contributors=tuple(_member(*site.split(":")) for site in sites),
+            contributors=tuple(_member(site[0]) for site in sites),
             receivers=tuple(_member(site) for site in to.split(",") if site),
             trees=(),
             stall_limit_s=6.0,
             num_steps=NUM_STEPS,
             deadline_s=60.0,
             slowest_bytes_per_s=0,
+            ahead=ahead,
         )
         self.hears(plan, term)
+        if not ahead:
+            tokens = tuple(int(site[2:]) for site in sites)
+            self.hears(m.Weights(sync=sync, attempt=attempt, term=plan.term, tokens=tokens), term)
 
     def commit(self, number: int, of: str, by: str, *, final: bool = False, term: int = 0) -> m.Commit:
         sync, attempt = (int(n) for n in of.split("."))
@@ -194,7 +197,7 @@ class SiteStory(SiteQuestions):
 
     def exchange_ends(self, *, peer: str = "") -> None:
         assert self._exchange is not None, "no exchange was begun"
-        key: dict[str, Any] = {n: getattr(self._exchange, n) for n in ("sync", "attempt", "term")}
+        key: dict[str, Any] = {n: getattr(self._exchange.plan, n) for n in ("sync", "attempt", "term")}
         if peer:
             where, phase = m.Direction.SENDING, "sending contributions"
             failure = m.ExchangeFailed(
@@ -202,7 +205,7 @@ class SiteStory(SiteQuestions):
             )
             self.happens(e.ExchangeBroken(failure))
         else:
-            digest, tokens = a_hash("payloads"), weights(self._exchange)
+            digest, tokens = a_hash("payloads"), self._exchange.weights
             self.happens(
                 e.ExchangeFinished(**key, payload_digest=digest, tokens=tokens, sent_bytes=1, received_bytes=1)
             )
@@ -245,11 +248,11 @@ class SiteStory(SiteQuestions):
                 return f"fetches the state from {donors}{', or payloads of commits ' + replay if replay else ''}"
             case out.CancelFetch():
                 return "stops fetching"
-            case out.BeginExchange(plan, contributes):
-                role = "a contributor" if contributes else "a receiver"
+            case out.BeginExchange(plan, tokens):
+                role = "a contributor" if tokens else "a receiver"
                 return f"begins exchange {plan.sync}.{plan.attempt} as {role}"
-            case out.WeighExchange(plan):
-                return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights(plan))}"
+            case out.WeighExchange(plan, weights):
+                return f"tells exchange {plan.sync}.{plan.attempt} the weights {list(weights)}"
             case out.CancelExchange(sync, attempt):
                 return f"stops exchange {sync}.{attempt}, keeping the contributions that it holds"
             case out.ApplyCommit(commit):
@@ -383,6 +386,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"refused (.+)": lambda text: story.hears(m.Refused(kind=m.RefusedKind.STATE, text=text)),
         r"open (\d+) on (\d+)": lambda n, base: story.hears(_open(int(n), int(base))),
         r"plan (\d+\.\d+)((?: \w:\d+)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), **kw),
+        r"plan ahead (\d+\.\d+)((?: \w)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), ahead=True, **kw),
         r"commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(story.commit(int(n), of, by)),
         r"last commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(
             story.commit(int(n), of, by, final=True)

@@ -23,6 +23,7 @@ from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
+from atoll.protocol.plans import weights
 from atoll.protocol.settings import OuterSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import paste
@@ -127,9 +128,12 @@ class Site:
         return Donor(site_id=self.site_id, incarnation=self.incarnation, address=self.address, commit=commit)
 
     def begin(self, plan: Plan, data: SyncData | None = None) -> Exchange:
+        """`plan` has the weights that this site knows: those of all, or its own."""
         data = data or self.data
         share = self.hub.share(plan, data, site_id=self.site_id)()
-        return self.hub.begin(plan, data, share, site_id=self.site_id)
+        tokens = next((c.tokens for c in plan.contributors if c.site_id == self.site_id), 0)
+        told = weights(plan) if all(weights(plan)) else ()
+        return self.hub.begin(plan, data, share, site_id=self.site_id, tokens=tokens, weights=told)
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)

@@ -31,7 +31,7 @@ from atoll.protocol.errors import (
 )
 from atoll.protocol.layout import Role
 from atoll.protocol.messages import Plan, Tree
-from atoll.protocol.plans import plan_digest
+from atoll.protocol.plans import plan_digest, weights
 from atoll.protocol.status import from_rpc_error
 from atoll.protocol.transport import MAX_FRAME_BYTES, open_channel
 from atoll.protocol.v1 import common_pb2, peer_pb2
@@ -596,7 +596,7 @@ def test_old_plans_and_foreign_ones_are_refused(tmp_path: Path) -> None:
                 sites[0].begin(plan)
             share = sites[0].hub.share(plan, sites[0].data, site_id=9)()
             with pytest.raises(RefusedError, match="does not list site 9"):
-                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, site_id=9)
+                sites[0].hub.begin(replace(plan, sync=2), sites[0].data, share, site_id=9, tokens=1, weights=())
 
     asyncio.run(main())
 
@@ -882,7 +882,7 @@ def test_12_a_site_that_reduces_nothing_has_the_weights_from_the_plan(tmp_path: 
             done = await first
             await until(lambda: other.collection.is_complete)
             assert not second.done()
-            sites[1].hub.weigh(plan)
+            sites[1].hub.weigh(plan, weights(plan))
             got = await second
             assert (got.payload_digest, got.tokens) == (done.payload_digest, done.tokens)
             assert got.received_bytes == other.attempt.traffic.received_bytes
@@ -900,8 +900,8 @@ def test_12_a_weight_that_ready_does_not_say_fails_the_exchange(tmp_path: Path) 
             exchange = sites[0].begin(ahead_of(plan, sites[0]))
             tasks = [asyncio.create_task(e.run()) for e in (exchange, sites[1].begin(ahead_of(plan, sites[1])))]
             await until(lambda: len(exchange.retained.weights) == 2)
-            other = replace(plan.contributors[1], tokens=plan.contributors[1].tokens + 1)
-            sites[0].hub.weigh(replace(plan, contributors=(plan.contributors[0], other, plan.contributors[2])))
+            first, second, third = weights(plan)
+            sites[0].hub.weigh(plan, (first, second + 1, third))
             with pytest.raises(PeerError, match=r"site 2.*its Ready says otherwise"):
                 await tasks[0]
             tasks[1].cancel()
@@ -926,7 +926,7 @@ def test_those_who_still_train_are_not_taken_for_hanging(tmp_path: Path) -> None
                 await until(lambda: tries._num_early == 1)
                 await until(lambda: tries._num_early == 0)
             assert not task.done()
-            sites[0].hub.weigh(plan)
+            sites[0].hub.weigh(plan, weights(plan))
             with pytest.raises(PeerError, match="site 2"):
                 await task
 

@@ -17,6 +17,7 @@ from atoll.coordinator.core.events import (
     OpenRecord,
     PlanRecord,
     RollbackRecord,
+    WeightsRecord,
 )
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -27,7 +28,6 @@ from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
-from atoll.protocol.plans import weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.v1 import session_pb2
@@ -57,7 +57,7 @@ class _Kept:
         self._num_read = 0
         self._said: dict[type[Any], list[Any]] = {m.Open: [], m.Plan: [], m.Commit: []}
         self._found: dict[int, Any] = {}  # by identity, with what keeps it alive: sites share what they are sent
-        self._weighed: set[tuple[int, int, int, tuple[int, ...]]] = set()  # sync, attempt, term, weights
+        self._weighed: set[tuple[int, int, tuple[int, ...]]] = set()  # sync, attempt, weights
         self._attested: set[tuple[int, bytes]] = set()
         self._rollbacks: list[RollbackRecord] = []
         self._finished: FinishedRecord | None = None
@@ -71,9 +71,9 @@ class _Kept:
                 case OpenRecord():
                     self._said[m.Open].append(record.open)
                 case PlanRecord():
-                    plan = record.plan
-                    self._said[m.Plan].append(plan)
-                    self._weighed.add((plan.sync, plan.attempt, plan.term, weights(plan)))
+                    self._said[m.Plan].append(record.plan)
+                case WeightsRecord():
+                    self._weighed.add((record.sync, record.attempt, record.tokens))
                 case CommitRecord():
                     self._said[m.Commit].append(record.commit)
                 case AttestationRecord():
@@ -95,7 +95,7 @@ class _Kept:
         return there
 
     @property
-    def weighed(self) -> set[tuple[int, int, int, tuple[int, ...]]]:
+    def weighed(self) -> set[tuple[int, int, tuple[int, ...]]]:
         self._read()
         return self._weighed
 
@@ -205,8 +205,8 @@ class Checks:
         match message:
             case m.Open() | m.Plan() | m.Commit():
                 there = self._kept.has(message, wire.left_out(envelope))
-            case m.Weights(sync=sync, attempt=attempt, term=term, tokens=tokens):
-                there = (sync, attempt, term, tokens) in self._kept.weighed
+            case m.Weights(sync=sync, attempt=attempt, tokens=tokens):
+                there = (sync, attempt, tokens) in self._kept.weighed
             case m.Finished():
                 there = self.finished is not None
             case m.Sources(attested=attested):
@@ -287,7 +287,7 @@ class Checks:
             case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
                 self._holds(node, commit, value, of_node(node.node).branch())
-        if not isinstance(output, out.BeginExchange) or not output.contributes:
+        if not isinstance(output, out.BeginExchange) or not output.tokens:
             return
         assert node.node is not None
         plan, sealed = output.plan, node.hands.sealed
@@ -300,11 +300,10 @@ class Checks:
             sealed.base == plan.base_commit,
             f"1: {node.process} contributes from base {sealed.base} to a sync on commit {plan.base_commit}",
         )
-        mine = next(c for c in plan.contributors if c.site_id == site_id)
         true = node.hands.true_tokens_a_step * len(sealed.steps)
         self.require(
-            mine.tokens == sealed.tokens == true or (sealed.tokens > true and 0 < mine.tokens <= sealed.tokens),
-            f"12: {node.process} has weight {mine.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
+            output.tokens == sealed.tokens == true or (sealed.tokens > true and output.tokens <= sealed.tokens),
+            f"12: {node.process} has weight {output.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
         )
 
     def site_ended(self, node: SimNode) -> None:

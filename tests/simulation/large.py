@@ -7,10 +7,10 @@ import random
 import time
 from collections.abc import Callable
 
-from atoll.coordinator.core.events import CommitRecord, PlanRecord
+from atoll.coordinator.core.events import CommitRecord, PlanRecord, WeightsRecord
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.plans import is_weighed, top_of
+from atoll.protocol.plans import top_of
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.simulation.loop import START_S
 from tests.simulation.sites import MANIFEST, Data
@@ -127,9 +127,11 @@ class _Large:
         return sum(isinstance(record, CommitRecord) for record in self._world.store.kept)
 
     def _plan(self, sync: int) -> m.Plan | None:
-        """The last one, with weights: all are exchanging."""
-        found = [r.plan for r in self._world.store.kept if isinstance(r, PlanRecord) and r.plan.sync == sync]
-        return found[-1] if found and is_weighed(found[-1]) else None
+        """The last one, if its weights are said: all are exchanging."""
+        kept = self._world.store.kept
+        found = [r.plan for r in kept if isinstance(r, PlanRecord) and r.plan.sync == sync]
+        weighed = {r.attempt for r in kept if isinstance(r, WeightsRecord) and r.sync == sync}
+        return found[-1] if found and found[-1].attempt in weighed else None
 
     async def _until(self, what: str, happens: Callable[[], bool]) -> None:
         deadline = self._world.loop.time() + FAULT_LIMIT_S

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import CommitRecord, Output, PlanRecord, Record
+from atoll.coordinator.core.events import CommitRecord, Output, Record, WeightsRecord
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -44,7 +44,6 @@ from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
-from atoll.protocol.plans import weights
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
@@ -140,7 +139,7 @@ class SimStore(MemoryStore):
         super().persist(term, records, wall_time_s)
         self.kept += records
         commits = [r.commit.commit for r in records if isinstance(r, CommitRecord)]
-        is_cut = any(isinstance(r, PlanRecord) and sum(r.said) > sum(weights(r.plan)) for r in records)
+        is_cut = any(isinstance(r, WeightsRecord) and r.said != r.tokens for r in records)
         if self.crash_after_cut and is_cut:
             self.crash_after_cut = False
             self.on_crash()

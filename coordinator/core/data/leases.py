@@ -67,7 +67,7 @@ def may_list(run: Run, site: Site, ranges: tuple[m.DataRange, ...]) -> bool:
 def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
     """What the commit of this attempt lists; it is done in the ledger now. Persist both in one transaction."""
     by_line: dict[int, list[tuple[m.DataRange, ...]]] = {}
-    for member, ranges in zip(attempt.plan.contributors, attempt.ranges, strict=True):
+    for member, ranges in zip(attempt.plan.contributors, attempt.weights.ranges, strict=True):
         if ranges:
             number = run.line_of(member.site_id)
             run.ledger.finish(number, (member.site_id, member.incarnation), ranges)
@@ -78,7 +78,7 @@ def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
 def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
     be in the next attempt, with others."""
-    gone = run.sync.lost() | run.sync.departed() if run.sync is not None else {}
+    gone = run.sync.gone() if run.sync is not None else {}
     for number, site_id in list(run.ledger.kept):
         if site_id not in gone:
             run.ledger.give_back(number, (site_id, KEPT))

@@ -19,7 +19,7 @@ from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
-from atoll.coordinator.core.sync.decision import Cause, Wait
+from atoll.coordinator.core.sync.decision import Wait
 from atoll.protocol import messages as m
 
 
@@ -54,7 +54,7 @@ def advance(run: Run) -> Wait | None:
             f". {', '.join(found.absent)} may have them: start what is missing, or give the later commits up with "
             "`atoll rollback`"
         )
-    return Wait(None, reason, Cause.UNREACHABLE)
+    return Wait(None, reason, is_unreachable=True)
 
 
 def asked(run: Run, reason: str) -> None:

@@ -78,12 +78,15 @@ def send_pending(run: Run, site: Site) -> None:
     at_base = sync.open.base_commit == site.applied
     if at_base:
         run.send(site, sync.open)
-    # A plan that came with a commit is kept until the site has applied that.
-    if sync.attempt is not None and (at_base or not sync.attempt.is_weighed):
-        plan = sync.attempt.plan
+    # A plan that was made ahead is kept until the site has applied the commit before.
+    attempt = sync.attempt
+    if attempt is not None and (at_base or not attempt.is_weighed):
+        plan = attempt.plan
         listed = [(member.site_id, member.incarnation) for member in (*plan.contributors, *plan.receivers)]
         if site.start in listed and not sync.exclusions.is_void(site.start):
             run.send(site, plan)
+            if attempt.is_weighed:
+                run.send(site, attempt.weights_message())
 
 
 def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:

@@ -274,7 +274,7 @@ def offer(run: Run, stream: int, site: Site, message: m.Offer) -> None:
     admitted_as, why = place(run, site, hello)
     site.admit(STANDING[admitted_as], run.now)
     run.log.forget(site.site_id)  # what it said of states before: it says it again
-    run.change_epoch(site)
+    run.persist(site.record())
     answer = states.admitted(run, site, admitted_as)
     level = logging.INFO
     if answer.state_hash:

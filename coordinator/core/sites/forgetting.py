@@ -39,10 +39,11 @@ def advance(run: Run) -> None:
 
 
 def _beyond(run: Run, sites: list[Site], num_kept: int) -> list[Site]:
-    """Those that go: with the fewest strikes, the oldest first. Whoever may hold the newest commit is waited for by a
-    rollback, and goes last of them."""
+    """Those that go: with the fewest strikes, first who was not heard of for longest, or came first where that was
+    before this start of the coordinator. Whoever may hold the newest commit is waited for by a rollback, and goes last
+    of them."""
     num_beyond = len(sites) - num_kept
     if num_beyond <= 0:
         return []
     holds_newest = {s: s.left_with is not None and s.may_hold >= run.log.last for s in sites}
-    return sorted(sites, key=lambda s: (s.conduct.strikes, holds_newest[s], s.epoch))[:num_beyond]
+    return sorted(sites, key=lambda s: (s.conduct.strikes, holds_newest[s], s.heard_at, s.site_id))[:num_beyond]

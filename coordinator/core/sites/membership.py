@@ -38,7 +38,6 @@ class Site:
     standing: Standing = Standing.NEW
     evicted: str = ""
     gone: str = ""  # why it is OUT, for people
-    epoch: int = 0
     max_retained_bytes: int = 0
     bandwidth_bytes_per_s: int = 0
     hello: Hello | None = None  # the newest of this incarnation
@@ -219,7 +218,6 @@ class Site:
             address=self.address,
             live=self.live,
             evicted=self.evicted,
-            epoch=self.epoch,
             max_retained_bytes=self.max_retained_bytes,
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             may_hold=self.may_hold,
@@ -229,9 +227,9 @@ class Site:
             has_contributed=self.conduct.has_contributed,
         )
 
-    def member(self, tokens: int = 0) -> Member:
+    def member(self) -> Member:
         """As plans and peers know it."""
-        return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
+        return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address)
 
     def reducer(self) -> Reducer:
         """What it offers as a reducer."""
@@ -286,7 +284,6 @@ class Membership:
         self.sites: dict[str, Site] = {}
         self._by_id: dict[int, Site] = {}  # ascending
         self.streams: dict[int, Stream] = {}
-        self.epoch = max((r.epoch for r in records), default=0)
         for r in records:
             self.sites[r.name] = Site(
                 name=r.name,
@@ -297,7 +294,6 @@ class Membership:
                 # What it holds is learnt from its Hello; until then it counts as joining.
                 standing=Standing.JOINER if r.live else Standing.OUT,
                 evicted=r.evicted,
-                epoch=r.epoch,
                 max_retained_bytes=r.max_retained_bytes,
                 bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
                 may_hold=r.may_hold,

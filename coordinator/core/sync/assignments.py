@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from atoll.coordinator.core.sync.attempts import Signature
-from atoll.coordinator.core.sync.blame import Pair
+from atoll.coordinator.core.sync.blame import Blame, Pair
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
+from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Tree
@@ -17,26 +18,29 @@ after the second failure it is known who is to receive only."""
 
 
 def assign(
+    sync: Sync,
     sizes: ChunkSizes,
     reducers: Sequence[Reducer],
-    *,
-    suspects: frozenset[int],
     on_probation: frozenset[int],
     not_reducing: frozenset[int],
-    tried: Sequence[Signature],
-    blamed: Callable[[int], int],
 ) -> tuple[tuple[Tree, ...], frozenset[int]] | None:
-    """Trees that were not `tried` with these contributors yet, and who was avoided for that: at first `suspects` and
-    those `on_probation`; always those `not_reducing`. `blamed` says in how many failures a site had a part.
+    """Trees that were not tried with these contributors in this sync yet, and the suspects who reduce nothing in them:
+    those with whom exchanges failed in the last attempt, if they can be avoided. At first those `on_probation` are as
+    well; always those `not_reducing`, of whom some are left, and those without room.
 
     Where there are few such trees, the first of them again. None if everything was tried. Raises ConfigError if the
     contributions fit nowhere.
     """
     ids = tuple(r.site_id for r in reducers)
-    issued = [trees for others, trees in tried if others == ids]
+    not_reducing |= sync.exclusions.reasons(Kind.NO_ROOM).keys()
+    found_none = sync.exclusions.ids(Kind.NO_AVERAGE)
+    if not not_reducing | found_none >= set(ids):
+        not_reducing |= found_none
+    suspects = suspects_of(sync.attempt.failing, ids) if sync.attempt is not None else frozenset()
+    issued = [attempt.plan.trees for attempt in sync.attempts if attempt.is_weighed and attempt.ids() == ids]
     problem: ConfigError | None = None
     again: tuple[tuple[Tree, ...], frozenset[int]] | None = None
-    for avoid, rotation in _choices(ids, suspects, on_probation, blamed):
+    for avoid, rotation in _choices(ids, suspects, on_probation, sync.blame):
         if avoid | not_reducing >= set(ids):
             continue
         try:
@@ -44,9 +48,10 @@ def assign(
         except ConfigError as error:
             problem = problem or error
             continue
+        found = trees, suspects if suspects <= avoid else frozenset()
         if trees not in issued:
-            return trees, avoid
-        again = again or (trees, avoid)
+            return found
+        again = again or found
     if problem is not None and again is None:
         raise problem
     return again if len(issued) < MIN_TRIES else None
@@ -63,7 +68,7 @@ def suspects_of(failing: Collection[Pair], ids: Collection[int]) -> frozenset[in
 
 
 def _choices(
-    ids: tuple[int, ...], suspects: frozenset[int], on_probation: frozenset[int], blamed: Callable[[int], int]
+    ids: tuple[int, ...], suspects: frozenset[int], on_probation: frozenset[int], blame: Blame
 ) -> Iterator[tuple[frozenset[int], int]]:
     """Whom to avoid, and the rotation of the others, the best first."""
     known = (suspects | on_probation) & set(ids)
@@ -75,5 +80,5 @@ def _choices(
     for rotation in range(1, len(ids)):
         yield frozenset(), rotation
     # One reducer for all, the least blamed first.
-    for only in sorted(ids, key=lambda i: (blamed(i), i)):
+    for only in sorted(ids, key=lambda i: (blame.of(i), i)):
         yield frozenset(ids) - {only}, 0

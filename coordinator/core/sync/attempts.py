@@ -1,18 +1,18 @@
-"""One attempt at a sync: a plan that was persisted, and what sites said of it. Plain data; nobody else writes it."""
+"""One attempt at a sync: a plan that was persisted, its weights once they are known, and what sites said of it. Plain
+data; nobody else writes it."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.events import WeightsRecord
 from atoll.coordinator.core.sync.blame import Pair
 from atoll.coordinator.core.sync.exclusions import Start
-from atoll.protocol.messages import DataRange, Done, Plan, Tree
-from atoll.protocol.plans import is_weighed, top_of
+from atoll.protocol.messages import DataRange, Done, Plan, Weights
+from atoll.protocol.plans import top_of
 
-Signature = tuple[tuple[int, ...], tuple[Tree, ...]]
-"""Ids of contributors, and who of them reduces what."""
+UNKNOWN = WeightsRecord(sync=0, attempt=0, tokens=(), said=(), ranges=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,15 +36,12 @@ class PayloadLists:
 
 
 class Attempt:
-    def __init__(
-        self, record: PlanRecord, now: float, *, suspects: frozenset[int] = frozenset(), weighed_late: bool = False
-    ) -> None:
-        """`suspects`: sites that reduce nothing in this plan, because exchanges failed in the one before.
-        `weighed_late`: it was begun without weights, and each site said its own to the others."""
-        self.record = record
-        self.planned_at = now
+    def __init__(self, plan: Plan, now: float, *, suspects: frozenset[int] = frozenset()) -> None:
+        """`suspects`: sites that reduce nothing in this plan, because exchanges failed in the one before."""
+        self.plan = plan
+        self.weights = UNKNOWN
+        self.planned_at = now  # or when all were ready
         self.suspects = suspects
-        self.weighed_late = weighed_late
         self.done: dict[int, Done] = {}
         self.failing: dict[Pair, bool] = {}  # whether the reporter lacks what its peer owes
         self.failed_at: float | None = None  # when the first of these was reported
@@ -59,35 +56,14 @@ class Attempt:
     # --- what it is
 
     @property
-    def plan(self) -> Plan:
-        """As it was sent, with the weights once they are known."""
-        return self.record.plan
-
-    @property
-    def ranges(self) -> tuple[tuple[DataRange, ...], ...]:
-        """What each contributor was trained on."""
-        return self.record.ranges
-
-    @property
-    def said(self) -> tuple[int, ...]:
-        """Tokens of each contributor's Ready, of which its weight may be less."""
-        return self.record.said
-
-    @property
     def is_weighed(self) -> bool:
-        """Whether the contributors' weights are known. Those of a plan that came with the commit before are not, until
-        all are ready."""
-        return is_weighed(self.plan)
+        """Whether all contributors are ready, and their weights are said."""
+        return bool(self.weights.tokens)
 
-    @property
-    def is_cut(self) -> bool:
-        """Whether a weight is less than what its site said."""
-        return any(c.tokens < tokens for c, tokens in zip(self.plan.contributors, self.said, strict=True))
-
-    @property
-    def signature(self) -> Signature:
-        """Two attempts with the same one are the same exchange."""
-        return self._ids, self.plan.trees
+    def weights_message(self) -> Weights:
+        """What the plan's sites are told after it, once it is weighed."""
+        plan = self.plan
+        return Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=self.weights.tokens)
 
     def ids(self) -> tuple[int, ...]:
         """Of the contributors, ascending."""
@@ -102,8 +78,8 @@ class Attempt:
         return self._incarnations.get(start[0]) == start[1]
 
     def ranges_of(self, site_id: int) -> tuple[DataRange, ...]:
-        """Nothing if it does not contribute."""
-        return next((r for i, r in zip(self._ids, self.ranges, strict=True) if i == site_id), ())
+        """What the site was trained on; nothing if it does not contribute, or that is not known."""
+        return next((r for i, r in zip(self._ids, self.weights.ranges, strict=False) if i == site_id), ())
 
     def reducing(self) -> set[int]:
         """The sites that reduce something."""
@@ -119,9 +95,9 @@ class Attempt:
 
     # --- what sites said of it
 
-    def weigh(self, record: PlanRecord, now: float) -> None:
-        """All contributors are ready: their weights and ranges are known. What they reported stays."""
-        self.record, self.planned_at, self.weighed_late = record, now, True
+    def weigh(self, weights: WeightsRecord, now: float) -> None:
+        """All contributors are ready: their time runs from now on. What they reported stays."""
+        self.weights, self.planned_at = weights, now
 
     def note_done(self, site_id: int, message: Done) -> None:
         """The site has all payloads on its disk."""

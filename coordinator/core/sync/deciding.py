@@ -7,14 +7,13 @@ from functools import partial
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync import decision as d
-from atoll.coordinator.core.sync import divergence, payload_lists, plans, reach, standstill
+from atoll.coordinator.core.sync import divergence, payload_lists, plans, reach, standstill, weighing
 from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
 from atoll.coordinator.core.sync.blame import MAX_NAMED, in_words
 from atoll.coordinator.core.sync.exclusions import Kind
-from atoll.coordinator.core.sync.stragglers import Patience
+from atoll.coordinator.core.sync.stragglers import Patience, Window
 from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS, MAX_DIGEST_CONFLICTS, Phase, Sync
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.plans import weights
 
 
 def decide(run: Run, sync: Sync) -> d.Decision:
@@ -24,7 +23,7 @@ def decide(run: Run, sync: Sync) -> d.Decision:
         return _collecting(run, sync)
     if sync.phase is Phase.EXCHANGING:
         return _exchanging(run, sync, attempt)
-    return _planned_ahead(run, sync, attempt)
+    return _planned(run, sync, attempt)
 
 
 # --- collecting
@@ -48,8 +47,9 @@ def waiting_for(run: Run, sync: Sync) -> list[Site]:
 
 def _barred(run: Run, sync: Sync) -> list[str]:
     """Sites that could contribute, but not to this sync; why."""
+    failed = sync.exclusions.failed()
     return [
-        sync.exclusions.why_failed(s.start) or f"{s.label} has discarded what it contributed"
+        failed.get(s.site_id) or f"{s.label} has discarded what it contributed"
         for s in run.members.at(sync.open.base_commit)
         if s.stream is not None and sync.exclusions.bars(s.start)
     ]
@@ -126,10 +126,8 @@ def _patience(run: Run, sync: Sync, waiting: list[Site], first_ready_at: float) 
             for s in run.members.live()
             if s.site_id in sync.ready or (s.site_id in sync.expected and not s.conduct.is_on_trial)
         ],
-        num_steps=sync.open.num_steps,
-        opened_at=sync.opened_at,
+        Window(sync.open.num_steps, sync.opened_at, run.limits.lease_s / 2),
         first_ready_at=first_ready_at,
-        least_slack_s=run.limits.lease_s / 2,
         most_s=run.limits.sync_wait_s,
     )
 
@@ -173,15 +171,8 @@ def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: fro
         return _nobody_reduces(run, sync, contributors, str(error))
     if made is None:
         return d.Abandon(reason="; ".join(["every assignment of reducers was tried", *full.values()]))
-    record, suspects = made
-    return d.Propose(
-        record=record,
-        suspects=suspects,
-        late=late,
-        contributors=tuple(contributors),
-        receivers=tuple(receivers),
-        why=why,
-    )
+    plan, suspects = made
+    return d.Propose(plan=plan, suspects=suspects, late=late, why=why)
 
 
 def _train_on(empty: list[Site], lack: str) -> d.Decision:
@@ -207,14 +198,17 @@ def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str
 # --- planned
 
 
-def _planned_ahead(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
-    """The plan came with the commit before. It counts once all its contributors are ready, and is like any other then;
-    until then sites are waited for as without it, and planned without those who do not come."""
-    if reason := plans.gives_way(run, sync, attempt):
+def _planned(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
+    """The weights are said once all contributors are ready, as they were when the plan was made, unless it was made
+    ahead. Until then sites are waited for as without it, and planned without those who do not come."""
+    if attempt.plan.ahead and (reason := plans.gives_way(run, sync, attempt)):
         return d.GiveWay(reason)
     if not all(i in sync.ready for i in attempt.ids()):
         return _collecting(run, sync)
-    return d.Weigh(plans.weigh(sync, attempt))
+    weights = weighing.weigh(run, sync, attempt)
+    if attempt.plan.ahead and (cut := weighing.cut_of(run, weights, attempt.ids())):
+        return d.GiveWay("; ".join(cut))  # contributors say their whole weights to each other; in another one not
+    return d.Weigh(weights)
 
 
 def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
@@ -225,7 +219,7 @@ def _exchanging(run: Run, sync: Sync, attempt: Attempt) -> d.Decision:
         return _all_done(run, sync, attempt, survivors)
     if through := _most_are_through(attempt, survivors):
         return _all_done(run, sync, attempt, through)
-    if lost := sync.lost():
+    if lost := sync.gone(Kind.GONE):
         # Others that are silent may turn out to be lost as well.
         replan_at = min(e.since for e in lost.values()) + run.limits.heartbeat_s
         if run.now < replan_at and any(_in_doubt(run, i) for i in survivors):
@@ -290,8 +284,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d
     dones = [attempt.done[i] for i in survivors]
     if len({done.state_hash for done in dones}) > 1:
         return d.JudgeStates(attempt.plan.base_commit)
-    planned = weights(attempt.plan)
-    if wrong := [i for i in survivors if attempt.done[i].tokens != planned]:
+    if wrong := [i for i in survivors if attempt.done[i].tokens != attempt.weights.tokens]:
         return _wrong_weights(run, attempt, wrong, len(survivors))
     if len({done.payload_digest for done in dones}) > 1:
         return _payloads_differ(run, sync, attempt, survivors)
@@ -299,15 +292,19 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d
 
 
 def _wrong_weights(run: Run, attempt: Attempt, wrong: list[int], num_survivors: int) -> d.Decision:
-    """If weights came from peers, a survivor with others was misinformed: there is another attempt. If they came with
-    the plan, the survivor is faulty, and is evicted."""
-    planned = list(weights(attempt.plan))
+    """In a plan that was made ahead a survivor may have others from its peers: there is another attempt. Any other plan
+    is not begun before its weights are there: the survivor is faulty, and is evicted."""
+    planned = list(attempt.weights.tokens)
     said = {i: list(attempt.done[i].tokens) for i in wrong}
-    text = f"site {wrong[0]} averaged with weights {said[wrong[0]]}, sites are ready with {planned}"
-    if attempt.weighed_late or len(wrong) == num_survivors:
-        return d.WrongWeights(reason=text)
-    reasons = {i: f"its weights {said[i]} are not the plan's {planned}" for i in wrong}
-    return d.WrongWeights(reason=text, evicted=tuple((run.members.known(i), why) for i, why in reasons.items()))
+    if attempt.plan.ahead or len(wrong) == num_survivors:
+        return d.Misled(f"site {wrong[0]} averaged with weights {said[wrong[0]]}, sites are ready with {planned}")
+    sites = [run.members.known(i) for i in wrong]
+    text = "says that it averaged with other weights than the plan's"
+    return d.Evict(
+        sites=tuple(
+            (s, f"{s.label} {text}", f"its weights {said[s.site_id]} are not the plan's {planned}") for s in sites
+        )
+    )
 
 
 def _payloads_differ(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d.Decision:
@@ -318,7 +315,7 @@ def _payloads_differ(run: Run, sync: Sync, attempt: Attempt, survivors: list[int
         return d.Evict(sites=outliers)
     words = ", ".join(f"site {i} {attempt.done[i].payload_digest.hex()[:12]}" for i in survivors[:MAX_NAMED])
     text = f"sync {sync.open.sync} attempt {attempt.plan.attempt}: payloads differ ({words}); nothing is committed"
-    pairs = payload_lists.disagreements(run, attempt, survivors)
+    pairs = payload_lists.disagreements(attempt, survivors)
     if failing := {**attempt.failing, **pairs}:
         reason = f"payloads differ between sites: {in_words(failing)}"
         return d.Fail(reason=reason, among=tuple(survivors), pairs=pairs, payloads_differ=text)

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
-from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.events import WeightsRecord
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import NoAverage
 from atoll.coordinator.core.sync.blame import Pair
-from atoll.protocol.messages import Outlier
-
-
-class Cause(Enum):
-    SYNC = auto()
-    """What its sites are waited for, or why it cannot be planned."""
-    UNREACHABLE = auto()
-    """Nobody who is here can reach the newest commit."""
-    DISPUTE = auto()
-    """Sites hold different states of one commit."""
-    GOING_BACK = auto()
+from atoll.protocol.messages import Outlier, Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,33 +18,32 @@ class Wait:
     """Looked at again then, if nothing happens before. None: nothing follows from time alone."""
     reason: str = ""
     """Why the run is paused; empty: it is not."""
-    cause: Cause = Cause.SYNC
+    is_unreachable: bool = False
+    """Nobody who is here can reach the newest commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveWay:
-    """The plan that came with the commit before no longer holds."""
+    """The plan that was made ahead no longer holds."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Weigh:
-    """All its contributors are ready."""
+    """All contributors of the plan are ready."""
 
-    record: PlanRecord
+    weights: WeightsRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Propose:
     """Another attempt."""
 
-    record: PlanRecord
+    plan: Plan
     suspects: frozenset[int]
     late: frozenset[int]
     """Who is slower than most, and was not waited for."""
-    contributors: tuple[Site, ...]
-    receivers: tuple[Site, ...]
     why: str
 
 
@@ -106,13 +94,11 @@ class Stuck:
     """What follows from that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WrongWeights:
-    """Contributors averaged with other weights than their Readys say."""
+@dataclass(frozen=True, slots=True)
+class Misled:
+    """Contributors averaged with weights that others said, and these are not those that were said of the plan."""
 
     reason: str
-    evicted: tuple[tuple[Site, str], ...] = ()
-    """Who was told the right ones. None: all may have been misled by others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +134,6 @@ class Finish:
     reason: str
 
 
-OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | WrongWeights | Evict | JudgeStates | Commit
+OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
 Decision = Wait | Propose | CollectAgain | Abandon | Finish | OfAttempt

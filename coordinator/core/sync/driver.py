@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.events import PlanRecord
+from atoll.coordinator.core.events import PlanRecord, WeightsRecord
 from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -24,7 +24,6 @@ from atoll.coordinator.core.sync.blame import in_words
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
-from atoll.protocol.plans import weights
 
 MAX_STEPS_OF_ADVANCE = 1000
 
@@ -34,7 +33,7 @@ MAX_STEPS_OF_ADVANCE = 1000
 
 def ready(run: Run, site: Site, message: m.Ready) -> None:
     """The site has sealed what it contributes. Refused if that cannot be; nothing if it is of another sync, or void."""
-    if beyond := _beyond_bounds(run, message):
+    if beyond := weighing.beyond_bounds(message, run.settings.sync):
         assert site.stream is not None, "it was heard on its stream"
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
         return
@@ -65,12 +64,6 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     if known is None:
         run.stragglers.note_ready(site.site_id, message.num_steps, message.train_s)
     sync.take_ready(site.site_id, message, run.now)
-
-
-def _beyond_bounds(run: Run, message: m.Ready) -> str:
-    if message.tokens >= m.MAX_TOKENS:
-        return f"it says {message.tokens} tokens, less than {m.MAX_TOKENS} are possible"
-    return weighing.beyond_leases(message, run.settings.sync)
 
 
 def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
@@ -156,7 +149,7 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
     if run.sync is None:
         return () if outcomes.start(run) else (d.Wait(),)
     if run.going_back is not None:
-        return (d.Wait(run.going_back.until, going_back.in_words(run, run.going_back), d.Cause.GOING_BACK),)
+        return (d.Wait(run.going_back.until, going_back.in_words(run, run.going_back)),)
     unreachable = rollback.advance(run)
     if unreachable is None:
         return ()
@@ -164,7 +157,7 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
         if run.stop_reason and dispute.is_over(run.now):
             outcomes.finish(run, f"{run.stop_reason} ({dispute.words})")
             return ()
-        return d.Wait(None, dispute.words, d.Cause.DISPUTE), unreachable
+        return d.Wait(None, dispute.words), unreachable
     if divergence.advance(run):
         return ()
     decision = deciding.decide(run, run.sync)
@@ -199,8 +192,8 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
         case d.GiveWay(reason):
             run.report(logging.INFO, f"sync {sync.open.sync}: attempt {attempt.plan.attempt} is not kept: {reason}")
             sync.give_way(reason)
-        case d.Weigh(record):
-            _weigh(run, sync, attempt, record)
+        case d.Weigh(weights):
+            _weigh(run, sync, attempt, weights)
         case d.Fail():
             _fail(run, sync, attempt, decision)
         case d.LeaveOut(found):
@@ -209,13 +202,9 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
             payload_lists.ask(run, attempt, decision)
         case d.Stuck():
             standstill.carry_out(run, attempt, decision)
-        case d.WrongWeights(reason=reason, evicted=evicted):
-            run.trouble.note_misled(sync.open.sync)
-            if not evicted:
-                attempt.spoil(reason)
-            for site, why in evicted:
-                run.report(logging.ERROR, f"{site.label} says that it averaged with other weights than the plan's")
-                run.evict(site, why)
+        case d.Misled(reason):
+            run.trouble.misled.note([0], sync.open.sync)
+            attempt.spoil(reason)
         case d.Evict(sites=sites):
             for site, text, why in sites:
                 run.report(logging.ERROR, text)
@@ -228,34 +217,36 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
 
 
 def _propose(run: Run, sync: Sync, decision: d.Propose) -> None:
-    """Persists and sends the next attempt."""
-    plan, contributors, receivers = decision.record.plan, decision.contributors, decision.receivers
-    attempt = sync.propose(decision, run.now)
-    run.num_attempts += 1
-    run.persist(decision.record)
-    for words in weighing.cut_of(run, attempt):
-        run.report(logging.WARNING, f"sync {plan.sync}: {words}")
+    """Persists and sends the plan of the next attempt."""
+    plan = decision.plan
+    sync.propose(plan, decision.why, run.now, suspects=decision.suspects, late=decision.late)
+    run.persist(PlanRecord(plan))
+    contributors = ", ".join(run.members.known(c.site_id).label for c in plan.contributors)
+    receivers = ", ".join(run.members.known(r.site_id).label for r in plan.receivers)
     run.report(
         logging.INFO,
-        f"sync {plan.sync} attempt {plan.attempt}: {', '.join(s.label for s in contributors)} contribute"
-        f"{', ' + ', '.join(s.label for s in receivers) + ' receive' if receivers else ''} ({decision.why})",
+        f"sync {plan.sync} attempt {plan.attempt}: {contributors} contribute"
+        f"{f', {receivers} receive' if receivers else ''} ({decision.why})",
     )
-    for site in (*contributors, *receivers):
-        run.send(site, plan)
+    for member in (*plan.contributors, *plan.receivers):
+        run.send(run.members.known(member.site_id), plan)
 
 
-def _weigh(run: Run, sync: Sync, attempt: Attempt, record: PlanRecord) -> None:
-    """All who were planned with the commit before are ready: persists and sends their weights."""
-    sync.weigh(record, run.now)
+def _weigh(run: Run, sync: Sync, attempt: Attempt, weights: WeightsRecord) -> None:
+    """Persists and sends the weights of a plan whose contributors are all ready."""
+    sync.weigh(weights, run.now)
     run.num_attempts += 1
-    run.persist(record)
-    run.report(logging.INFO, f"sync {sync.open.sync} attempt {attempt.plan.attempt}: all who were planned are ready")
-    plan = record.plan
-    said = m.Weights(sync=plan.sync, attempt=plan.attempt, term=plan.term, tokens=weights(plan))
-    planned = set(attempt.ids())  # none of them has been lost
-    for site in run.members.live():
-        if site.site_id in planned:
-            run.send(site, said)  # with the commit, or with Welcome, it was sent the rest
+    run.persist(weights)
+    plan = attempt.plan
+    if plan.ahead:
+        run.report(logging.INFO, f"sync {plan.sync} attempt {plan.attempt}: all who were planned are ready")
+    for words in weighing.cut_of(run, weights, attempt.ids()):
+        run.report(logging.WARNING, f"sync {plan.sync}: {words}")
+    message = attempt.weights_message()
+    for member in (*plan.contributors, *plan.receivers):
+        site = run.members.known(member.site_id)
+        if site.live:
+            run.send(site, message)  # with the plan, with the commit before, or with Welcome, it was sent the rest
 
 
 def _fail(run: Run, sync: Sync, attempt: Attempt, decision: d.Fail) -> None:

@@ -66,11 +66,6 @@ class Exclusions:
         """Whether the site has discarded what it contributed; peers may hold it."""
         return any(kind in VOID for kind in self._of.get(start, ()))
 
-    def why_failed(self, start: Start) -> str:
-        """Why the site, which is here, cannot contribute; empty if it can."""
-        reasons = (e.reason for kind, e in self._of.get(start, {}).items() if kind in BARS)
-        return "" if self.is_void(start) else next(reasons, "")
-
     def reasons(self, *kinds: Kind) -> dict[int, str]:
         """By the id of each site that is still here, in the order in which they were found."""
         return {

@@ -59,7 +59,8 @@ class Trouble:
         """Sites that left, or could not go on, while others exchanged with them. That happens once to anybody."""
         # It costs such a site nothing to reduce no more, and the others a stall each time that it holds them up.
         self.held_up_others = Probation(64, 512, 4096)
-        self._misled = Probation(64, 512, 4096)  # of the run as a whole
+        self.misled = Probation(64, 512, 4096)
+        """The run, as site 0: contributors averaged with other weights than were said. Nothing is planned ahead."""
         self._links: dict[Pair, int] = {}  # the last sync in which an exchange over it failed
 
     def held_back(self, sync: int) -> frozenset[int]:
@@ -69,14 +70,6 @@ class Trouble:
     def spared(self, sync: int) -> frozenset[int]:
         """Sites that receive only in that sync, if there are enough others."""
         return self.receive_only.of(sync) | self.ended_attempts.of(sync)
-
-    def note_misled(self, sync: int) -> None:
-        """Sites had said other weights to each other than to the coordinator."""
-        self._misled.note([0], sync)
-
-    def plans_say_weights(self, sync: int) -> bool:
-        """Whether no plan is to come without weights."""
-        return bool(self._misled.of(sync))
 
     def note_links(self, pairs: Collection[Pair], sync: int) -> None:
         """Exchanges over these links failed in that sync."""

@@ -18,6 +18,7 @@ from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
+from atoll.protocol.plans import weighed
 
 
 def start(run: Run) -> bool:
@@ -58,11 +59,12 @@ def _next(run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: 
     )
 
 
-def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> None:
+def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> Sync:
     record = OpenRecord(open=opened, expected=tuple(sorted(s.site_id for s in expected)))
     run.persist(record)
     run.last_sync = opened.sync
     run.sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
+    return run.sync
 
 
 def _is_over(run: Run, run_step: int, run_tokens: int) -> bool:
@@ -84,8 +86,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     """`payload_digest`: what every contributor that is still there reports."""
     sync.commit()
     plan = attempt.plan
+    contributors = weighed(plan.contributors, attempt.weights.tokens)
     run_step = sync.open.run_step + plan.num_steps
-    tokens = sum(c.tokens for c in plan.contributors)
+    tokens = sum(attempt.weights.tokens)
     run_tokens = sync.open.run_tokens + tokens
     number = plan.base_commit + 1
     final = bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
@@ -97,7 +100,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         attempt=plan.attempt,
         term=plan.term,
         fragment=plan.fragment,
-        contributors=plan.contributors,
+        contributors=contributors,
         payload_digest=payload_digest,
         run_step=run_step,
         run_tokens=run_tokens,
@@ -106,13 +109,13 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         next=following,
         done=leases.finish(run, attempt),
     )
-    losses = [(c.tokens, sync.losses[c.site_id]) for c in plan.contributors if c.site_id in sync.losses]
+    losses = [(c.tokens, sync.losses[c.site_id]) for c in contributors if c.site_id in sync.losses]
     weight = sum(t for t, _ in losses)
     record = CommitRecord(
         commit=message,
         mean_loss=_if_finite(sum(t * x for t, x in losses) / weight) if weight else None,
         median_loss=_if_finite(statistics.median(x for _, x in losses)) if losses else None,
-        cut=weighing.cut_of(run, attempt),
+        cut=weighing.cut_of(run, attempt.weights, attempt.ids()),
         stood_out=stood_out,
     )
     run.persist(record)
@@ -141,16 +144,15 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         f"commit {number}: sync {plan.sync} of sites {', '.join(map(str, ids))}, step {run_step}, "
         f"{tokens} tokens{words}{', the last one' if final else ''}",
     )
-    ahead: PlanRecord | None = None
+    ahead: m.Plan | None = None
     if following is not None:
-        _open(run, following, at_base)
-        ahead = _plan_ahead(run, attempt)
+        ahead = _plan_ahead(run, _open(run, following, at_base), attempt)
     else:
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
         for site in at_base:
-            run.send(site, ahead.plan)
+            run.send(site, ahead)
 
 
 def _if_finite(loss: float) -> float | None:
@@ -194,14 +196,13 @@ def _note_who_may_hold_it(run: Run, plan: m.Plan, number: int) -> None:
             run.persist(site.record())
 
 
-def _plan_ahead(run: Run, before: Attempt) -> PlanRecord | None:
+def _plan_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     """The plan of the sync that was opened just now, in the transaction of the commit."""
-    assert run.sync is not None
-    record = plans.make_ahead(run, run.sync, before)
-    if record is not None:
-        run.persist(record)
-        run.sync.plan_ahead(record, run.now)
-    return record
+    plan = plans.make_ahead(run, sync, before)
+    if plan is not None:
+        run.persist(PlanRecord(plan))
+        sync.propose(plan, "with the commit before", run.now)
+    return plan
 
 
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from atoll.coordinator.core.log.hash_lists import first_difference
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
@@ -49,50 +48,24 @@ def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -
 def outliers(run: Run, attempt: Attempt, survivors: list[int]) -> tuple[tuple[Site, str, str], ...]:
     """Those who have another payload than its reducer, what is said of each, and why it is evicted; none if all are, or
     lists are missing."""
-    listed = attempt.lists.here if attempt.lists is not None else {}
-    if not all(i in listed for i in survivors):
+    wrong = sorted(set[int]().union(*_against(attempt, survivors).values()))
+    if len(_listed(attempt, survivors)) < len(survivors) or len(wrong) == len(survivors):
         return ()
-    wrong: dict[int, int] = {}  # site id -> the first chunk
-    for tree in attempt.plan.trees:
-        reducer = attempt.plan.contributors[top_of(tree)].site_id
-        if reducer not in listed:
-            continue
-        right = _of(listed[reducer], tree)
-        for site_id in survivors:
-            place = first_difference(_of(listed[site_id], tree), right)
-            if place is not None:
-                wrong.setdefault(site_id, tree.first_chunk + place)
-    if len(wrong) == len(survivors):
-        return ()
-    found = ((run.members.known(i), chunk) for i, chunk in sorted(wrong.items()))
-    return tuple(
-        (
-            site,
-            f"{site.label} has another payload of chunk {chunk} than the site that reduced it",
-            f"its payload of chunk {chunk} is not the reducer's; it must fetch the commit",
-        )
-        for site, chunk in found
-    )
+    text = "has another payload of a chunk than the site that reduced it"
+    why = "its payload of a chunk is not the reducer's; it must fetch the commit"
+    return tuple((site, f"{site.label} {text}", why) for site in map(run.members.known, wrong))
 
 
-def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair, bool]:
+def disagreements(attempt: Attempt, survivors: list[int]) -> dict[Pair, bool]:
     """Who has another payload than whom, as failed exchanges (rule 16): a reducer may have given one payload to some
     and another one to the others, so that its word is one among several. Nothing where only two are left.
 
     Whoever shows nothing, or shows what all others have and says otherwise, fails with all of them."""
     if len(survivors) < 3:
         return {}
-    shown = attempt.lists.here if attempt.lists is not None else {}
-    listed = {i: shown[i] for i in survivors if i in shown}
+    listed = _listed(attempt, survivors)
     found: dict[Pair, bool] = {(i, j): True for j in survivors if j not in listed for i in listed}
-    against: dict[int, set[int]] = {}  # of a reducer: who has another payload of one of its chunks
-    for tree in attempt.plan.trees:
-        reducer = attempt.plan.contributors[top_of(tree)].site_id
-        right = _of(listed[reducer], tree) if reducer in listed else b""
-        others = {i for i, hashes in listed.items() if right and _of(hashes, tree) != right}
-        if others:
-            against.setdefault(reducer, set()).update(others)
-    for reducer_id, others in against.items():
+    for reducer_id, others in _against(attempt, survivors).items():
         found.update(((i, reducer_id), True) for i in others)
         if len(others) == 1:  # one word against another
             found.update(((reducer_id, i), True) for i in others)
@@ -104,5 +77,19 @@ def disagreements(run: Run, attempt: Attempt, survivors: list[int]) -> dict[Pair
     return found
 
 
-def _of(hashes: bytes, tree: m.Tree) -> bytes:
-    return hashes[DIGEST_BYTES * tree.first_chunk : DIGEST_BYTES * (tree.first_chunk + tree.num_chunks)]
+def _listed(attempt: Attempt, survivors: list[int]) -> dict[int, bytes]:
+    shown = attempt.lists.here if attempt.lists is not None else {}
+    return {i: shown[i] for i in survivors if i in shown}
+
+
+def _against(attempt: Attempt, survivors: list[int]) -> dict[int, set[int]]:
+    """Of each reducer that shows its payloads: who shows another one of a chunk that it reduced."""
+    listed = _listed(attempt, survivors)
+    found: dict[int, set[int]] = {}
+    for tree in attempt.plan.trees:
+        reducer = attempt.plan.contributors[top_of(tree)].site_id
+        chunks = slice(DIGEST_BYTES * tree.first_chunk, DIGEST_BYTES * (tree.first_chunk + tree.num_chunks))
+        if reducer in listed:
+            others = {i for i, hashes in listed.items() if hashes[chunks] != listed[reducer][chunks]}
+            found[reducer] = found.get(reducer, set()) | others
+    return found

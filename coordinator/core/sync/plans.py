@@ -1,59 +1,60 @@
-"""How a plan is made: after Ready, with weights; or with the commit before, where a run goes on as it is."""
+"""How a plan is made: after Ready; or ahead, with the commit before, where a run goes on as it is."""
 
 from __future__ import annotations
 
-from atoll.coordinator.core.events import PlanRecord
+from bisect import bisect_left
+
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import reach, weighing
+from atoll.coordinator.core.sync import reach
+from atoll.coordinator.core.sync.assignments import assign
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.stragglers import Window
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.sync.topology import direct
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.plans import with_weights
 
 
 def make(
-    run: Run, sync: Sync, contributors: list[Site], receivers: list[Site], not_reducing: frozenset[int]
-) -> tuple[PlanRecord, frozenset[int]] | None:
-    """The next attempt at this sync, with the weights of contributors that are ready, and who does not reduce in it
-    because exchanges failed. None if every assignment of reducers was tried. Raises ConfigError if it fits nowhere."""
+    run: Run,
+    sync: Sync,
+    contributors: list[Site],
+    receivers: list[Site],
+    not_reducing: frozenset[int],
+    *,
+    ahead: bool = False,
+) -> tuple[m.Plan, frozenset[int]] | None:
+    """The plan of the next attempt at this sync, and who does not reduce in it because exchanges failed. None if every
+    assignment of reducers was tried. Raises ConfigError if it fits nowhere."""
     on_probation = run.trouble.held_back(sync.open.sync)
     newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
     if len(newcomers) < len(contributors):
         on_probation |= newcomers
-    found = sync.trees(run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    found = assign(sync, run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
     if found is None:
         return None
     trees, suspects = found
     link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
     longest_s = run.exchange_times.longest([s.site_id for s in contributors])
-    ready = [sync.ready.get(s.site_id) for s in contributors]
-    are_ready = all(r is not None for r in ready)
-    tokens = weighing.weights(run, sync, contributors) if are_ready else (0,) * len(contributors)
     plan = m.Plan(
         sync=sync.open.sync,
         attempt=sync.last_attempt + 1,
         term=run.term,
         fragment=sync.open.fragment,
         base_commit=sync.open.base_commit,
-        contributors=tuple(s.member(t) for s, t in zip(contributors, tokens, strict=True)),
+        contributors=tuple(s.member() for s in contributors),
         receivers=tuple(s.member() for s in receivers),
         trees=trees,
         stall_limit_s=run.limits.stall_s,
         num_steps=sync.open.num_steps,
         deadline_s=exchange_deadline_s(run.limits, link_bytes, longest_s, sync.last_attempt + 1),
         slowest_bytes_per_s=run.limits.slowest_bytes_per_s,
+        ahead=ahead,
     )
-    record = PlanRecord(
-        plan,
-        ranges=tuple(r.ranges if r is not None else () for r in ready),
-        said=tuple(r.tokens if r is not None else 0 for r in ready),
-    )
-    return record, suspects
+    return plan, suspects
 
 
 def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
@@ -75,13 +76,9 @@ def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: fro
     def first(count: int) -> list[Site]:
         return sorted(by_room[:count], key=lambda s: s.site_id)
 
-    fits, does_not = max(1, quorum), len(contributors)
-    if fits >= does_not or not fit(run, first(fits), not_reducing):
-        return contributors
-    while does_not - fits > 1:
-        count = (fits + does_not) // 2
-        fits, does_not = (count, does_not) if fit(run, first(count), not_reducing) else (fits, count)
-    return first(fits)
+    counts = range(max(1, quorum), len(contributors))
+    num_that_fit = bisect_left(counts, True, key=lambda count: not fit(run, first(count), not_reducing))
+    return first(counts[num_that_fit - 1]) if num_that_fit else contributors
 
 
 def within_commit(sync: Sync, contributors: list[Site]) -> list[Site]:
@@ -98,44 +95,39 @@ def within_commit(sync: Sync, contributors: list[Site]) -> list[Site]:
 # --- with the commit before
 
 
-def make_ahead(run: Run, sync: Sync, before: Attempt) -> PlanRecord | None:
+def make_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     """The plan of a sync that is being opened, to be sent with the commit of `before`: only if everybody who is here
     was in that one, and nothing is known that speaks against all of them being in this one too."""
     sites = run.members.live()
     ids = tuple(s.site_id for s in sites)
-    if before.is_cut:
+    if before.weights.tokens != before.weights.said:
         return None  # by the headers of contributions each site would say its whole weight again
     if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
         return None
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None
     number = sync.open.sync
-    if run.trouble.plans_say_weights(number):
+    if run.trouble.misled.of(number):
         return None
     if (run.trouble.spared(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
         return None
-    slack_s = run.limits.lease_s / 2
-    if run.stragglers.late(ids, ids, num_steps=sync.open.num_steps, opened_at=run.now, least_slack_s=slack_s):
+    if run.stragglers.late(ids, ids, Window(sync.open.num_steps, run.now, run.limits.lease_s / 2)):
         return None
     choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(number))
     if choice.problem or choice.left_out:
         return None
     try:
-        made = make(run, sync, sites, [], choice.not_reducing)
+        made = make(run, sync, sites, [], choice.not_reducing, ahead=True)
     except ConfigError:
         return None  # is said when it is planned after Ready
     return made and made[0]
 
 
 def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
-    """Why a plan that came with the commit before no longer holds; empty while it may."""
+    """Why a plan that was made ahead no longer holds, whatever its weights are; empty while it may."""
     ids = attempt.ids()
-    if attempt.spoiled:
-        return attempt.spoiled
-    if lost := sync.lost():
-        return "; ".join(e.reason for e in lost.values())
-    if gone := sync.departed():
-        return f"site {min(gone)} has left"
+    if gone := sync.gone():
+        return "; ".join(e.reason for e in gone.values())
     if failed := sync.failed():
         return "; ".join(failed.values())
     if full := no_room(sync, attempt):
@@ -143,16 +135,10 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
     if empty := [i for i in ids if i in sync.ready and not sync.ready[i].tokens]:
         return f"site {empty[0]} has trained nothing"
     known = set(ids)
-    sites = []
-    for site in run.members.live():
-        if site.site_id in known:
-            sites.append(site)
-        elif site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
-            return f"{site.label} has joined"
-    are_ready = all(i in sync.ready for i in ids)
-    if are_ready and (cut := weighing.cut_now(run, sync, sites)):
-        return "; ".join(cut)  # contributors say their whole weights to each other: the next plan says others
-    if are_ready and len(within_commit(sync, sites)) < len(sites):
+    sites = [s for s in run.members.live() if s.site_id in known]
+    if joined := [s for s in run.members.at(sync.open.base_commit) if s.site_id not in known]:
+        return f"{joined[0].label} has joined"
+    if all(i in sync.ready for i in ids) and len(within_commit(sync, sites)) < len(sites):
         return "its samples are in more pieces than a commit can list"
     if any(site.unreachable_site_ids for site in sites):
         choice = reach.choose(sites, run.settings.quorum, held_back=run.trouble.held_back(sync.open.sync))
@@ -167,10 +153,3 @@ def no_room(sync: Sync, attempt: Attempt) -> str:
     """Which reducers cannot hold what they are to reduce, and why; empty if all can, as far as is known."""
     reducing = attempt.reducing()
     return "; ".join(text for i, text in sync.exclusions.reasons(Kind.NO_ROOM).items() if i in reducing)
-
-
-def weigh(sync: Sync, attempt: Attempt) -> PlanRecord:
-    """The plan that came with the commit before, now that all its contributors are ready: with their weights."""
-    ready = [sync.ready[i] for i in attempt.ids()]
-    said = tuple(r.tokens for r in ready)
-    return PlanRecord(with_weights(attempt.plan, said), tuple(r.ranges for r in ready), said)

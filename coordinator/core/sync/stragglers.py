@@ -9,6 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 REMEMBERED = 8
 """Windows of each site."""
@@ -24,6 +25,14 @@ class Patience:
     until: float
     late: frozenset[int]
     """Not for these."""
+
+
+class Window(NamedTuple):
+    """What one sync waits for, and how much longer than usual at least."""
+
+    num_steps: int
+    opened_at: float
+    least_slack_s: float
 
 
 class Stragglers:
@@ -73,49 +82,36 @@ class Stragglers:
         self,
         waiting: Collection[int],
         members: Collection[int],
+        window: Window,
         *,
-        num_steps: int,
-        opened_at: float,
         first_ready_at: float,
-        least_slack_s: float,
         most_s: float,
     ) -> Patience:
         """For those of `members` who are `waiting` to be ready. `most_s` after the first is the end in any case, and
         the only one for a site of which nothing is known."""
         fallback = first_ready_at + most_s
         members = [i for i in members if i not in self._in_vain]  # else those who never come would be most of them
-        typical_s = self.typical_s(members, num_steps)
+        typical_s = self.typical_s(members, window.num_steps)
         if typical_s is None:
             return Patience(fallback, frozenset())
-        slack_s = max(SLACK * typical_s, least_slack_s)
-        late = self.late(waiting, members, num_steps=num_steps, opened_at=opened_at, least_slack_s=least_slack_s)
+        late = self.late(waiting, members, window)
         worth_it = [i for i in waiting if i not in late]
         if not worth_it:
             return Patience(first_ready_at, late)
         if any(i not in self._step_s for i in worth_it):
             return Patience(fallback, late)
-        return Patience(min(fallback, max(first_ready_at, opened_at + typical_s) + slack_s), late)
+        slack_s = max(SLACK * typical_s, window.least_slack_s)
+        return Patience(min(fallback, max(first_ready_at, window.opened_at + typical_s) + slack_s), late)
 
-    def late(
-        self,
-        sites: Collection[int],
-        members: Collection[int],
-        *,
-        num_steps: int,
-        opened_at: float,
-        least_slack_s: float,
-    ) -> frozenset[int]:
-        """Those of `sites` who are slower than most of `members`."""
-        typical_s = self.typical_s(members, num_steps)
+    def late(self, sites: Collection[int], members: Collection[int], window: Window) -> frozenset[int]:
+        """Those of `sites` who are slower than most of `members`, or may hang."""
+        typical_s = self.typical_s(members, window.num_steps)
         if typical_s is None:
             return frozenset()
-        limit_s = typical_s + max(SLACK * typical_s, least_slack_s)
-        return frozenset(i for i in sites if self._is_late(i, num_steps, opened_at, limit_s))
+        until = window.opened_at + typical_s + max(SLACK * typical_s, window.least_slack_s)
+        return frozenset(i for i in sites if i in self._in_vain or self._ready_at(i, window) > until)
 
-    def _is_late(self, site_id: int, num_steps: int, opened_at: float, limit_s: float) -> bool:
+    def _ready_at(self, site_id: int, window: Window) -> float:
         """A site that missed syncs has trained on since its base. When its own window is over, its node plans to be
         ready for the sync that is open then."""
-        if site_id in self._in_vain:
-            return True  # it may hang; when it is ready it is in
-        window_s = self.window_s(site_id, num_steps)
-        return window_s is not None and self._based_at.get(site_id, opened_at) + window_s > opened_at + limit_s
+        return self._based_at.get(site_id, window.opened_at) + (self.window_s(site_id, window.num_steps) or 0.0)

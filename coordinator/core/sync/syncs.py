@@ -6,15 +6,11 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
 
-from atoll.coordinator.core.events import OpenRecord, PlanRecord
-from atoll.coordinator.core.sync.assignments import assign, suspects_of
+from atoll.coordinator.core.events import OpenRecord, PlanRecord, WeightsRecord
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.blame import Blame, Pair
-from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.sync.decision import Propose
-from atoll.coordinator.core.sync.exclusions import Exclusion, Exclusions, Kind, Start
-from atoll.coordinator.core.sync.topology import Reducer
-from atoll.protocol.messages import Open, Ready, Tree
+from atoll.coordinator.core.sync.exclusions import VOID, Exclusion, Exclusions, Kind, Start
+from atoll.protocol.messages import Open, Plan, Ready
 
 MAX_ATTEMPTS = 8
 MAX_DIGEST_CONFLICTS = 2
@@ -24,33 +20,31 @@ STORY_STEPS = 16
 class Phase(Enum):
     COLLECTING = "collecting"
     """Sites become ready; there is no plan."""
-    PLANNED_AHEAD = "planned ahead"
-    """Sites become ready, and have a plan that came with the commit before. It counts once all of them are."""
+    PLANNED = "planned"
+    """There is a plan, which counts once all its contributors are ready: at once, if it was not made ahead."""
     EXCHANGING = "exchanging"
     """The contributors of an attempt are ready, and their weights are known."""
     ENDED = "ended"
 
 
 class Step(Enum):
-    PLAN_AHEAD = "is planned with the commit before"
+    PROPOSE = "has an attempt proposed"
     GIVE_WAY = "does not keep that plan"
     WEIGH = "has everybody ready who was planned"
-    PROPOSE = "has an attempt proposed"
     COLLECT_AGAIN = "is collected again"
     COMMIT = "is committed"
     ABANDON = "is abandoned"
 
 
 TRANSITIONS = {
-    (Phase.COLLECTING, Step.PLAN_AHEAD): Phase.PLANNED_AHEAD,
-    (Phase.COLLECTING, Step.PROPOSE): Phase.EXCHANGING,
+    (Phase.COLLECTING, Step.PROPOSE): Phase.PLANNED,
     (Phase.COLLECTING, Step.ABANDON): Phase.ENDED,
-    (Phase.PLANNED_AHEAD, Step.GIVE_WAY): Phase.COLLECTING,
-    (Phase.PLANNED_AHEAD, Step.WEIGH): Phase.EXCHANGING,
-    (Phase.PLANNED_AHEAD, Step.PROPOSE): Phase.EXCHANGING,
-    (Phase.PLANNED_AHEAD, Step.COLLECT_AGAIN): Phase.COLLECTING,
-    (Phase.PLANNED_AHEAD, Step.ABANDON): Phase.ENDED,
-    (Phase.EXCHANGING, Step.PROPOSE): Phase.EXCHANGING,
+    (Phase.PLANNED, Step.PROPOSE): Phase.PLANNED,
+    (Phase.PLANNED, Step.GIVE_WAY): Phase.COLLECTING,
+    (Phase.PLANNED, Step.WEIGH): Phase.EXCHANGING,
+    (Phase.PLANNED, Step.COLLECT_AGAIN): Phase.COLLECTING,
+    (Phase.PLANNED, Step.ABANDON): Phase.ENDED,
+    (Phase.EXCHANGING, Step.PROPOSE): Phase.PLANNED,
     (Phase.EXCHANGING, Step.COLLECT_AGAIN): Phase.COLLECTING,
     (Phase.EXCHANGING, Step.COMMIT): Phase.ENDED,
     (Phase.EXCHANGING, Step.ABANDON): Phase.ENDED,
@@ -68,12 +62,13 @@ class Sync:
         now: float,
         *,
         plans: Sequence[PlanRecord] = (),
+        weights: Sequence[WeightsRecord] = (),
         live: Collection[Start] = (),
         earlier: Collection[Pair] = (),
         not_before: float = 0.0,
     ) -> None:
-        """`plans` of a sync that was open when the coordinator ended, and who was in the run then. `earlier`: which
-        exchanges failed in the syncs before. Nothing is planned `not_before`."""
+        """`plans` and `weights` of a sync that was open when the coordinator ended, and who was in the run then.
+        `earlier`: which exchanges failed in the syncs before. Nothing is planned `not_before`."""
         self.open: Open = record.open
         self.phase = Phase.COLLECTING
         self.expected: set[int] = set(record.expected)
@@ -90,36 +85,39 @@ class Sync:
         self.diverged: dict[int, str] = {}  # sites whose loss is not finite since the base, and was before
         self.has_gone_back = False  # because of these, or that was tried
         self.story: deque[str] = deque(maxlen=STORY_STEPS)
-        for planned in plans:
-            # Its weights may have come late if it is the first: the store has the weights alone.
-            self._begin(Attempt(planned, now, weighed_late=planned.plan.attempt == 1))
-        if self.attempt is not None:
-            self._resume(self.attempt, live, now)
+        if plans:
+            self._resume(plans, weights, live, now)
 
-    def _resume(self, attempt: Attempt, live: Collection[Start], now: float) -> None:
+    def _resume(
+        self, plans: Sequence[PlanRecord], weights: Sequence[WeightsRecord], live: Collection[Start], now: float
+    ) -> None:
         """Who was planned once and is not in the run or in the last plan any more may have discarded its part."""
-        plan = attempt.plan
-        here = set(attempt.starts()) & set(live)
-        for start in {start for before in self.attempts for start in before.starts()} - here:
+        self.attempts = [Attempt(record.plan, now) for record in plans]
+        known = {record.attempt: record for record in weights}
+        for attempt in self.attempts:
+            if (found := known.get(attempt.plan.attempt)) is not None:
+                attempt.weigh(found, now)
+        last = self.attempts[-1]
+        self.phase = Phase.EXCHANGING if last.is_weighed else Phase.PLANNED
+        here = set(last.starts()) & set(live)
+        for start in {start for attempt in self.attempts for start in attempt.starts()} - here:
             self.exclude(start, Kind.GONE, f"site {start[0]} had left when the coordinator ended", now)
-        for member, tokens in zip(plan.contributors, attempt.said, strict=True):
-            if attempt.is_weighed and (member.site_id, member.incarnation) in here:
-                self.ready[member.site_id] = Ready(
-                    sync=plan.sync,
-                    tokens=tokens,
-                    num_steps=plan.num_steps,
-                    ranges=attempt.ranges_of(member.site_id),
+        said = zip(last.starts(), last.weights.said, last.weights.ranges, strict=False)  # nothing if it is not weighed
+        for start, tokens, ranges in said:
+            if start in here:
+                self.ready[start[0]] = Ready(
+                    sync=last.plan.sync, tokens=tokens, num_steps=last.plan.num_steps, ranges=ranges
                 )
         self.first_ready_at = now if self.ready else None
-        if lost := self.lost():  # what they contributed may be leased to others by now
-            attempt.spoil("; ".join(e.reason for e in lost.values()))
+        if lost := self.gone(Kind.GONE):  # what they contributed may be leased to others by now
+            last.spoil("; ".join(e.reason for e in lost.values()))
 
     # --- its attempts
 
     @property
     def attempt(self) -> Attempt | None:
         """The one that its sites know of; None while the sync is collected."""
-        return self.attempts[-1] if self.phase in (Phase.PLANNED_AHEAD, Phase.EXCHANGING) else None
+        return self.attempts[-1] if self.phase in (Phase.PLANNED, Phase.EXCHANGING) else None
 
     @property
     def last_attempt(self) -> int:
@@ -145,75 +143,45 @@ class Sync:
         """Contributors of the attempt that are still there and able, ascending."""
         return [start[0] for start in self._contributors() if not self.exclusions.bars(start)]
 
-    def lost(self) -> dict[int, Exclusion]:
-        """Contributors of the attempt that went without being done, ascending: it needs another one, unless all others
-        are done."""
-        return self._gone(Kind.GONE)
-
-    def departed(self) -> dict[int, Exclusion]:
-        """Contributors of the attempt that were done and left."""
-        return self._gone(Kind.LEFT_DONE)
+    def gone(self, *kinds: Kind) -> dict[int, Exclusion]:
+        """Contributors of the attempt that are not here any more, ascending. It needs another one without those that
+        are GONE, unless all others are done."""
+        found = self.exclusions.of(*kinds or VOID)
+        return {start[0]: found[start] for start in self._contributors() if start in found}
 
     def failed(self) -> dict[int, str]:
         """Contributors of the attempt that are here and do not take part any more, ascending, and why."""
-        return {start[0]: why for start in self._contributors() if (why := self.exclusions.why_failed(start))}
+        failed = self.exclusions.failed()
+        return {start[0]: failed[start[0]] for start in self._contributors() if start[0] in failed}
 
     def _contributors(self) -> list[Start]:
         return self.attempt.starts() if self.attempt is not None else []
 
-    def _gone(self, kind: Kind) -> dict[int, Exclusion]:
-        found = self.exclusions.of(kind)
-        return {start[0]: found[start] for start in self._contributors() if start in found} if found else {}
-
-    def trees(
-        self,
-        sizes: ChunkSizes,
-        reducers: Sequence[Reducer],
-        on_probation: frozenset[int],
-        not_reducing: frozenset[int] = frozenset(),
-    ) -> tuple[tuple[Tree, ...], frozenset[int]] | None:
-        """Who reduces what in the next attempt, and who does not because exchanges failed in this one. Never those
-        `not_reducing`, of whom some are left, nor those without room. None if everything was tried. Raises ConfigError
-        if the contributions fit nowhere."""
-        ids = {r.site_id for r in reducers}
-        not_reducing |= self.exclusions.reasons(Kind.NO_ROOM).keys()
-        found_none = self.exclusions.ids(Kind.NO_AVERAGE)
-        if not not_reducing | found_none >= ids:
-            not_reducing |= found_none
-        suspects = suspects_of(self.attempt.failing, ids) if self.attempt is not None else frozenset()
-        found = assign(
-            sizes,
-            reducers,
-            suspects=suspects,
-            on_probation=on_probation,
-            not_reducing=not_reducing,
-            tried=[attempt.signature for attempt in self.attempts if attempt.is_weighed],
-            blamed=self.blame.of,
-        )
-        return found and (found[0], suspects if found[1] == suspects else frozenset())
-
     # --- its phase
 
-    def plan_ahead(self, record: PlanRecord, now: float) -> None:
-        """The plan came with the commit before; its weights are not known."""
-        self._step(Step.PLAN_AHEAD, f"attempt {record.plan.attempt}")
-        self._begin(Attempt(record, now))
+    def propose(
+        self,
+        plan: Plan,
+        why: str,
+        now: float,
+        *,
+        suspects: frozenset[int] = frozenset(),
+        late: frozenset[int] = frozenset(),
+    ) -> None:
+        """The next attempt. `suspects`: who reduces nothing in it, because exchanges failed in the one before. `late`:
+        who is slower than most, and was not waited for."""
+        self._step(Step.PROPOSE, why)
+        self.late = late
+        self.attempts.append(Attempt(plan, now, suspects=suspects))
 
     def give_way(self, reason: str) -> None:
-        """That plan no longer holds."""
+        """The plan that was made ahead no longer holds."""
         self._step(Step.GIVE_WAY, reason)
 
-    def weigh(self, record: PlanRecord, now: float) -> None:
-        """All contributors of the plan that came with the commit before are ready: their weights and ranges."""
+    def weigh(self, weights: WeightsRecord, now: float) -> None:
+        """All contributors of the attempt are ready."""
         self._step(Step.WEIGH, "")
-        self.attempts[-1].weigh(record, now)
-
-    def propose(self, decision: Propose, now: float) -> Attempt:
-        """Another attempt, with weights."""
-        self._step(Step.PROPOSE, decision.why)
-        self.late = decision.late
-        self._begin(Attempt(decision.record, now, suspects=decision.suspects))
-        return self.attempts[-1]
+        self.attempts[-1].weigh(weights, now)
 
     def collect_again(self, reason: str, expected: Iterable[int], now: float) -> None:
         """The attempt has failed, and too few are left for another one."""
@@ -238,10 +206,6 @@ class Sync:
             raise IllegalStep(f"sync {self.open.sync} {words} while it is {self.phase.value}: {story}")
         self.story.append(words)
         self.phase = then
-
-    def _begin(self, attempt: Attempt) -> None:
-        self.attempts.append(attempt)
-        self.phase = Phase.EXCHANGING if attempt.is_weighed else Phase.PLANNED_AHEAD
 
     # --- what sites say
 

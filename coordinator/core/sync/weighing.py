@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from atoll.coordinator.core.events import WeightsRecord
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.syncs import Sync
-from atoll.protocol.messages import DataRange, Ready
-from atoll.protocol.plans import weights as planned_weights
+from atoll.protocol.messages import MAX_TOKENS, Ready
 from atoll.protocol.settings import SyncSettings
 
 
@@ -45,44 +45,43 @@ def within_ratio(said: Sequence[Said], max_ratio: int) -> tuple[int, ...]:
     return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)
 
 
-def weights(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[int, ...]:
-    """Of contributors that are all ready."""
+def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
+    """The weights of the attempt. Requires that all its contributors are ready."""
     settings = run.settings.sync
     most_steps = settings.max_weight_ratio * max(settings.every, sync.open.num_steps)
+    ready = [sync.ready[i] for i in attempt.ids()]
     said = [
         Said(
-            tokens=sync.ready[site.site_id].tokens,
-            num_steps=min(_steps_covered(sync, site), most_steps),
-            num_trained_steps=sync.ready[site.site_id].num_steps,
+            tokens=message.tokens,
+            num_steps=min(_steps_covered(sync, run.members.known(site_id)), most_steps),
+            num_trained_steps=message.num_steps,
         )
-        for site in contributors
+        for site_id, message in zip(attempt.ids(), ready, strict=True)
     ]
-    return within_ratio(said, settings.max_weight_ratio)
+    return WeightsRecord(
+        sync=sync.open.sync,
+        attempt=attempt.plan.attempt,
+        tokens=within_ratio(said, settings.max_weight_ratio),
+        said=tuple(message.tokens for message in ready),
+        ranges=tuple(message.ranges for message in ready),
+    )
 
 
-def cut_now(run: Run, sync: Sync, contributors: Sequence[Site]) -> tuple[str, ...]:
-    """Which weights would be less than what the Ready of their sites says, in words."""
-    said = [sync.ready[s.site_id].tokens for s in contributors]
-    return _in_words(contributors, said, weights(run, sync, contributors))
-
-
-def cut_of(run: Run, attempt: Attempt) -> tuple[str, ...]:
-    """Which weights of this attempt are less than what the Ready of their sites said, in words."""
-    sites = [run.members.known(site_id) for site_id in attempt.ids()]
-    return _in_words(sites, attempt.said, planned_weights(attempt.plan))
-
-
-def _in_words(sites: Sequence[Site], said: Sequence[int], weights: Sequence[int]) -> tuple[str, ...]:
+def cut_of(run: Run, weights: WeightsRecord, site_ids: Sequence[int]) -> tuple[str, ...]:
+    """Which weights of these contributors are less than what their Readys said, in words."""
     return tuple(
-        f"{site.label} says {tokens} tokens, which count as {weight} (sync.max_weight_ratio)"
-        for site, tokens, weight in zip(sites, said, weights, strict=True)
+        f"{run.members.known(site_id).label} says {tokens} tokens, which count as {weight} (sync.max_weight_ratio)"
+        for site_id, tokens, weight in zip(site_ids, weights.said, weights.tokens, strict=True)
         if weight < tokens
     )
 
 
-def beyond_leases(ready: Ready, settings: SyncSettings) -> str:
-    """Why the tokens cannot be those of the positions that Ready lists; empty if they can, or if it lists none."""
-    num_samples = _num_samples(ready.ranges)
+def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
+    """Why the tokens are more than possible, or cannot be those of the positions that Ready lists; empty if they can,
+    or if it lists none."""
+    if ready.tokens >= MAX_TOKENS:
+        return f"it says {ready.tokens} tokens, less than {MAX_TOKENS} are possible"
+    num_samples = sum(r.num_samples for r in ready.ranges)
     most = num_samples * settings.max_tokens_per_sample
     if not num_samples or ready.tokens <= most:
         return ""
@@ -99,7 +98,3 @@ def _steps_covered(sync: Sync, site: Site) -> int:
     if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
         begun = min(site.counts_from_step, begun)
     return sync.open.run_step + sync.open.num_steps - begun
-
-
-def _num_samples(ranges: Sequence[DataRange]) -> int:
-    return sum(r.num_samples for r in ranges)

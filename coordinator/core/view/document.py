@@ -129,7 +129,6 @@ class RunView:
     state_kind: str
     """The first word of it: waiting, training, syncing, paused or finished."""
     term: int
-    epoch: int
     started: bool
     finished: bool
     stopping: str

@@ -8,6 +8,7 @@ from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import deciding, reach
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, RunView, SiteView, SyncView
+from atoll.protocol.plans import weights
 from atoll.protocol.text import last_line
 
 RECENT_COMMITS = 20
@@ -61,7 +62,6 @@ def view_of(run: Run, now: float) -> RunView:
         state=state_in_words(run),
         state_kind=_state(run)[0],
         term=run.term,
-        epoch=run.members.epoch,
         started=run.started,
         finished=run.finished is not None,
         stopping=run.stop_reason,
@@ -99,7 +99,7 @@ def view_of(run: Run, now: float) -> RunView:
 
 
 def _shown(run: Run) -> list[Site]:
-    gone = sorted(run.members.gone(), key=lambda s: s.epoch)[-SHOWN_GONE:]
+    gone = sorted(run.members.gone(), key=lambda s: s.heard_at)[-SHOWN_GONE:]
     here = [s for s in run.members.sites.values() if s.standing is not Standing.OUT or s.stream is not None]
     at_the_door = [s for s in here if not s.site_id]
     here = [s for s in here if s.site_id] + at_the_door[:SHOWN_AT_THE_DOOR]
@@ -175,7 +175,7 @@ def _commit_views(run: Run) -> tuple[CommitView, ...]:
             attempt=r.commit.attempt,
             run_step=r.commit.run_step,
             run_tokens=r.commit.run_tokens,
-            tokens=sum(c.tokens for c in r.commit.contributors),
+            tokens=sum(weights(r.commit)),
             contributors=tuple(names.get(c.site_id, str(c.site_id)) for c in r.commit.contributors),
             mean_loss=r.mean_loss,
             median_loss=r.median_loss,

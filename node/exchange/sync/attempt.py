@@ -28,10 +28,19 @@ class Attempt:
     """Its state is changed in the event loop only."""
 
     def __init__(
-        self, plan: Plan, data: SyncData, header: Header, *, pool: Executor, counters: Counters, uplink: Uplink
+        self,
+        plan: Plan,
+        data: SyncData,
+        header: Header,
+        *,
+        tokens: int,
+        pool: Executor,
+        counters: Counters,
+        uplink: Uplink,
     ) -> None:
-        """Raises RefusedError unless the plan lists this start of this site."""
+        """`tokens`: this site's weight. Raises RefusedError unless the plan lists this start of this site."""
         self.plan = plan
+        self.tokens = tokens
         self.digest = plan_digest(plan)
         self.data = data
         self.header = header

@@ -3,6 +3,7 @@ are collected in the log. Each part of it owns its state; here they are put toge
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -20,6 +21,7 @@ from atoll.node.exchange.sync.watchdog import Watchdog
 from atoll.node.exchange.sync.weights import Weights
 from atoll.protocol.errors import NotYetError, RefusedError, StaleError
 from atoll.protocol.messages import Plan
+from atoll.protocol.plans import with_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,7 @@ class Exchange:
         attempt: Attempt,
         share: Share,
         *,
+        weights: Sequence[int],
         log: PayloadLog,
         fsync: bool,
         retained: Retained,
@@ -49,11 +52,12 @@ class Exchange:
         spill: Spill | None,
         dialer: Dialer,
     ) -> None:
-        """Raises NoRoomError if the plan asks this site to hold too much."""
+        """`weights`: of the contributors, if they were said. Raises NoRoomError if the plan asks this site to hold too
+        much."""
         need = share.bytes_to_retain(attempt.where, max_retained_bytes, spill)
         self.attempt = attempt
         self.retained = retained
-        self.weights = Weights(attempt, retained.weights)
+        self.weights = Weights(attempt, weights, retained.weights)
         self.turns = Turns(r.parent.site_id for r in share.of_others if r.parent and attempt.contributes)
         self.collection = Collection(attempt, log, self._check_complete)
         self.reducer = Reducer(
@@ -115,7 +119,8 @@ class Exchange:
         self._check_complete()
         await attempt.finished
         tokens = self.weights.vector()
-        digest = await attempt.in_pool(lambda: self.collection.seal(self.weights.plan_with(tokens), fsync=self._fsync))
+        averaged = with_weights(attempt.plan, tokens)
+        digest = await attempt.in_pool(lambda: self.collection.seal(averaged, fsync=self._fsync))
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
@@ -138,16 +143,16 @@ class Exchange:
             # to noting it; peers wait for that note.
             self.turns.all_sent()
 
-    def weigh(self, plan: Plan) -> None:
-        """All contributors are ready, `plan` has their weights: from now on they have to get on."""
-        for member in plan.contributors:
+    def weigh(self, weights: Sequence[int]) -> None:
+        """All contributors are ready, with these weights: from now on they have to get on."""
+        for member, tokens in zip(self.plan.contributors, weights, strict=True):
             try:
-                self.weights.hear(member, member.tokens)
+                self.weights.hear(member, tokens)
             except RefusedError as error:
                 text = f"its Ready says otherwise: {error}"
                 self.attempt.fail(self.attempt.peer_error(member, text, sending=False, phase="weights"))
                 return
-        self.weights.are_those_of(plan)
+        self.weights.are_told()
         self._check_complete()
 
     def cancel(self) -> None:

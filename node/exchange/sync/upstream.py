@@ -208,7 +208,7 @@ class Upstream:
                 attempt=attempt.plan.attempt,
                 plan_term=attempt.plan.term,
                 plan_digest=attempt.digest,
-                tokens=attempt.me.tokens,
+                tokens=attempt.tokens,
                 reducer_site_id=self.parent.site_id,
                 reducer_incarnation=self.parent.incarnation,
                 has_payloads=have[:MAX_HAS_PAYLOADS],

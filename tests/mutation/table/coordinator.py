@@ -25,7 +25,7 @@ MUTATIONS = (
         name="a commit leaves its sync open",
         rule="a sync that is committed is not open after a restart",
         where="coordinator.core.persisted:changes",
-        old="            ended = all_of(OpenRecord, PlanRecord)\n            if record.median_loss",
+        old="            ended = all_of(*_OF_ONE_SYNC)\n            if record.median_loss",
         new="            ended = all_of(PlanRecord)\n            if record.median_loss",
         tests=("tests/unit/coordinator/test_store_contract.py",),
     ),

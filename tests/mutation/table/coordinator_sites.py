@@ -181,8 +181,8 @@ MUTATIONS = (
         name="who was found out most often is forgotten first",
         rule="of sites that were found out those go first that cost the least",
         where="coordinator.core.sites.forgetting:_beyond",
-        old="key=lambda s: (s.conduct.strikes, holds_newest[s], s.epoch)",
-        new="key=lambda s: (holds_newest[s], s.epoch)",
+        old="key=lambda s: (s.conduct.strikes, holds_newest[s], s.heard_at, s.site_id)",
+        new="key=lambda s: (holds_newest[s], s.heard_at, s.site_id)",
         tests=("tests/unit/coordinator/test_forgetting.py",),
     ),
     Mutation(

@@ -49,8 +49,8 @@ MUTATIONS = (
         name="a peer's header outdoes the plan",
         rule="the weights are those of the plan, whatever was heard in an attempt before",
         where="node.exchange.sync.weights:Weights.__init__",
-        old="known[member.site_id, member.incarnation] = member.tokens",
-        new="known.setdefault((member.site_id, member.incarnation), member.tokens)",
+        old="known.update(zip(self._starts, told, strict=bool(told)))",
+        new="known |= {start: t for start, t in zip(self._starts, told) if start not in known}",
         tests=("tests/unit/exchange/test_streams.py",),
     ),
     Mutation(

@@ -232,6 +232,32 @@ def test_16_who_waited_for_a_reducer_that_was_done_and_went_is_not_at_fault(cras
     assert story.held_up_others(story.newest_sync()) == {4}
 
 
+def test_16_the_ends_of_a_link_that_failed_reduce_nothing_next_beside_a_newcomer_too() -> None:
+    """d has contributed to nothing yet, and reduces nothing either: it is not in the place of a and b."""
+    story = Story(some_settings(min_sites=3))
+    story.start("a", "b", "c")
+    for name in "abc":
+        story.ready(name)
+    for name in "abc":
+        story.done(name, "s0")
+    for name in "abc":
+        story.applied(name, 1, "s1")
+    story.join("d")
+    story.applied("d", 1, "s1")
+    for name in "dabc":
+        story.ready(name)
+    story.failed("a", "b")
+    story.wait(2)
+    assert (story.contributor_ids(), story.reducer_ids()) == ([1, 2, 3, 4], {3})
+    for name in "abcd":
+        story.done(name, "s1")
+    for name in "abcd":
+        story.applied(name, 2, "s2")
+        story.ready(name)
+    assert story.plan().sync == 3
+    assert story.reducer_ids() == {3, 4}
+
+
 def test_a_reason_names_some_of_many_links() -> None:
     pairs = [(i, i + 1) for i in range(1, 1001)]
     assert len(in_words(pairs)) < 300

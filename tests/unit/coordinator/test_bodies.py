@@ -42,8 +42,8 @@ def test_streams_that_were_told_the_same_in_other_ways_share_what_follows(
     encoded: list[m.CoordinatorMessage],
 ) -> None:
     bodies = Bodies()
-    members = tuple(m.Member(site_id=i, incarnation=1, address="h:1", tokens=i) for i in (1, 2))
-    with_weights = m.Plan(
+    members = tuple(m.Member(site_id=i, incarnation=1, address="h:1") for i in (1, 2))
+    plan = m.Plan(
         sync=1,
         attempt=1,
         term=1,
@@ -55,13 +55,14 @@ def test_streams_that_were_told_the_same_in_other_ways_share_what_follows(
         deadline_s=48.0,
         slowest_bytes_per_s=1024,
     )
-    ahead = replace(with_weights, contributors=tuple(replace(c, tokens=0) for c in members))
-    first = bodies.of(ahead, NOTHING).after
-    first = bodies.of(m.Weights(sync=1, attempt=1, term=1, tokens=(1, 2)), first).after
-    second = bodies.of(with_weights, NOTHING).after
+    first = second = NOTHING
+    for message in plan, m.Weights(sync=1, attempt=1, term=1, tokens=(1, 2)):
+        first = bodies.of(message, first).after
+    for message in replace(plan, attempt=2), m.Weights(sync=1, attempt=2, term=1, tokens=(1, 2)):
+        second = bodies.of(message, second).after
     assert first is second
     num = len(encoded)
-    following = replace(ahead, sync=2, base_commit=1)
+    following = replace(plan, sync=2, base_commit=1, ahead=True)
     assert bodies.of(following, first) is bodies.of(following, second)
     assert len(encoded) == num + 1
     assert encoded[-1] == replace(following, contributors=(), trees=())

@@ -15,7 +15,7 @@ from atoll.coordinator.core.sync.syncs import MAX_ATTEMPTS
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
-from atoll.protocol.plans import top_of
+from atoll.protocol.plans import top_of, with_weights
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, a_hash, some_settings
 
@@ -347,7 +347,7 @@ def test_a_reconnect_within_the_grace_costs_nothing() -> None:
     story.drop("b")
     story.wait(0.5)
     story.connect("b", state=(0, "s0"))
-    assert story.last("b", m.Plan) == plan
+    assert with_weights(story.last("b", m.Plan), story.last("b", m.Weights).tokens) == plan
     story.offer("b")
     assert story.last("b", m.Admitted).admitted_as is AdmittedAs.MEMBER
     story.done("a", "s0")

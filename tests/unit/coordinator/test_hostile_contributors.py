@@ -53,7 +53,7 @@ class Contributor(Play):
                 self.exchanges.setdefault((plan.sync, plan.attempt), self.story.now)
                 return
         super().exchange(name, plan)
-        if self.story.weighed_plan() is plan and self.story.is_asked_for_payload_list(name):
+        if self.story.weighed_plan() == plan and self.story.is_asked_for_payload_list(name):
             self.story.lists(name, "p" * NUM_CHUNKS)
 
     def misbehave(self, name: str) -> None:
@@ -82,7 +82,7 @@ class Contributor(Play):
             "shown": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
             "pretends": lambda: self.story.says(name, replace(done, payload_digest=a_hash("q"))),
             "weights": lambda: self.story.says(
-                name, replace(done, tokens=tuple(7 for _ in done.tokens)) if self.story.weights_came_late() else done
+                name, replace(done, tokens=tuple(7 for _ in done.tokens)) if plan.ahead else done
             ),
             "fails": lambda: self.story.failed(name),
             "tensor": lambda: self.story.failed(name, tensor="weight"),

@@ -22,6 +22,14 @@ def steady(*names: str, **settings: object) -> Story:
     return story
 
 
+def told(name: str, story: Story) -> list[m.Plan | m.Weights]:
+    return [message for who, message in story.sent if who == name and isinstance(message, m.Plan | m.Weights)]
+
+
+def is_weighed(story: Story, sync: int, attempt: int) -> bool:
+    return any(isinstance(w, m.Weights) and (w.sync, w.attempt) == (sync, attempt) for _, w in story.sent)
+
+
 def says_done(story: Story, name: str, tokens: tuple[int, ...], sync: int = 2, attempt: int = 1) -> None:
     story.says(
         name,
@@ -43,24 +51,68 @@ def test_5_the_plan_is_persisted_with_the_commit_and_sent_after_it() -> None:
     place = next(i for i, message in enumerate(to_a) if isinstance(message, m.Commit))
     plan = to_a[place + 1]
     assert isinstance(plan, m.Plan)
-    assert (plan.sync, plan.attempt, plan.base_commit) == (2, 1, 1)
-    assert [c.tokens for c in plan.contributors] == [0, 0]
+    assert (plan.sync, plan.attempt, plan.base_commit, plan.ahead) == (2, 1, 1, True)
 
 
-def test_all_ready_only_the_weights_are_said_and_the_whole_plan_to_who_reconnects() -> None:
+def test_all_ready_only_the_weights_are_said_and_plan_and_weights_to_who_reconnects() -> None:
     story = steady("a", "b")
     story.ready("a", tokens=3)
     story.drop("b")
     story.connect("b", state=(1, "s1"))
-    assert [c.tokens for c in story.last("b", m.Plan).contributors] == [0, 0]
+    assert isinstance(told("b", story)[-1], m.Plan)
     story.ready("b", tokens=4)
     for name in "ab":
         assert story.last(name, m.Weights) == m.Weights(sync=2, attempt=1, term=1, tokens=(3, 4))
-    before = {name: story.num(name, m.Weights) for name in "ab"}
+        assert isinstance(told(name, story)[-1], m.Weights)
     story.drop("a")
     story.connect("a", state=(1, "s1"))
-    assert [c.tokens for c in story.last("a", m.Plan).contributors] == [3, 4]
-    assert {name: story.num(name, m.Weights) for name in "ab"} == before
+    assert [type(message) for message in told("a", story)[-2:]] == [m.Plan, m.Weights]
+    assert story.last("a", m.Weights) == m.Weights(sync=2, attempt=1, term=1, tokens=(3, 4))
+
+
+def test_12_every_plan_has_its_weights_after_it() -> None:
+    """Those of a plan that is made after Ready are said at once."""
+    story = Story(some_settings(min_sites=2))
+    story.start("a", "b")
+    story.join("c")  # receives
+    story.ready("a", tokens=3)
+    story.ready("b", tokens=4)
+    plan, weights = told("a", story)
+    assert isinstance(plan, m.Plan)
+    assert (plan.attempt, plan.ahead, [c.tokens for c in plan.contributors]) == (1, False, [0, 0])
+    assert weights == m.Weights(sync=1, attempt=1, term=1, tokens=(3, 4))
+    assert told("c", story) == [plan, weights]
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_12_a_restart_does_not_change_who_is_to_blame_for_other_weights(ahead: bool) -> None:
+    """Under a plan that was made ahead peers may have told them; under any other one it was told the right ones."""
+    story = steady("a", "b", "c", quorum=2)
+    for name in "abc":
+        story.ready(name, tokens=3)
+    if not ahead:
+        story.failed("a", "b")
+        story.wait(2)
+    attempt = story.plan().attempt
+    assert (attempt == 1) == ahead
+    story.restart()
+    for name in "abc":
+        story.connect(name, state=(1, "s1"))
+        story.offer(name)
+    plan = story.plan()
+    for tokens, name in ((3, 3, 3), "a"), ((3, 3, 3), "b"), ((1, 1, 1), "c"):
+        done = m.Done(
+            sync=2,
+            attempt=attempt,
+            term=plan.term,
+            payload_digest=a_hash("p"),
+            last_commit=1,
+            state_hash=a_hash("s1"),
+            tokens=tokens,
+        )
+        story.says(name, done)
+    assert story.num("c", m.Evicted) == (0 if ahead else 1)
+    assert (story.plan().attempt == attempt + 1) if ahead else (story.last("a", m.Commit).commit == 2)
 
 
 def test_12_nothing_is_committed_before_everybody_is_ready() -> None:
@@ -180,7 +232,7 @@ def test_17_it_gives_way_where_a_site_cannot_exchange_at_all() -> None:
     story.ready("a", tokens=3)
     plan = story.plan()
     assert (plan.attempt, [c.site_id for c in plan.contributors]) == (2, [1])
-    assert not story.num("a", m.Weights)
+    assert not is_weighed(story, 2, 1)
 
 
 def test_who_is_in_the_run_and_not_in_the_plan_does_not_hear_its_weights() -> None:
@@ -188,7 +240,8 @@ def test_who_is_in_the_run_and_not_in_the_plan_does_not_hear_its_weights() -> No
     story.join("c")  # fetches the state
     story.ready("a", tokens=3)
     story.ready("b", tokens=4)
-    assert {name: story.num(name, m.Weights) for name in "abc"} == {"a": 1, "b": 1, "c": 0}
+    assert is_weighed(story, 2, 1)
+    assert not story.num("c", m.Weights)
 
 
 def test_the_time_for_the_exchange_begins_when_all_are_ready() -> None:
@@ -267,7 +320,7 @@ def test_16_it_gives_way_where_no_site_can_be_dialled_by_all() -> None:
         story.ready("a", tokens=3, unreachable="b")
         story.ready("b", tokens=4, unreachable="a")
     assert "no site can be dialled" in story.view.state
-    assert not story.num("a", m.Weights)
+    assert not is_weighed(story, 2, 1)
 
 
 def test_16_it_gives_way_where_the_fewest_must_receive() -> None:
@@ -279,7 +332,7 @@ def test_16_it_gives_way_where_the_fewest_must_receive() -> None:
         story.ready("c", tokens=4, unreachable="b")
     assert story.plan().attempt == 2
     assert len(story.plan().contributors) == 2
-    assert not story.num("a", m.Weights)
+    assert not is_weighed(story, 2, 1)
 
 
 @pytest.mark.parametrize("state", [None, (0, "s0")], ids=["with nothing", "with an older state"])

@@ -83,7 +83,9 @@ class Player:
             case m.Abandoned():
                 self.open, self.plan = message.next, None
             case m.Plan():
-                self.plan = self.told = message
+                self.told = message
+                if message.ahead:
+                    self.plan = message  # and may be done before all are ready
             case m.Weights():
                 assert self.told is not None, "it was sent the rest before"
                 assert (self.told.sync, self.told.attempt) == (message.sync, message.attempt)

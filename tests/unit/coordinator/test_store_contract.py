@@ -98,7 +98,6 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
         address="h:1",
         live=True,
         evicted="",
-        epoch=site_id,
         max_retained_bytes=1 << 30,
         bandwidth_bytes_per_s=0,
         may_hold=0,
@@ -116,7 +115,7 @@ def an_open(sync: int, base: int = 0) -> e.OpenRecord:
 
 
 def a_plan(sync: int, attempt: int) -> e.PlanRecord:
-    member = Member(site_id=1, incarnation=1, address="h:1", tokens=5)
+    member = Member(site_id=1, incarnation=1, address="h:1")
     return e.PlanRecord(
         Plan(
             sync=sync,
@@ -129,9 +128,17 @@ def a_plan(sync: int, attempt: int) -> e.PlanRecord:
             num_steps=10,
             deadline_s=600.0,
             slowest_bytes_per_s=1 << 10,
-        ),
-        ((DataRange(first=3, num_samples=4), DataRange(first=9, num_samples=1)),),
-        (80,),
+        )
+    )
+
+
+def some_weights(sync: int, attempt: int) -> e.WeightsRecord:
+    return e.WeightsRecord(
+        sync=sync,
+        attempt=attempt,
+        tokens=(5,),
+        said=(80,),
+        ranges=((DataRange(first=3, num_samples=4), DataRange(first=9, num_samples=1)),),
     )
 
 
@@ -168,22 +175,23 @@ def test_what_was_kept_comes_back(reopen: Reopen) -> None:
     store.begin(SETTINGS)
     manifest = e.ManifestRecord(manifest=a_manifest(), data_fingerprint=a_hash("data"))
     store.persist(1, (manifest, a_site(1), a_site(2)), 1.0)
-    store.persist(1, (a_site(2, live=False, evicted="silent", incarnation=4, epoch=3),), 2.0)
+    store.persist(1, (a_site(2, live=False, evicted="silent", incarnation=4),), 2.0)
     store.persist(1, (e.AttestationRecord(0, a_hash("s0")), an_open(1)), 3.0)
-    store.persist(1, (a_plan(1, 1),), 4.0)
+    store.persist(1, (a_plan(1, 1), some_weights(1, 1)), 4.0)
     store.persist(1, (a_commit(1), an_open(2, 1)), 5.0)
     store.persist(1, (e.AttestationRecord(1, a_hash("first")),), 6.0)
     store.persist(1, (e.AttestationRecord(1, a_hash("corrected")),), 6.0)
     store.persist(1, (a_plan(2, 1),), 7.0)
-    store.persist(1, (a_plan(2, 2), e.StopRecord("enough")), 8.0)
+    store.persist(1, (a_plan(2, 2), some_weights(2, 2), e.StopRecord("enough")), 8.0)
     found = reopen().begin(SETTINGS)
     assert found == persisted(
         manifest,
         a_site(1),
-        a_site(2, live=False, evicted="silent", incarnation=4, epoch=3),
+        a_site(2, live=False, evicted="silent", incarnation=4),
         an_open(2, 1),
         a_plan(2, 1),
         a_plan(2, 2),
+        some_weights(2, 2),
         a_commit(1),
         LossRecord(commit=1, run_step=10, run_tokens=5, median_loss=1.25),
         e.AttestationRecord(0, a_hash("s0")),
@@ -245,10 +253,11 @@ def test_an_abandoned_sync_is_not_open_and_its_number_is_used(reopen: Reopen) ->
     store = reopen()
     store.begin(SETTINGS)
     store.persist(1, (an_open(1),), 1.0)
-    store.persist(1, (a_plan(1, 1),), 1.0)
+    store.persist(1, (a_plan(1, 1), some_weights(1, 1)), 1.0)
     store.persist(1, (e.AbandonRecord(1, "nobody agreed", 1), an_open(2)), 2.0)
     found = reopen().begin(SETTINGS)
-    assert (found.one(e.OpenRecord), found.all(e.PlanRecord), found.last_sync) == (an_open(2), (), 2)
+    assert (found.one(e.OpenRecord), found.last_sync) == (an_open(2), 2)
+    assert (found.all(e.PlanRecord), found.all(e.WeightsRecord)) == ((), ())
     assert found.one(e.AbandonRecord) == e.AbandonRecord(1, "nobody agreed", 1)
     reopen().persist(2, (e.AbandonRecord(2, "nobody agreed", 2), e.FinishedRecord(0, "enough")), 3.0)
     found = reopen().begin(SETTINGS)
@@ -444,7 +453,8 @@ def test_what_is_read_is_what_was_folded(reopen: Reopen) -> None:
             case 2:
                 return an_open(number + 1, number)
             case 3:
-                return a_plan(number + 1, generator.randint(1, 3))
+                make = generator.choice((a_plan, some_weights))
+                return make(number + 1, generator.randint(1, 3))
             case 4 | 5 | 6:
                 number += 1
                 return a_commit(number, generator.choice([None, 2.0]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from atoll.coordinator.core.sync.stragglers import Patience, Stragglers
+from atoll.coordinator.core.sync.stragglers import Patience, Stragglers, Window
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -26,10 +26,8 @@ def patience(
     return stragglers.patience(
         waiting,
         members,
-        num_steps=STEPS,
-        opened_at=1000.0,
+        Window(num_steps=STEPS, opened_at=1000.0, least_slack_s=0.75),
         first_ready_at=first_ready_at,
-        least_slack_s=0.75,
         most_s=30.0,
     )
 

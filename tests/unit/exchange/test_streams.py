@@ -78,13 +78,10 @@ def test_4_other_streams_are_turned_away_with_the_reason(
         found_in_attempt_2(disk, opening(**right | change))
 
 
-AHEAD = replace(plan(), contributors=(MEMBERS[0], replace(MEMBERS[1], tokens=0)))
-
-
 def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_header(disk: Disk) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
-            exchange = begin(hub, AHEAD, disk.data)
+            exchange = begin(hub, plan(ahead=True), disk.data, weights=())
             with pytest.raises(RefusedError, match="0 tokens"):
                 await hub.find(opening(tokens=0))
             await hub.find(opening(tokens=7))
@@ -99,7 +96,7 @@ def test_12_the_weight_of_a_plan_that_came_with_the_commit_is_that_of_the_first_
 def test_12_the_weight_of_a_plan_replaces_what_a_header_said_in_the_attempt_before(disk: Disk) -> None:
     async def main() -> None:
         async with serving(disk) as hub:
-            begin(hub, AHEAD, disk.data)
+            begin(hub, plan(ahead=True), disk.data, weights=())
             await hub.find(opening(tokens=7))
             exchange = begin(hub, SECOND, disk.data)
             assert exchange.weights.vector() == (5, 5)
@@ -112,11 +109,11 @@ def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) 
 
     async def main() -> None:
         async with serving(disk) as hub:
-            exchange = begin(hub, AHEAD, disk.data)
+            exchange = begin(hub, plan(ahead=True), disk.data, weights=())
             watching = asyncio.ensure_future(exchange.watchdog.run())
-            await asyncio.sleep(10 * AHEAD.deadline_s)
+            await asyncio.sleep(10 * plan().deadline_s)
             assert not watching.done()
-            exchange.weigh(plan())
+            exchange.weigh((5, 5))
             with pytest.raises(PeerError, match="site 2"):
                 await watching
 

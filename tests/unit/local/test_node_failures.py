@@ -348,7 +348,7 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
             slowest_bytes_per_s=1,
         )
         with patch.object(node.shell, "handle", broken.append):
-            await node.exchanges._begin(plan)
+            await node.exchanges._begin(out.BeginExchange(plan, tokens=0, weights=()))
         node.leave_now("enough")
 
     assert ended_by(happen, tmp_path) == (130, "enough")
@@ -586,7 +586,8 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         deadline_s=60.0,
         slowest_bytes_per_s=0,
     )
-    outputs: list[out.Output] = [out.BeginExchange(plan, contributes=False), out.CancelExchange(4, 1), out.DropSync(4)]
+    begins_it = out.BeginExchange(plan, tokens=0, weights=())
+    outputs: list[out.Output] = [begins_it, out.CancelExchange(4, 1), out.DropSync(4)]
     happened: list[object] = []
     begins, goes_on = asyncio.Event(), threading.Event()
 

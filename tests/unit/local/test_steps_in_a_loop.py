@@ -33,7 +33,7 @@ from atoll.node.exchange.sync import reducer, retained, upstream
 from atoll.protocol import messages as m
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Member, Plan, Tree
-from atoll.protocol.plans import payload_digest, payload_hash
+from atoll.protocol.plans import payload_digest, payload_hash, weights
 from tests.harness import data_plane as dp
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -247,7 +247,8 @@ class Node:
 
     async def exchange(self, plan: Plan) -> bytes:
         share = await asyncio.to_thread(self.hub.share(plan, self.data, site_id=self.site_id))
-        begun = self.hub.begin(plan, self.data, share, site_id=self.site_id)
+        told = weights(plan)
+        begun = self.hub.begin(plan, self.data, share, site_id=self.site_id, tokens=told[0], weights=told)
         return (await begun.run()).payload_digest
 
 

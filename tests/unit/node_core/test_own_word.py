@@ -11,9 +11,9 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.plans import with_weights
 from tests.unit.node_core.test_leases import lease, loading, seal
-from tests.unit.node_core.test_plan_ahead import AHEAD, weights_of, with_a_plan
+from tests.unit.node_core.test_plan_ahead import AHEAD, with_a_plan
 from tests.unit.node_core.test_plan_ahead import seal as seal_ahead
-from tests.unit.node_core.test_site import Driver, at_boundary, commit, exchanged, plan, started
+from tests.unit.node_core.test_site import Driver, at_boundary, commit, exchanged, plan, started, weights_of
 
 
 def failure(drive: Driver) -> str:
@@ -30,7 +30,7 @@ def test_a_plan_with_more_weight_than_the_site_said_is_refused_and_a_cut_weight_
     drive.receive(with_weights(plan(1, attempt=2), (7, 100)))
     begun = drive.wants(out.BeginExchange)
     assert isinstance(begun, out.BeginExchange)
-    assert [c.tokens for c in begun.plan.contributors] == [7, 100]
+    assert (begun.tokens, begun.weights) == (7, (7, 100))
 
 
 @pytest.mark.parametrize("told", [299, 301])

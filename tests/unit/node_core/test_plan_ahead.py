@@ -22,9 +22,10 @@ from tests.unit.node_core.test_site import (
     opened,
     plan,
     started,
+    weights_of,
 )
 
-AHEAD = replace(plan(2, base=1), contributors=tuple(replace(c, tokens=0) for c in plan(2).contributors))
+AHEAD = replace(with_weights(plan(2, base=1), (0, 0)), ahead=True)
 
 
 def with_a_plan(ahead: m.Plan = AHEAD) -> Driver:
@@ -58,7 +59,7 @@ def test_the_exchange_begins_at_the_boundary_with_the_weight_of_this_site() -> N
     assert isinstance(ready, out.Send)
     assert isinstance(ready.message, m.Ready)
     assert isinstance(begin, out.BeginExchange)
-    assert [c.tokens for c in begin.plan.contributors] == [300, 0]
+    assert begin == out.BeginExchange(AHEAD, 300, ())
 
 
 def test_it_begins_while_the_coordinator_is_away() -> None:
@@ -86,34 +87,40 @@ def test_the_weights_are_told_to_the_exchange_that_runs() -> None:
     drive = with_a_plan()
     seal(drive)
     drive.out.clear()
-    weighed = with_weights(plan(2, base=1), (300, 100))
-    drive.receive(weighed)
-    assert drive.out == [out.WeighExchange(weighed)]
+    drive.receive(weights_of(AHEAD, 300, 100))
+    assert drive.out == [out.WeighExchange(AHEAD, (300, 100))]
     drive.out.clear()
-    drive.receive(weighed)
+    drive.receive(with_weights(AHEAD, (300, 100)))  # on another stream
     assert not drive.out
 
 
-def weights_of(found: m.Plan, *tokens: int) -> m.Weights:
-    return m.Weights(sync=found.sync, attempt=found.attempt, term=found.term, tokens=tokens)
-
-
-def test_weights_that_come_alone_are_those_of_the_plan_that_came_with_the_commit() -> None:
-    drive = with_a_plan()
-    seal(drive)
-    drive.out.clear()
-    weighed = with_weights(plan(2, base=1), (300, 100))
-    drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
-    assert drive.out == [out.WeighExchange(weighed)]
-    drive.out.clear()
-    drive.receive(weights_of(AHEAD, *(c.tokens for c in weighed.contributors)))
+def test_12_a_plan_that_was_not_made_ahead_begins_with_its_weights_and_not_before() -> None:
+    """The coordinator may have cut them, and another word would be with the peers."""
+    drive = started()
+    at_boundary(drive)
+    drive.receive(with_weights(plan(1), (0, 0)))
     assert not drive.out
+    drive(e.PeersProbed(()))
+    assert not [o for o in drive.out if isinstance(o, out.BeginExchange)], "though it says Ready again"
+    drive.receive(weights_of(plan(1), 7, 100))
+    assert drive.out == [out.BeginExchange(with_weights(plan(1), (0, 0)), 7, (7, 100))]
+
+
+def test_12_a_plan_with_weights_is_refused() -> None:
+    drive = started()
+    at_boundary(drive)
+    drive(e.Received(1, plan(1)))
+    (failed,) = drive.sent()
+    assert isinstance(failed, m.ExchangeFailed)
+    assert failed.text == "a plan that says weights; they come apart"
+    drive.receive(weights_of(plan(1), 100, 100))
+    assert not [o for o in drive.out if isinstance(o, out.BeginExchange)]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [weights_of(AHEAD, 300), weights_of(replace(AHEAD, attempt=2), 300, 400)],
-    ids=["of fewer contributors", "of a plan that did not come"],
+    [weights_of(AHEAD, 300), weights_of(AHEAD, 300, 0), weights_of(replace(AHEAD, attempt=2), 300, 400)],
+    ids=["of fewer contributors", "one of them 0", "of a plan that did not come"],
 )
 def test_weights_that_fit_no_plan_fail_the_attempt(wrong: m.Weights) -> None:
     drive = with_a_plan()
@@ -174,6 +181,22 @@ def test_an_ordinary_plan_takes_its_place() -> None:
     drive.out.clear()
     drive.receive(AHEAD)
     assert not drive.out
+
+
+def test_it_ends_the_exchange_of_a_plan_that_was_made_ahead_only_with_its_weights() -> None:
+    drive = with_a_plan()
+    seal(drive)
+    drive.receive(with_weights(plan(2, attempt=2, base=1), (0, 0)))
+    assert not drive.out
+    drive.receive(weights_of(AHEAD, 300, 100))
+    assert drive.out == [out.WeighExchange(AHEAD, (300, 100))], "what was said before it"
+
+
+def test_a_plan_that_was_made_ahead_without_this_start_of_the_site_is_not_begun() -> None:
+    me, other = AHEAD.contributors
+    drive = with_a_plan(replace(AHEAD, contributors=(replace(me, incarnation=9), other)))
+    (ready,) = seal(drive)
+    assert isinstance(ready, out.Send)
 
 
 def test_25_an_evicted_site_does_not_go_by_it() -> None:

@@ -15,6 +15,7 @@ from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.plans import weights, with_weights
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.site_questions import PROCESS, SiteQuestions, a_core, wanted
@@ -55,6 +56,12 @@ class Driver(SiteQuestions):
         return self.out
 
     def receive(self, message: m.CoordinatorMessage, term: int = 1) -> list[out.Output]:
+        """A plan with weights is said as the coordinator does: they follow it."""
+        if isinstance(message, m.Plan) and any(tokens := weights(message)):
+            none = (0,) * len(tokens)
+            said = self.receive(with_weights(message, none), term)
+            self.out = said + self.receive(weights_of(message, *tokens), term)
+            return self.out
         return self(e.Received(term, message))
 
     def sent(self) -> list[m.SiteMessage]:
@@ -120,6 +127,10 @@ def plan(
         deadline_s=600.0,
         slowest_bytes_per_s=1 << 10,
     )
+
+
+def weights_of(found: m.Plan, *tokens: int) -> m.Weights:
+    return m.Weights(sync=found.sync, attempt=found.attempt, term=found.term, tokens=tokens)
 
 
 def commit(
@@ -235,7 +246,7 @@ def test_a_sync_from_boundary_to_the_next_window() -> None:
     drive = started()
     at_boundary(drive)
     drive.receive(plan(1))
-    assert drive.wants(out.BeginExchange) == out.BeginExchange(plan(1), True)
+    assert drive.wants(out.BeginExchange) == out.BeginExchange(with_weights(plan(1), (0, 0)), 100, (100, 100))
     exchanged(drive, 1)
     assert isinstance(drive.sent()[0], m.Done)
     drive.receive(commit(1, 1))
@@ -268,7 +279,8 @@ def test_a_commit_waits_until_its_payloads_are_in_the_log() -> None:
 def test_a_straggler_keeps_its_progress_by_a_shift_and_contributes_it_next_time() -> None:
     drive = started()
     drive.receive(plan(1, contributors=(2, 3), receivers=(1,)))
-    assert drive.wants(out.BeginExchange) == out.BeginExchange(plan(1, contributors=(2, 3), receivers=(1,)), False)
+    found = with_weights(plan(1, contributors=(2, 3), receivers=(1,)), (0, 0))
+    assert drive.wants(out.BeginExchange) == out.BeginExchange(found, 0, (100, 100))
     exchanged(drive, 1)
     assert not drive.sent(), "a receiver is not waited for"
     drive.receive(commit(1, 1, contributors=(2, 3)))

@@ -12,20 +12,21 @@ from atoll.protocol import PROTOCOL_VERSION, differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.differences import NOTHING, WHOLE, Same, Told, after, complete, shorten
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.plans import with_weights
 from atoll.protocol.v1 import session_pb2
 
 
-def member(number: int, tokens: int, incarnation: int = 1) -> m.Member:
+def member(number: int, tokens: int = 0, incarnation: int = 1) -> m.Member:
     return m.Member(site_id=number, incarnation=incarnation, address=f"host-{number}:1", tokens=tokens)
 
 
-def a_plan(sync: int, *tokens: int, first: int = 1) -> m.Plan:
+def a_plan(sync: int, num_sites: int = 0, *, first: int = 1) -> m.Plan:
     return m.Plan(
         sync=sync,
         attempt=1,
         term=1,
         base_commit=sync - 1,
-        contributors=tuple(member(number, t) for number, t in enumerate(tokens, first)),
+        contributors=tuple(member(number) for number in range(first, first + num_sites)),
         trees=(m.Tree(first_chunk=0, num_chunks=4), m.Tree(first_chunk=4, num_chunks=4, top=1)),
         stall_limit_s=6.0,
         num_steps=20,
@@ -34,13 +35,13 @@ def a_plan(sync: int, *tokens: int, first: int = 1) -> m.Plan:
     )
 
 
-def a_commit(plan: m.Plan) -> m.Commit:
+def a_commit(plan: m.Plan, *tokens: int) -> m.Commit:
     return m.Commit(
         commit=plan.sync,
         sync=plan.sync,
         attempt=plan.attempt,
         term=plan.term,
-        contributors=plan.contributors,
+        contributors=with_weights(plan, tokens).contributors,
         payload_digest=bytes(32),
         run_step=10,
         run_tokens=100,
@@ -52,13 +53,15 @@ def weights(sync: int, *tokens: int) -> m.Weights:
 
 
 def test_a_run_that_goes_on_as_it_is_tells_its_members_once() -> None:
-    told = after(a_plan(1, 5, 6), NOTHING)
+    told = NOTHING
     for message, left_out in (
-        (a_commit(a_plan(1, 5, 6)), Same(contributors=True)),
-        (a_plan(2, 0, 0), Same(contributors=True, trees=True)),
+        (a_plan(1, 2), WHOLE),
+        (weights(1, 5, 6), WHOLE),
+        (a_commit(a_plan(1, 2), 5, 6), Same(contributors=True)),
+        (a_plan(2, 2), Same(contributors=True, trees=True)),
         (weights(2, 7, 8), WHOLE),
-        (a_commit(a_plan(2, 7, 8)), Same(contributors=True)),
-        (a_plan(3, 0, 0), Same(contributors=True, trees=True)),
+        (a_commit(a_plan(2, 2), 7, 8), Same(contributors=True)),
+        (a_plan(3, 2), Same(contributors=True, trees=True)),
     ):
         short, same = shorten(message, told)
         assert same == left_out
@@ -71,18 +74,18 @@ def test_a_run_that_goes_on_as_it_is_tells_its_members_once() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        a_plan(2, 5, 6),  # after Ready: with weights
-        a_plan(2, 0, 0, 0),
-        a_plan(2, 0, 0, first=2),
-        replace(a_plan(2, 0, 0), contributors=(member(1, 0), member(2, 0, incarnation=2))),
-        a_commit(a_plan(1, 5, 7)),  # other weights than those told
-        a_commit(a_plan(1, 5)),
+        a_plan(2, 3),
+        a_plan(2, 2, first=2),
+        replace(a_plan(2, 2), contributors=(member(1), member(2, incarnation=2))),
+        a_commit(a_plan(1, 2), 5, 7),  # other weights than those told
+        a_commit(a_plan(1, 2), 0, 0),
+        a_commit(a_plan(1, 1), 5),
         weights(2, 5, 6),
         m.Pulse(),
     ],
 )
 def test_what_changed_is_told_whole(message: m.CoordinatorMessage) -> None:
-    told = after(a_plan(1, 5, 6), NOTHING)
+    told = after(weights(1, 5, 6), after(a_plan(1, 2), NOTHING))
     short, same = shorten(message, told)
     assert not same.contributors
     assert complete(short, same, told) == message
@@ -90,24 +93,34 @@ def test_what_changed_is_told_whole(message: m.CoordinatorMessage) -> None:
 
 
 def test_weights_of_another_number_of_sites_tell_nothing() -> None:
-    told = after(a_plan(1, 5, 6), NOTHING)
+    told = after(a_plan(1, 2), NOTHING)
     assert after(weights(2, 1, 2, 3), told) is told
     assert after(m.Pulse(), told) is told
-    assert after(a_commit(a_plan(1, 5, 6)), told) is told
+    assert after(a_commit(a_plan(1, 2), 5, 6), told) is told
+
+
+def test_weights_are_of_the_last_plan() -> None:
+    told = after(a_plan(2, 2), after(weights(1, 5, 6), after(a_plan(1, 2), NOTHING)))
+    commit = a_commit(a_plan(2, 2), 5, 6)
+    assert shorten(commit, told) == (commit, WHOLE)
+
+
+WEIGHED = after(weights(1, 5), after(a_plan(1, 1), NOTHING))
 
 
 @pytest.mark.parametrize(
     ("message", "same", "told"),
     [
         (replace(a_plan(1), contributors=()), Same(contributors=True), NOTHING),
-        (replace(a_plan(1, 5), trees=()), Same(trees=True), NOTHING),
-        (replace(a_plan(1, 5), trees=()), Same(trees=True), Told(contributors=(member(1, 5),))),
-        (replace(a_commit(a_plan(1, 5)), contributors=()), Same(contributors=True), NOTHING),
-        (a_plan(1, 0), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
-        (a_plan(1, 0), Same(trees=True), after(a_plan(1, 5), NOTHING)),
-        (a_commit(a_plan(1, 5)), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
-        (replace(a_commit(a_plan(1, 5)), contributors=()), Same(trees=True), after(a_plan(1, 5), NOTHING)),
-        (m.Pulse(), Same(contributors=True), after(a_plan(1, 5), NOTHING)),
+        (replace(a_plan(1, 1), trees=()), Same(trees=True), NOTHING),
+        (replace(a_plan(1, 1), trees=()), Same(trees=True), Told(contributors=(member(1),))),
+        (replace(a_commit(a_plan(1)), contributors=()), Same(contributors=True), NOTHING),
+        (replace(a_commit(a_plan(1)), contributors=()), Same(contributors=True), after(a_plan(1, 1), NOTHING)),
+        (a_plan(1, 1), Same(contributors=True), WEIGHED),
+        (a_plan(1, 1), Same(trees=True), WEIGHED),
+        (a_commit(a_plan(1, 1), 5), Same(contributors=True), WEIGHED),
+        (replace(a_commit(a_plan(1)), contributors=()), Same(trees=True), WEIGHED),
+        (m.Pulse(), Same(contributors=True), WEIGHED),
     ],
 )
 def test_what_cannot_be_completed_is_refused(message: m.CoordinatorMessage, same: Same, told: Told) -> None:
@@ -117,17 +130,17 @@ def test_what_cannot_be_completed_is_refused(message: m.CoordinatorMessage, same
 
 TOKENS = st.integers(0, 2)
 PLANS = st.builds(
-    lambda sync, tokens, first, tops: replace(
-        a_plan(sync, *tokens, first=first), trees=tuple(m.Tree(first_chunk=0, num_chunks=1, top=t) for t in tops)
+    lambda sync, num_sites, first, tops: replace(
+        a_plan(sync, num_sites, first=first), trees=tuple(m.Tree(first_chunk=0, num_chunks=1, top=t) for t in tops)
     ),
     st.integers(1, 3),
-    st.lists(TOKENS, max_size=2),
+    st.integers(0, 2),
     st.integers(1, 2),
     st.lists(st.integers(0, 1), max_size=2),
 )
 MESSAGES = st.one_of(
     PLANS,
-    PLANS.map(a_commit),
+    st.builds(lambda plan, token: a_commit(plan, *(token,) * len(plan.contributors)), PLANS, TOKENS),
     st.lists(TOKENS, max_size=2).map(lambda tokens: weights(1, *tokens)),
     st.just(m.Pulse()),
 )
