@@ -5,15 +5,15 @@ A frame is a little-endian uint32 length, then one LocalRequest (to the node) or
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
-from atoll.node.core.events import Answer
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError, ConfigError, InvalidMessage, NonFiniteError, RefusedError
+from atoll.protocol.layout import Manifest
+from atoll.protocol.messages import bounded
 from atoll.protocol.v1 import local_pb2
 
 ENV_SOCKET = "ATOLL_SOCKET"
@@ -88,6 +88,57 @@ class CheckpointCounts:
 NO_CHECKPOINTS = CheckpointCounts()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What every rank hears first: enough to build the model."""
+
+    settings_json: str = bounded(1 << 20)
+    data_paths: tuple[str, ...]
+    """Empty: the default of the run's data set."""
+    run_seed: int
+    resumed: bool
+    """The model's first values come from a saved state."""
+    checkpoint_folder: str = ""
+    """For checkpoints of the inner optimizer; empty: none are wanted."""
+    crashed_from: tuple[CheckpointId, ...] = ()
+    """Workers that went on from these crashed before their first step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalJoin:
+    """What a rank offers. Its manifest may lack other ranks' tensors."""
+
+    manifest: Manifest
+    pieces: tuple[Piece, ...]
+    data_fingerprint: bytes = bounded(64)
+    data_rank: int
+    """The same on ranks that see the same batch."""
+    checkpoints: tuple[CheckpointId, ...] = bounded(MAX_CHECKPOINTS, ())
+    """Of its optimizers, that it could go on from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalLayout:
+    """What a rank is told when its site is admitted, beside the manifest of the whole site."""
+
+    site_id: int
+    incarnation: int
+    run_seed: int
+    data_seed: int
+    """Less than 2**63."""
+    buffer_bytes: int
+    chunk_elements: int
+    owned_pieces: tuple[int, ...]
+    """Indices into the rank's pieces: it writes these."""
+    shared_pieces: tuple[int, ...]
+    """Indices of pieces that other ranks hold too: hashed (`piece_hash`) for a SNAPSHOT with `hash_shared`."""
+    reader: int = 0
+    """Place of this rank's data rank among the site's."""
+    num_readers: int = 1
+    checkpoint: CheckpointId | None = None
+    """The newest that every rank offered."""
+
+
 def encode_frame(message: local_pb2.LocalRequest | local_pb2.LocalResponse) -> bytes:
     data = message.SerializeToString()
     if len(data) > MAX_FRAME_BYTES:
@@ -110,11 +161,6 @@ def decode(cls: type[_Message], data: bytes | bytearray) -> _Message:
     except DecodeError as error:
         raise InvalidMessage(f"local message of {len(data)} bytes: {error}") from None
     return message
-
-
-def answer_to_proto(step: int, seq: int, answer: Answer) -> local_pb2.Answer:
-    # Fields of the dataclass and of the message have the same names and numbers.
-    return local_pb2.Answer(step=step, seq=seq, **dataclasses.asdict(answer))
 
 
 def piece_hash(data: bytes | bytearray | memoryview) -> bytes:

@@ -76,7 +76,7 @@ def _read_fields(cls: Any) -> tuple[_Field, ...]:
         elif issubclass(hint, IntEnum):
             kind = "enum"
         else:
-            kind = "float" if hint is float else "scalar"
+            kind = "float" if hint is float and item.metadata.get("finite", True) else "scalar"
         limit = item.metadata.get("max", DEFAULT_MAX_ITEMS if many else DEFAULT_MAX_CHARACTERS)
         least = item.metadata.get("min", 0)
         clean = hint is str and "max" in item.metadata

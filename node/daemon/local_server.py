@@ -1,6 +1,6 @@
 """The node's end of the local socket: connections of ranks, and the buffers that are passed to them.
 
-The sense of what ranks say is in `worker_group.py`; here are sockets only.
+The sense of what ranks say is in `node/core/ranks`; here are connections only.
 """
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import asyncio
 import shutil
 import socket
 import tempfile
-from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,111 +22,18 @@ from atoll.node.core.ranks.outcomes import AllJoined, GroupEvent, Outcome, Reply
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces
 from atoll.node.core.ranks.said import DataSet, SealedReport
 from atoll.node.daemon.home import SOCKET_FOLDER_PREFIX
+from atoll.node.daemon.rank_connection import RankConnection
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import CheckpointCounts, CheckpointId, Piece
+from atoll.node.local_protocol import CheckpointCounts, Greeting, LocalJoin, LocalLayout
 from atoll.node.threads import run_to_its_end
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError
-from atoll.protocol.layout import MAX_TENSORS, Layout, Manifest
+from atoll.protocol.layout import Layout
 from atoll.protocol.text import clean
 from atoll.protocol.v1 import local_pb2
 
 MAX_CONNECTIONS = 4096
 MAX_SOCKET_PATH_BYTES = 107
-FLUSH_S = 1.0
-"""How long a last word may take to leave."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Greeting:
-    """What every rank hears first. See LocalSettings in protocol/v1/local.proto."""
-
-    settings_json: str
-    site_name: str
-    data_paths: tuple[str, ...]
-    run_seed: int
-    resumed: bool
-    checkpoint_folder: str = ""
-    crashed_from: tuple[CheckpointId, ...] = ()
-
-
-class _Connection:
-    """One rank's socket, non-blocking. What is sent waits in a queue, so that reading never waits for writing."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.rank: int | None = None  # known after its hello
-        self.num_pieces = 0
-        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._ready = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def send(self, response: local_pb2.LocalResponse) -> None:
-        self.send_frame(local_protocol.encode_frame(response))
-
-    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
-        self._queue.append((frame, fds))
-        self._idle.clear()
-        self._ready.set()
-
-    async def write_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._ready.wait()
-            self._ready.clear()
-            while self._queue:
-                frame, fds = self._queue[0]
-                if fds:
-                    # Descriptors go with the first bytes of their frame.
-                    sent = await self._send_fds(frame[: local_protocol.LENGTH_BYTES], fds)
-                    frame = frame[sent:]
-                await loop.sock_sendall(self.socket, frame)
-                self._queue.popleft()
-            self._idle.set()
-
-    async def flush(self) -> None:
-        """Until everything is sent, or FLUSH_S is over."""
-        try:
-            async with asyncio.timeout(FLUSH_S):
-                await self._idle.wait()
-        except TimeoutError:
-            pass  # the other side does not read; it learns from the closed socket instead
-
-    async def _send_fds(self, data: bytes, fds: tuple[int, ...]) -> int:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                return socket.send_fds(self.socket, [data], fds)
-            except BlockingIOError:
-                writable = asyncio.Event()
-                loop.add_writer(self.socket, writable.set)
-                try:
-                    await writable.wait()
-                finally:
-                    loop.remove_writer(self.socket)
-
-    async def read_frame(self) -> bytearray | None:
-        """None at the end of the stream. Raises InvalidMessage if it ends in the middle of a frame."""
-        header = await self._read_exactly(local_protocol.LENGTH_BYTES)
-        if not header:
-            return None
-        size = local_protocol.frame_size(header) if len(header) == local_protocol.LENGTH_BYTES else 1
-        body = await self._read_exactly(size)
-        if len(body) < size:
-            raise InvalidMessage(f"a message ended after {len(body)} of {size} bytes")
-        return body
-
-    async def _read_exactly(self, num_bytes: int) -> bytearray:
-        """Less at the end of the stream. Memory grows with what arrives, not with what was promised."""
-        loop = asyncio.get_running_loop()
-        data = bytearray()
-        while len(data) < num_bytes:
-            part = await loop.sock_recv(self.socket, min(num_bytes - len(data), 1 << 20))
-            if not part:
-                break
-            data += part
-        return data
 
 
 class LocalServer:
@@ -145,19 +50,15 @@ class LocalServer:
     this server, is no rank's fault and no rank hears of it: `on_failure` does, and the server is of no use any more.
     """
 
-    def __init__(
-        self,
-        on_event: Callable[[GroupEvent], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, on_event: Callable[[GroupEvent], None], on_failure: Callable[[BaseException], None]) -> None:
         self.num_malformed = 0
         self._on_event = on_event
         self._on_failure = on_failure
         self._folder: Path | None = None
         self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._open: set[_Connection] = set()
-        self._of_rank: dict[int, _Connection] = {}
+        self._open: set[RankConnection] = set()
+        self._of_rank: dict[int, RankConnection] = {}
         self._group: WorkerGroup | None = None
         self._greeting: Greeting | None = None
 
@@ -218,7 +119,7 @@ class LocalServer:
         self._group = group
         self._greeting = greeting
         for connection in previous:
-            _shut(connection)
+            connection.shut()
 
     async def send_layout(
         self,
@@ -244,20 +145,21 @@ class LocalServer:
             manifest = wire.to_proto(layout.manifest)
             frames = {}
             for rank, (reader, num_readers) in readers.items():
-                body = local_pb2.LocalLayout(
+                told = LocalLayout(
                     site_id=site_id,
                     incarnation=incarnation,
                     run_seed=run_seed,
                     buffer_bytes=layout.buffer_bytes,
                     chunk_elements=layout.chunk_elements,
-                    manifest=manifest,
                     owned_pieces=pieces.owned[rank],
                     data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),
                     shared_pieces=pieces.shared_of(rank),
                     reader=reader,
                     num_readers=num_readers,
-                    checkpoint=None if checkpoint is None else wire.to_proto(checkpoint),
+                    checkpoint=checkpoint,
                 )
+                body = wire.to_proto(told)
+                body.manifest.CopyFrom(manifest)
                 frames[rank] = local_protocol.encode_frame(local_pb2.LocalResponse(generation=generation, layout=body))
             return frames
 
@@ -315,20 +217,20 @@ class LocalServer:
             sock.close()
             return
         sock.setblocking(False)
-        connection = _Connection(sock)
+        connection = RankConnection(sock)
         self._open.add(connection)
         self._spawn(self._serve(connection))
 
-    async def _serve(self, connection: _Connection) -> None:
+    async def _serve(self, connection: RankConnection) -> None:
         writer = asyncio.get_running_loop().create_task(connection.write_all())
         end = "closed its connection without a word"
         try:
             while (frame := await connection.read_frame()) is not None:
                 request = local_protocol.decode(local_pb2.LocalRequest, frame)
-                tensors = None
-                if request.WhichOneof("body") == "join":
-                    tensors = await run_to_its_end(partial(_tensors_of, request.join))
-                self._handle(connection, request, tensors)
+                join = None
+                if request.WhichOneof("body") == "join":  # a large one takes a while
+                    join = await run_to_its_end(partial(wire.from_proto, LocalJoin, request.join))
+                self._handle(connection, request, join)
         except RefusedError as error:
             self.num_malformed += isinstance(error, InvalidMessage)
             end = f"was cut off: {error}"
@@ -353,7 +255,8 @@ class LocalServer:
     def _deliver(self, outcome: Outcome | list[Reply]) -> None:
         for item in outcome:
             if isinstance(item, Reply):
-                body = local_protocol.answer_to_proto(item.step, item.seq, item.answer)
+                body = wire.to_proto(item.answer)
+                body.step, body.seq = item.step, item.seq
                 response = local_pb2.LocalResponse(generation=self.generation, answer=body)
                 if item.rank in self._of_rank:  # else it is lost, and the core hears of that next
                     self._of_rank[item.rank].send(response)
@@ -370,9 +273,9 @@ class LocalServer:
             self._on_failure(error)
 
     def _handle(
-        self, connection: _Connection, request: local_pb2.LocalRequest, tensors: RankTensors | None = None
+        self, connection: RankConnection, request: local_pb2.LocalRequest, join: LocalJoin | None = None
     ) -> None:
-        """`tensors`: of a join."""
+        """`join`: what it says, if it is one."""
         group = self._group
         if group is None or request.generation != group.generation:
             raise StaleError(
@@ -383,16 +286,15 @@ class LocalServer:
         elif connection.rank is None or request.rank != connection.rank:
             raise InvalidMessage(f"a message of rank {request.rank} on a connection of rank {connection.rank}")
         else:
-            self._deliver(_said(group, connection, request, tensors, self._now()))
+            self._deliver(_said(group, request, join, self._now()))
 
     async def _put_together(self, group: WorkerGroup, joined: AllJoined) -> None:
         pieces = await run_to_its_end(partial(site_pieces, joined))
         if self._group is group:
             self._deliver(group.put_together(pieces))
 
-    def _hello(self, connection: _Connection, group: WorkerGroup, request: local_pb2.LocalRequest) -> None:
-        hello, rank, greeting = request.hello, request.rank, self._greeting
-        assert greeting is not None
+    def _hello(self, connection: RankConnection, group: WorkerGroup, request: local_pb2.LocalRequest) -> None:
+        hello, rank = request.hello, request.rank
         wrong = ""
         if hello.protocol_version != PROTOCOL_VERSION:
             wrong = (
@@ -407,49 +309,22 @@ class LocalServer:
         group.hello(rank, hello.pid, self._now())
         connection.rank = rank
         self._of_rank[rank] = connection
-        settings = local_pb2.LocalSettings(
-            settings_json=greeting.settings_json,
-            site_name=greeting.site_name,
-            data_path="\n".join(greeting.data_paths),
-            run_seed=greeting.run_seed,
-            resumed=greeting.resumed,
-            checkpoint_folder=greeting.checkpoint_folder,
-            crashed_from=[wire.to_proto(c) for c in greeting.crashed_from],
-        )
-        connection.send(local_pb2.LocalResponse(generation=group.generation, settings=settings))
+        connection.send(local_pb2.LocalResponse(generation=group.generation, greeting=wire.to_proto(self._greeting)))
 
 
-def _tensors_of(join: local_pb2.LocalJoin) -> RankTensors:
-    """In a thread. Raises InvalidMessage."""
-    if len(join.pieces) > MAX_TENSORS:
-        raise InvalidMessage(f"a rank lists {len(join.pieces)} pieces, at most {MAX_TENSORS} are allowed")
-    pieces = tuple(wire.from_proto(Piece, p) for p in join.pieces)
-    return RankTensors(wire.from_proto(Manifest, join.manifest), pieces)
-
-
-def _said(
-    group: WorkerGroup,
-    connection: _Connection,
-    request: local_pb2.LocalRequest,
-    tensors: RankTensors | None,
-    now: float,
-) -> Outcome:
+def _said(group: WorkerGroup, request: local_pb2.LocalRequest, join: LocalJoin | None, now: float) -> Outcome:
     """What follows from one request of a known rank. Raises InvalidMessage."""
     rank = request.rank
     match request.WhichOneof("body"):
         case "join":
-            join = request.join
-            assert tensors is not None, "they were read before"
-            if len(join.data_fingerprint) > 64:
-                raise InvalidMessage(f"rank {rank} has a fingerprint of {len(join.data_fingerprint)} bytes, at most 64")
-            if len(join.checkpoints) > local_protocol.MAX_CHECKPOINTS:
-                raise InvalidMessage(f"rank {rank} offers {len(join.checkpoints)} checkpoints, which is impossible")
-            checkpoints = frozenset(wire.from_proto(CheckpointId, c) for c in join.checkpoints)
+            assert join is not None, "it was read before"
+            tensors = RankTensors(join.manifest, join.pieces)
+            checkpoints = frozenset(join.checkpoints)
             return group.join(rank, tensors, join.data_fingerprint, join.data_rank, now, checkpoints=checkpoints)
         case "boundary":
             return group.boundary(rank, request.boundary.step, request.boundary.seq, now)
         case "sealed":
-            return group.sealed(rank, _sealed_report(request.sealed), now)
+            return group.sealed(rank, wire.from_proto(SealedReport, request.sealed), now)
         case "merged":
             return group.merged(rank, request.merged.version, request.merged.wait_s, now)
         case "fatal":
@@ -461,11 +336,7 @@ def _said(
             counts = wire.from_proto(CheckpointCounts, progress.checkpoints)
             return group.progress(rank, progress.step, progress.steps_per_s, now, checkpoints=counts)
         case "data_set":
-            data = request.data_set
-            announced = DataSet(
-                num_samples=data.num_samples, batch_size=data.batch_size, batches_ahead=data.batches_ahead
-            )
-            return group.data_set(rank, announced)
+            return group.data_set(rank, wire.from_proto(DataSet, request.data_set))
         case "draw":
             draw = request.draw
             return group.draw(rank, draw.epoch, draw.first, draw.num_samples, now)
@@ -475,27 +346,5 @@ def _said(
             raise InvalidMessage(f"rank {rank} sent a message of unknown kind ({unknown})")
 
 
-def _sealed_report(sealed: local_pb2.Sealed) -> SealedReport:
-    return SealedReport(
-        step=sealed.step,
-        seq=sealed.seq,
-        fragment=sealed.fragment,
-        data_rank=sealed.tokens.data_rank,
-        tokens=sealed.tokens.tokens,
-        loss_sum=sealed.loss_sum,
-        num_steps=sealed.num_steps,
-        train_s=sealed.train_s,
-        hashes={h.piece: h.hash for h in sealed.hashes},
-        num_samples_used=sealed.num_samples_used,
-    )
-
-
 def _short(text: str) -> str:
     return clean(text)[: local_protocol.MAX_TEXT_CHARACTERS]
-
-
-def _shut(connection: _Connection) -> None:
-    try:
-        connection.socket.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # the worker closed first

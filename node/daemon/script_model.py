@@ -10,7 +10,8 @@ from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import LocalServer
+from atoll.node.local_protocol import Greeting
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.settings import RunSettings, settings_to_json
@@ -47,7 +48,6 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             WorkerGroup(GENERATION, config.num_ranks, asyncio.get_running_loop().time(), StepTimes()),
             Greeting(
                 settings_json=settings_to_json(settings),
-                site_name=config.name,
                 data_paths=tuple(str(path) for path in config.data_paths),
                 run_seed=settings.seed,
                 resumed=False,

@@ -12,10 +12,10 @@ from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import Greeting
 from atoll.node.daemon.room import Room, free_for, room_for
 from atoll.node.daemon.shell import Shell
 from atoll.node.dataplane.footprint import footprint
+from atoll.node.local_protocol import Greeting
 from atoll.protocol.errors import AtollError
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.layout import Layout
@@ -72,7 +72,6 @@ class WorkerControl:
                 return  # others are to be started, and these are not
             greeting = Greeting(
                 settings_json=settings_json,
-                site_name=config.name,
                 data_paths=tuple(str(p) for p in config.data_paths),
                 run_seed=core.settings.seed,
                 resumed=config.from_saved is not None,

@@ -11,14 +11,21 @@ import queue
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 from atoll.node import local_protocol
 from atoll.node.core.events import Answer
-from atoll.node.local_protocol import NO_CHECKPOINTS, NUM_BUFFERS, CheckpointCounts, CheckpointId, Piece
+from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.local_protocol import (
+    NO_CHECKPOINTS,
+    NUM_BUFFERS,
+    CheckpointCounts,
+    Greeting,
+    LocalJoin,
+    LocalLayout,
+)
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest
@@ -34,23 +41,6 @@ REFUSED_GRACE_S = 10.0
 _Responses = queue.SimpleQueue[tuple[local_pb2.LocalResponse, list[int]] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """Enough to build the model."""
-
-    settings_json: str
-    site_name: str
-    data_paths: tuple[str, ...]
-    """Empty: the default of the run's data set."""
-    run_seed: int
-    resumed: bool
-    """The model's first values come from a saved state."""
-    checkpoint_folder: str = ""
-    """For checkpoints of the inner optimizer; empty: none are wanted."""
-    crashed_from: tuple[CheckpointId, ...] = ()
-    """Workers that went on from these crashed before their first step."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class JoinedLayout:
     """What a rank needs to exchange parameters with its node. Both views are `layout.buffer_bytes` long.
@@ -58,25 +48,10 @@ class JoinedLayout:
     Ranks write only their owned pieces, into `snapshot`, and only read `publish`; when, the node's answers say.
     """
 
+    told: LocalLayout
     layout: Layout
     snapshot: memoryview
     publish: memoryview
-    snapshot_fd: int
-    publish_fd: int
-    owned_pieces: tuple[int, ...]
-    """Indices into the pieces given to `join`: this rank writes them."""
-    shared_pieces: tuple[int, ...]
-    """Indices of pieces that other ranks hold too: hashed (`piece_hash`) for a SNAPSHOT with `hash_shared`."""
-    site_id: int
-    incarnation: int
-    run_seed: int
-    data_seed: int
-    """Less than 2**63."""
-    reader: int = 0
-    """Place of this rank's data rank among the site's."""
-    num_readers: int = 1
-    checkpoint: CheckpointId | None = None
-    """The newest that every rank offered."""
 
 
 class LocalClient:
@@ -98,8 +73,6 @@ class LocalClient:
         self._closing = threading.Event()
         self._read_ended = threading.Event()
         self._refused: RefusedError | None = None
-        self._maps: list[mmap.mmap] = []
-        self._fds: list[int] = []
         self._reader = threading.Thread(target=self._read_all, name="atoll-node-socket", daemon=True)
         self._reader.start()
 
@@ -127,87 +100,42 @@ class LocalClient:
 
     # --- calls that wait for the node
 
-    def hello(self, world_size: int, local_rank: int) -> WorkerSettings:
-        body = local_pb2.LocalHello(
+    def hello(self, world_size: int, local_rank: int) -> Greeting:
+        hello = local_pb2.LocalHello(
             world_size=world_size, local_rank=local_rank, pid=os.getpid(), protocol_version=PROTOCOL_VERSION
         )
-        self._send(local_pb2.LocalRequest(hello=body))
-        settings = self._receive("settings")[0].settings
-        return WorkerSettings(
-            settings_json=settings.settings_json,
-            site_name=settings.site_name,
-            data_paths=tuple(p for p in settings.data_path.split("\n") if p),
-            run_seed=settings.run_seed,
-            resumed=settings.resumed,
-            checkpoint_folder=settings.checkpoint_folder,
-            crashed_from=tuple(wire.from_proto(CheckpointId, c) for c in settings.crashed_from),
-        )
+        self._send(hello=hello)
+        return wire.from_proto(Greeting, self._receive("greeting")[0].greeting)
 
-    def join(
-        self,
-        manifest: Manifest,
-        pieces: Sequence[Piece],
-        fingerprint: bytes,
-        data_rank: int,
-        checkpoints: Sequence[CheckpointId] = (),
-    ) -> JoinedLayout:
-        """Offer this rank's tensors; returns when the site is admitted. `manifest` may lack other ranks' tensors.
-
-        `checkpoints`: those of its optimizers that this rank could go on from.
-        """
-        body = local_pb2.LocalJoin(
-            manifest=wire.to_proto(manifest),
-            pieces=[wire.to_proto(p) for p in pieces],
-            data_fingerprint=fingerprint,
-            data_rank=data_rank,
-            checkpoints=[wire.to_proto(c) for c in checkpoints],
-        )
-        self._send(local_pb2.LocalRequest(join=body))
+    def join(self, offered: LocalJoin) -> JoinedLayout:
+        """Returns when the site is admitted."""
+        self._send(join=wire.to_proto(offered))
         response, fds = self._receive("layout")
-        self._fds += fds
-        message = response.layout
-        layout = Layout(wire.from_proto(Manifest, message.manifest), message.chunk_elements)
-        if layout.buffer_bytes != message.buffer_bytes:
+        told = wire.from_proto(LocalLayout, response.layout)
+        layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
+        if layout.buffer_bytes != told.buffer_bytes:
             raise InvalidMessage(
-                f"the node's buffers have {message.buffer_bytes} bytes, this layout {layout.buffer_bytes}; "
+                f"the node's buffers have {told.buffer_bytes} bytes, this layout {layout.buffer_bytes}; "
                 "node and worker run different versions of atoll"
             )
         if len(fds) != NUM_BUFFERS or any(os.fstat(fd).st_size < layout.buffer_bytes for fd in fds):
             raise InvalidMessage(f"the node passed {len(fds)} buffers for a layout of {layout.buffer_bytes} bytes")
-        indices = (*message.owned_pieces, *message.shared_pieces)
-        if any(i >= len(pieces) for i in indices):
-            raise InvalidMessage(f"the node names piece {max(indices)} of {len(pieces)}")
-        checkpoint = wire.from_proto(CheckpointId, message.checkpoint) if message.HasField("checkpoint") else None
-        if checkpoint is not None and checkpoint not in checkpoints:
-            raise InvalidMessage(f"the node names {checkpoint}, which this rank did not offer")
-        views = []
+        indices = (*told.owned_pieces, *told.shared_pieces)
+        if any(i >= len(offered.pieces) for i in indices):
+            raise InvalidMessage(f"the node names piece {max(indices)} of {len(offered.pieces)}")
+        if told.checkpoint is not None and told.checkpoint not in offered.checkpoints:
+            raise InvalidMessage(f"the node names {told.checkpoint}, which this rank did not offer")
+        snapshot, publish = (memoryview(mmap.mmap(fd, layout.buffer_bytes)) for fd in fds)
         for fd in fds:
-            mapped = mmap.mmap(fd, layout.buffer_bytes)
-            self._maps.append(mapped)
-            views.append(memoryview(mapped))
-        return JoinedLayout(
-            layout=layout,
-            snapshot=views[0],
-            publish=views[1],
-            snapshot_fd=fds[0],
-            publish_fd=fds[1],
-            owned_pieces=tuple(message.owned_pieces),
-            shared_pieces=tuple(message.shared_pieces),
-            site_id=message.site_id,
-            incarnation=message.incarnation,
-            run_seed=message.run_seed,
-            data_seed=message.data_seed,
-            reader=message.reader,
-            num_readers=message.num_readers,
-            checkpoint=checkpoint,
-        )
+            os.close(fd)  # the mappings last as long as their views
+        return JoinedLayout(told=told, layout=layout, snapshot=snapshot, publish=publish)
 
     def boundary(self, step: int, seq: int) -> Answer:
         """Ask what to do at `step`, where the last answer said to ask; `seq` counts the questions at one step.
 
         The node may hold the answer until a commit.
         """
-        self._send(local_pb2.LocalRequest(boundary=local_pb2.Boundary(step=step, seq=seq)))
+        self._send(boundary=local_pb2.Boundary(step=step, seq=seq))
         answer = self._receive("answer")[0].answer
         if (answer.step, answer.seq) != (step, seq):
             raise InvalidMessage(f"asked at step {step}.{seq}, answered for {answer.step}.{answer.seq}")
@@ -218,8 +146,7 @@ class LocalClient:
 
         After `announce_data`. See local.proto for which of them are this rank's.
         """
-        body = local_pb2.Draw(epoch=epoch, first=first, num_samples=num_samples)
-        self._send(local_pb2.LocalRequest(draw=body))
+        self._send(draw=local_pb2.Draw(epoch=epoch, first=first, num_samples=num_samples))
         drawn = self._receive("drawn")[0].drawn
         ranges = tuple(wire.from_proto(DataRange, item) for item in drawn.ranges)
         if (drawn.epoch, drawn.first) != (epoch, first) or sum(r.num_samples for r in ranges) < num_samples:
@@ -228,68 +155,34 @@ class LocalClient:
 
     # --- reports
 
-    def announce_data(self, num_samples: int, batch_size: int, batches_ahead: int) -> None:
-        """This rank will draw from a data set; the same at all ranks that do. Once."""
-        body = local_pb2.DataSet(num_samples=num_samples, batch_size=batch_size, batches_ahead=batches_ahead)
-        self._send(local_pb2.LocalRequest(data_set=body))
+    def announce_data(self, data: DataSet) -> None:
+        """Once, before the first `draw`."""
+        self._send(data_set=wire.to_proto(data))
 
-    def sealed(
-        self,
-        *,
-        step: int,
-        seq: int,
-        fragment: int,
-        data_rank: int,
-        tokens: int,
-        loss_sum: float,
-        num_steps: int,
-        train_s: float,
-        piece_hashes: Mapping[int, bytes] | None = None,
-        num_samples_used: int = 0,
-    ) -> None:
-        """This rank's owned pieces are in SNAPSHOT (device copies synchronized).
-
-        `tokens` are those of this rank's batches since the base; `loss_sum` is over the `num_steps` steps since the
-        last report. A rank that has no loss (a pipeline stage before the last) reports num_steps = 0.
-        `num_samples_used`: drawn by this rank and trained on, since the epoch began.
-        `piece_hashes`: `piece_hash` of each of `shared_pieces`, if the SNAPSHOT says `hash_shared`.
-        """
-        body = local_pb2.Sealed(
-            step=step,
-            seq=seq,
-            fragment=fragment,
-            tokens=local_pb2.TokenCount(data_rank=data_rank, tokens=tokens),
-            loss_sum=loss_sum,
-            num_steps=num_steps,
-            train_s=train_s,
-            hashes=[local_pb2.PieceHash(piece=i, hash=h) for i, h in sorted((piece_hashes or {}).items())],
-            num_samples_used=num_samples_used,
-        )
-        self._send(local_pb2.LocalRequest(sealed=body))
+    def sealed(self, report: SealedReport) -> None:
+        self._send(sealed=wire.to_proto(report))
 
     def merged(self, *, version: int, step: int, wait_s: float) -> None:
         """This rank has taken `version` from PUBLISH and needs SNAPSHOT no more. `wait_s`: waited for this sync."""
-        self._send(local_pb2.LocalRequest(merged=local_pb2.Merged(version=version, step=step, wait_s=wait_s)))
+        self._send(merged=local_pb2.Merged(version=version, step=step, wait_s=wait_s))
 
     def fatal(self, kind: str, text: str) -> None:
         """Before exiting for a reason that a restart does not cure. `kind`: config, non_finite or refused."""
-        text = text[: local_protocol.MAX_TEXT_CHARACTERS]
-        self._send(local_pb2.LocalRequest(fatal=local_pb2.Fatal(kind=kind, text=text)))
+        self._send(fatal=local_pb2.Fatal(kind=kind, text=text[: local_protocol.MAX_TEXT_CHARACTERS]))
 
     def busy(self, what: str, limit_s: float) -> None:
         """This rank makes no steps for a good reason, for at most `limit_s`; `what` = "" ends it."""
-        self._send(local_pb2.LocalRequest(busy=local_pb2.Busy(what=what, limit_s=limit_s)))
+        self._send(busy=local_pb2.Busy(what=what, limit_s=limit_s))
 
     def progress(self, step: int, steps_per_s: float, checkpoints: CheckpointCounts = NO_CHECKPOINTS) -> None:
         """From the training loop itself, about once a second: the node takes long silence for a hung worker."""
         counts = wire.to_proto(checkpoints)
-        body = local_pb2.Progress(step=step, steps_per_s=steps_per_s, checkpoints=counts)
-        self._send(local_pb2.LocalRequest(progress=body))
+        self._send(progress=local_pb2.Progress(step=step, steps_per_s=steps_per_s, checkpoints=counts))
 
     def goodbye(self, reason: str, run_over: bool) -> None:
         """The loader ended, or (`run_over`) the node said STOP. The node's end still ends this process until close."""
         reason = reason[: local_protocol.MAX_TEXT_CHARACTERS]
-        self._send(local_pb2.LocalRequest(goodbye=local_pb2.Goodbye(reason=reason, run_over=run_over)))
+        self._send(goodbye=local_pb2.Goodbye(reason=reason, run_over=run_over))
 
     def close(self) -> None:
         """Idempotent. The mappings stay valid as long as somebody holds a view of them."""
@@ -303,27 +196,13 @@ class LocalClient:
         if threading.current_thread() is not self._reader:
             self._reader.join()
         self._socket.close()
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
-        self._maps.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # --- inside
 
-    def _send(self, request: local_pb2.LocalRequest) -> None:
+    def _send(self, **body: Any) -> None:
         if self._refused is not None:
             raise self._refused
-        request.generation = self.generation
-        request.rank = self.rank
-        frame = local_protocol.encode_frame(request)
+        frame = local_protocol.encode_frame(local_pb2.LocalRequest(generation=self.generation, rank=self.rank, **body))
         try:
             with self._send_lock:
                 self._socket.sendall(frame)

@@ -7,17 +7,16 @@ import sys
 from dataclasses import dataclass
 from types import TracebackType
 
-from atoll.node.local_protocol import FATAL_KINDS
-from atoll.node.worker.client import LocalClient, WorkerSettings
+from atoll.node.local_protocol import FATAL_KINDS, Greeting
+from atoll.node.worker.client import LocalClient
 from atoll.protocol.errors import AtollError, RefusedError
 from atoll.protocol.settings import RunSettings, settings_from_json
 
 
-# Errors that a restart of the workers would not cure.
 @dataclass(slots=True)
 class Connection:
     client: LocalClient
-    worker_settings: WorkerSettings
+    greeting: Greeting
     settings: RunSettings
     rank: int
     world: int
@@ -50,13 +49,13 @@ def connect() -> Connection | None:
     if client is None:
         return None
     rank, world = rank_and_world()
-    worker_settings = client.hello(world, int(os.environ.get("LOCAL_RANK", str(rank))))
+    greeting = client.hello(world, int(os.environ.get("LOCAL_RANK", str(rank))))
     try:
-        settings = settings_from_json(worker_settings.settings_json)
+        settings = settings_from_json(greeting.settings_json)
     except RefusedError as error:
         client.fatal("refused", str(error))  # another version of atoll: a restart would not cure it
         raise
-    _connection = Connection(client, worker_settings, settings, rank, world)
+    _connection = Connection(client, greeting, settings, rank, world)
     show_errors_in_one_line()
     return _connection
 

@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -16,19 +17,42 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import NO_CHECKPOINTS
+from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.local_protocol import NO_CHECKPOINTS, LocalJoin
 from atoll.node.worker.checkpoint import LocalCheckpoints
 from atoll.node.worker.connection import Connection, disconnect
 from atoll.node.worker.draws import LeasedBatches
 from atoll.node.worker.optimizer_state import OptimizerState, keeps_no_state
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.ramp import LearningRateRamp
-from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Site, Step
+from atoll.node.worker.site import DEFAULT_BUSY_LIMIT_S, Mark, Site, Step
 from atoll.node.worker.tensors import BufferPolicy, find_tensors
 from atoll.protocol.errors import ConfigError, NonFiniteError, NotYetError
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 
 PROGRESS_EVERY_S = 1.0
+
+
+@dataclass(slots=True)
+class _Window:
+    """What the next snapshot reports."""
+
+    first_step: int
+    train_s: float = 0.0
+    loss: Tensor | float = 0.0
+    """The sum, on its device."""
+    num_losses: int = 0
+
+    def add(self, loss: Tensor | float) -> None:
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1 or isinstance(loss, DTensor):
+                raise ConfigError(
+                    f"site.step got a loss of {type(loss).__name__} and shape {list(loss.shape)}; "
+                    "give a plain scalar: the mean over this rank's batch"
+                )
+            loss = loss.detach().reshape(()).to(torch.float32)
+        self.loss = self.loss + loss  # a new tensor, without synchronization; no graph is kept
+        self.num_losses += 1
 
 
 class JoinedSite(Site):
@@ -62,13 +86,14 @@ class JoinedSite(Site):
             )
         self._checkpoints: LocalCheckpoints | None = None
         self._checkpoint_every = connection.settings.checkpoint_every
-        folder = connection.worker_settings.checkpoint_folder
-        unkept = keeps_no_state(optimizers) if folder and self._checkpoint_every else ""
-        if unkept and self.rank == 0:
-            sys.stderr.write(
-                f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins fresh\n"
-            )
-        if folder and self._checkpoint_every and not unkept:
+        folder = connection.greeting.checkpoint_folder
+        if folder and (unkept := keeps_no_state(optimizers)):
+            if self.rank == 0:
+                sys.stderr.write(
+                    f"atoll: no checkpoints are written of {unkept}: when workers crash, the inner optimizer begins "
+                    "fresh\n"
+                )
+        elif folder:
             state = OptimizerState(tensors, optimizers)
             self._checkpoints = LocalCheckpoints(
                 Path(folder),
@@ -76,33 +101,33 @@ class JoinedSite(Site):
                 connection.settings.run_id,
                 self.rank,
                 self.world,
-                crashed_from=connection.worker_settings.crashed_from,
+                crashed_from=connection.greeting.crashed_from,
                 busy=self._client.busy,
             )
-        usable = self._checkpoints.usable if self._checkpoints is not None else ()
-        joined = self._client.join(tensors.manifest, tensors.pieces, data_fingerprint, self._data_rank, usable)
+        offered = LocalJoin(
+            manifest=tensors.manifest,
+            pieces=tensors.pieces,
+            data_fingerprint=data_fingerprint,
+            data_rank=self._data_rank,
+            checkpoints=self._checkpoints.usable if self._checkpoints is not None else (),
+        )
+        joined = self._client.join(offered)
+        self._told = told = joined.told
         self._shared = SharedTensors(tensors, joined)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
-            joined.checkpoint, joined.incarnation, self._client.generation
+            told.checkpoint, told.incarnation, self._client.generation
         )
-        self.site_id, self.seed = joined.site_id, joined.data_seed
-        self._joined = joined
+        self.site_id, self.seed = told.site_id, told.data_seed
         self._data_epoch = 0
-        self._tokens_at_snapshot = 0
-        self._snapshot_step = 0
-        self._has_values = False  # an APPLY came in this generation
-        self._publish_mode: MergeMode | None = None
-        self._loss: Tensor | float | None = None
-        self._loss_steps = 0  # of the window, with a loss
-        self._window_step = 0  # from which what the next snapshot reports was trained
+        self._snapshot = self._base
+        self._publish_mode: MergeMode | None = None  # of the last APPLY of this generation
+        self._window = _Window(0)
         self._next_step = 0  # ask there
-        self._train_s = 0.0
         self._wait_s = 0.0
         self._resumed_at_s = self._reported_at_s = time.monotonic()
         self._reported_step = self._resumed_step = 0
-        self._fresh_step = 0
         self._busy: list[tuple[str, float]] = []  # announced, and until when; inner ones last
         self._boundary()
 
@@ -113,15 +138,13 @@ class JoinedSite(Site):
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
             return Step(False, False, self.inner_step)
-        self._count_batches()
-        self._steps += 1
-        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
+        self._count(tokens)
         if loss is not None:
-            self._add_loss(loss)
+            self._window.add(loss)
         if self._steps == 1 and self._is_restored:
             # At once: where workers crash without a step, the node lets go of the checkpoint.
             self._client.progress(1, math.nan)
-        if self._ramp is not None and not self._ramp.advance(self._steps - self._fresh_step):
+        if self._ramp is not None and not self._ramp.advance():
             self._ramp = None
         if self._checkpoints is not None and self._steps % self._checkpoint_every == 0:
             self._checkpoints.write(self._steps, self.inner_step)
@@ -141,10 +164,12 @@ class JoinedSite(Site):
                 "this site took the last sync without having been part of it, so it does not hold the outer "
                 "parameters; wait for the next sync (site.has_outer_parameters says when)"
             )
+        self._tensors.reshard()
         saved = self._shared.swap_in()
         try:
             yield
         finally:
+            self._tensors.reshard()
             self._shared.swap_back(saved)
 
     @contextmanager
@@ -187,35 +212,20 @@ class JoinedSite(Site):
 
     def _lease(self, num_samples: int, batch_size: int, ahead: int) -> LeasedBatches:
         assert self.settings is not None
-        joined = self._joined
         line = self.site_id if self.settings.data == "local" else GLOBAL_LINE
-        order = SampleOrder(joined.run_seed, line, num_samples)
+        order = SampleOrder(self._told.run_seed, line, num_samples)
         if self.running:  # else it was told to stop when it joined: it draws nothing
-            self._client.announce_data(num_samples, batch_size, ahead)
+            self._client.announce_data(DataSet(num_samples=num_samples, batch_size=batch_size, batches_ahead=ahead))
         return LeasedBatches(
             self._client.draw,
             order,
             batch_size,
-            reader=joined.reader,
-            num_readers=joined.num_readers,
+            reader=self._told.reader,
+            num_readers=self._told.num_readers,
             epoch=self._data_epoch,
         )
 
     # --- between boundaries
-
-    def _add_loss(self, loss: Tensor | float) -> None:
-        if isinstance(loss, Tensor):
-            if loss.numel() != 1 or isinstance(loss, DTensor):
-                raise ConfigError(
-                    f"site.step got a loss of {type(loss).__name__} and shape {list(loss.shape)}; "
-                    "give a plain scalar: the mean over this rank's batch"
-                )
-            # A copy that stays on the device: no synchronization, and no graph is kept.
-            loss = loss.detach().reshape(()).to(torch.float32)
-            self._loss = loss.clone() if self._loss is None else self._loss + loss
-        else:
-            self._loss = loss + (0.0 if self._loss is None else self._loss)
-        self._loss_steps += 1
 
     def _report_progress(self, now_s: float) -> None:
         rate = (self._steps - self._reported_step) / (now_s - self._reported_at_s)
@@ -228,9 +238,10 @@ class JoinedSite(Site):
     def _boundary(self) -> bool:
         """Do what the node says until it says to go on or to stop. Returns whether an outer update was taken."""
         asked_at_s = time.monotonic()
-        self._train_s += asked_at_s - self._resumed_at_s
+        self._window.train_s += asked_at_s - self._resumed_at_s
         if self._steps > self._reported_step == self._resumed_step:
             self._report_progress(asked_at_s)  # a window too short for a report in the middle of it
+        self._tensors.reshard()
         synced = False
         seq = 0
         while True:
@@ -255,67 +266,55 @@ class JoinedSite(Site):
         return synced
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:
-        loss_sum = self._take_loss()
+        window, is_seed = self._window, self._publish_mode is None
+        loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
-        num_steps = self._steps - self._window_step if self._loss_steps else 0
-        is_seed = not self._has_values
-        self._tensors.reshard()
+        num_steps = self._steps - window.first_step if window.num_losses else 0
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
             self._shared.check_frozen()
         self._shared.write_snapshot(with_frozen=is_seed)
-        hashes = self._shared.hashes() if answer.hash_shared else None
-        self._client.sealed(
+        report = SealedReport(
             step=self._steps,
             seq=seq,
             fragment=answer.fragment,
             data_rank=self._data_rank,
-            tokens=self._tokens,
-            loss_sum=loss_sum * (num_steps / self._loss_steps) if num_steps else 0.0,
+            tokens=self._tokens - self._base.tokens,
+            loss_sum=loss_sum * (num_steps / window.num_losses) if num_steps else 0.0,
             num_steps=num_steps,
-            train_s=self._train_s,
-            piece_hashes=hashes,
+            train_s=window.train_s,
+            hashes=self._shared.hashes() if answer.hash_shared else (),
             num_samples_used=self._batches.num_samples_used if self._batches is not None else 0,
         )
-        self._tokens_at_snapshot, self._snapshot_step, self._window_step = self._tokens, self._steps, self._steps
-        self._loss_steps = 0
-        self._train_s = 0.0
+        self._client.sealed(report)
+        self._snapshot, self._window = Mark(self._steps, self._tokens), _Window(self._steps)
 
-    def _take_loss(self) -> float:
-        """The sum since the last report. Raises NonFiniteError."""
-        loss_sum = 0.0 if self._loss is None else float(self._loss)
-        self._loss = None
+    def _loss_sum(self) -> float:
+        """Of the window. Raises NonFiniteError."""
+        loss_sum = float(self._window.loss)
         if not math.isfinite(loss_sum):
             if self._checkpoints is not None:
                 self._checkpoints.discard()
             raise NonFiniteError(
                 f"the loss on rank {self.rank} became {loss_sum} between steps "
-                f"{self.inner_step - self._loss_steps + 1} and {self.inner_step}; "
+                f"{self.inner_step - self._window.num_losses + 1} and {self.inner_step}; "
                 "lower the learning rate, clip gradients, or look at the data of these steps"
             )
         return loss_sum
 
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.mode, fresh=answer.fresh)
+        now = Mark(self._steps, self._tokens)
+        # What was trained after the base is still to be contributed; a shift keeps all of it.
+        self._base = {MergeMode.REPLACE: now, MergeMode.MERGE: self._snapshot, MergeMode.SHIFT: self._base}[answer.mode]
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
-        if answer.mode is MergeMode.REPLACE:
-            self._tokens = 0
-            self._base_step = self._steps
-            # Of steps that are now undone, if any.
-            self._loss, self._loss_steps = None, 0
-            self._window_step, self._train_s = self._steps, 0.0
-        elif answer.mode is MergeMode.MERGE:
-            self._tokens -= self._tokens_at_snapshot
-            self._base_step = self._snapshot_step
-        # A shift moves the base and keeps what was trained since: its tokens and steps are still to be contributed.
-        self._tokens_at_snapshot = 0
-        self._has_values = True
+        if self._base is now:
+            self._window = _Window(self._steps)  # its steps, if any, are undone
         self._publish_mode = answer.mode
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)
         if answer.fresh and self._ramp_steps and answer.run_step and not self._is_restored:
-            self._fresh_step = self._steps
             self._ramp = LearningRateRamp(self._optimizers, self._ramp_steps)
         self._client.merged(version=answer.version, step=self._steps, wait_s=self._wait_s)
         self._wait_s = 0.0

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from atoll.node.core.events import MergeMode
+from atoll.node.core.ranks.said import PieceHash
 from atoll.node.local_protocol import piece_hash
 from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
@@ -21,12 +22,11 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 class SharedTensors:
-    """A rank's tensors beside their slices of SNAPSHOT and PUBLISH."""
+    """A rank's tensors beside their slices of SNAPSHOT and PUBLISH. Before each use they are to be resharded."""
 
     def __init__(self, tensors: ModelTensors, joined: JoinedLayout) -> None:
-        self._tensors = tensors
-        self._owned = frozenset(joined.owned_pieces)
-        self._shared = joined.shared_pieces
+        self._owned = frozenset(joined.told.owned_pieces)
+        self._shared = joined.told.shared_pieces
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
         layout = joined.layout
         places = {spec.name: i for i, spec in enumerate(layout.manifest.tensors)}
@@ -38,17 +38,16 @@ class SharedTensors:
             snapshot, publish = (_view(buffer, held, offset) for buffer in (joined.snapshot, joined.publish))
             self._slices.append((held, snapshot[held.slices], publish[held.slices]))
         self._frozen = FrozenTensors([(h, publish) for h, _, publish in self._slices if h.spec.role is Role.FROZEN])
+        self._synced = [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
 
     @torch.no_grad()
     def check_frozen(self) -> None:
         """Raises ConfigError for a frozen tensor that was changed since `apply` gave it its values."""
-        self._tensors.reshard()
         self._frozen.check()
 
     @torch.no_grad()
     def write_snapshot(self, *, with_frozen: bool) -> None:
         """Copy the owned slices to SNAPSHOT; complete when this returns. Frozen ones are only wanted for commit 0."""
-        self._tensors.reshard()
         for index, (held, snapshot, _) in enumerate(self._slices):
             if index not in self._owned or held.spec.role is Role.BUFFER_LOCAL:
                 continue
@@ -56,38 +55,36 @@ class SharedTensors:
                 snapshot.copy_(held.local())  # from a device to pageable memory: synchronous
 
     @torch.no_grad()
-    def hashes(self) -> dict[int, bytes]:
+    def hashes(self) -> tuple[PieceHash, ...]:
         """Of the slices that other ranks hold too, as SNAPSHOT would carry them."""
-        self._tensors.reshard()
-        result: dict[int, bytes] = {}
+        found = []
         for index in self._shared:
             values = self._slices[index][0].local().to("cpu", torch.float32).contiguous()
-            result[index] = piece_hash(values.view(-1).numpy().data.cast("B"))
-        return result
+            found.append(PieceHash(piece=index, hash=piece_hash(values.view(-1).numpy().data.cast("B"))))
+        return tuple(found)
 
     @torch.no_grad()
     def apply(self, mode: MergeMode, *, fresh: bool) -> None:
         """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype."""
-        self._tensors.reshard()
         if fresh:
             self._frozen.take()
-        for held, snapshot, publish in self._slices:
-            role = held.spec.role
-            if role in (Role.BUFFER_LOCAL, Role.FROZEN):
-                continue
-            local = held.local()
-            if mode is MergeMode.REPLACE or (role is not Role.TRAINABLE and mode is MergeMode.MERGE):
+        for held, snapshot, publish in self._synced:
+            local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
+            if is_trained and mode is not MergeMode.REPLACE:
+                new = publish.to(local.device, copy=True)
+                # MERGE keeps what was trained since the snapshot: exactly zero if nothing was.
+                kept = local.to(torch.float32)
+                new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
+                local.copy_(new)
+            elif mode is not MergeMode.SHIFT:
                 local.copy_(publish)
-            elif role is Role.TRAINABLE:
-                _move(local, snapshot, publish, mode)
         _synchronize(self._slices[0][0].local())
 
     @torch.no_grad()
     def swap_in(self) -> list[Tensor]:
         """Put PUBLISH's trainable values and buffers in place; returns what was there, in CPU memory."""
-        self._tensors.reshard()
         saved: list[Tensor] = []
-        for held, _, publish in self._swapped():
+        for held, _, publish in self._synced:
             local = held.local()
             saved.append(local.to("cpu", copy=True))
             local.copy_(publish)
@@ -95,22 +92,8 @@ class SharedTensors:
 
     @torch.no_grad()
     def swap_back(self, saved: list[Tensor]) -> None:
-        self._tensors.reshard()
-        for (held, _, _), value in zip(self._swapped(), saved, strict=True):
+        for (held, _, _), value in zip(self._synced, saved, strict=True):
             held.local().copy_(value)
-
-    def _swapped(self) -> list[tuple[Held, Tensor, Tensor]]:
-        return [item for item in self._slices if item[0].spec.role not in (Role.BUFFER_LOCAL, Role.FROZEN)]
-
-
-def _move(local: Tensor, snapshot: Tensor, publish: Tensor, mode: MergeMode) -> None:
-    new = publish.to(local.device, copy=True)
-    if mode is MergeMode.MERGE:
-        # What was trained since the snapshot: exactly zero if nothing was.
-        new += local.to(torch.float32) - snapshot.to(local.device)
-    else:
-        new += local.to(torch.float32)
-    local.copy_(new)
 
 
 def _view(buffer: memoryview, held: Held, offset_bytes: int) -> Tensor:

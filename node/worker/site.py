@@ -34,6 +34,13 @@ class Step(NamedTuple):
     """Of the run, as `Site.inner_step`."""
 
 
+class Mark(NamedTuple):
+    """A moment of this rank's training: what it had done by then in this generation."""
+
+    steps: int
+    tokens: int
+
+
 class Site:
     """A training process in its run. Made by `atoll.join`; alone, without a node, it only counts."""
 
@@ -48,15 +55,14 @@ class Site:
         self.running = True
         self._base_run_step = 0  # run_step of the commit that the local parameters are based on
         self._base_run_tokens = 0
-        self._steps = 0  # of this generation
-        self._base_step = 0  # generation step that _base_run_step belongs to
-        self._tokens = 0  # of this rank, since the base
+        self._base = Mark(0, 0)  # after which this rank has trained what the base lacks
+        self._steps = self._tokens = 0  # of this rank, in this generation
         self._batches: LeasedBatches | None = None
 
     @property
     def inner_step(self) -> int:
         """Steps of the run: those of the commit that the parameters are based on, and this site's own since."""
-        return self._base_run_step + self._steps - self._base_step
+        return self._base_run_step + self._steps - self._base.steps
 
     @property
     def run_length(self) -> int | None:
@@ -71,8 +77,9 @@ class Site:
         if self._base_run_step:
             tokens_per_step = self._base_run_tokens / self._base_run_step
         else:
-            own_steps = max(1, self._steps - self._base_step)
-            tokens_per_step = self._tokens / own_steps * self.world * self.settings.min_sites
+            own_steps = max(1, self._steps - self._base.steps)
+            own_tokens = self._tokens - self._base.tokens
+            tokens_per_step = own_tokens / own_steps * self.world * self.settings.min_sites
         # Before the first step nothing is known; no step has more than all steps' tokens.
         return max(1, math.ceil(self.settings.tokens / tokens_per_step)) if tokens_per_step else self.settings.tokens
 
@@ -89,9 +96,7 @@ class Site:
         RefusedError if the node or the coordinator does not want this site any more.
         """
         del loss
-        self._count_batches()
-        self._steps += 1
-        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
+        self._count(tokens)
         return Step(True, False, self.inner_step)
 
     def loader(self, dataset: Dataset[Any], batch_size: int, **options: Any) -> Iterable[Any]:
@@ -129,9 +134,12 @@ class Site:
 
         return LeasedBatches(draw, order, batch_size, reader=self.rank, num_readers=self.world, epoch=0)
 
-    def _count_batches(self) -> None:
+    def _count(self, tokens: int) -> None:
+        """One step more."""
         if self._batches is not None:
             self._batches.step()
+        self._steps += 1
+        self._tokens += int(tokens)  # a tensor would change in place, and with it what is remembered of a snapshot
 
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:

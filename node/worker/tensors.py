@@ -36,27 +36,16 @@ DTYPE_NAMES = {
 TRAINABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TRANSPARENT_CHILDREN = ("_orig_mod", "_checkpoint_wrapped_module")  # of torch.compile and activation checkpointing
 
-# Attributes, state keys and group keys of optimizers that keep parameters of their own, by where they are known from.
-OWN_PARAMETERS: dict[str, str] = {
-    "fp32_groups_flat": "DeepSpeed keeps fp32 masters",
-    "single_partition_of_fp32_groups": "DeepSpeed ZeRO keeps fp32 masters",
-    "fp32_from_float16_groups": "Megatron keeps fp32 masters",
-    "fp32_from_fp16_groups": "apex keeps fp32 masters",
-    "shard_fp32_from_float16_groups": "Megatron keeps fp32 masters",
-    "master_weights": "apex keeps fp32 masters",
-    "master_param": "it keeps fp32 masters",
-    "master_params": "it keeps fp32 masters",
-    "fp32_param": "it keeps fp32 masters",
-    "slow_param": "a look-ahead keeps slow weights",
-    "slow_buffer": "a look-ahead keeps slow weights",
-    "slow_params": "a look-ahead keeps slow weights",
-    "swa_buffer": "it keeps averaged weights",
-    "ema": "it keeps averaged weights",
-    "z": "a schedule-free optimizer keeps averaged weights",
-    "train_mode": "a schedule-free optimizer keeps averaged weights",
-    "averaged_model": "it keeps averaged weights",
-    "averager": "it keeps averaged weights",
+OWN_PARAMETERS = {
+    "DeepSpeed keeps fp32 masters": ("fp32_groups_flat", "single_partition_of_fp32_groups"),
+    "Megatron keeps fp32 masters": ("fp32_from_float16_groups", "shard_fp32_from_float16_groups"),
+    "apex keeps fp32 masters": ("fp32_from_fp16_groups", "master_weights"),
+    "it keeps fp32 masters": ("master_param", "master_params", "fp32_param"),
+    "a look-ahead keeps slow weights": ("slow_param", "slow_buffer", "slow_params"),
+    "a schedule-free optimizer keeps averaged weights": ("z", "train_mode"),
+    "it keeps averaged weights": ("swa_buffer", "ema", "averaged_model", "averager"),
 }
+"""What optimizers keep parameters of their own for, and the attributes, state keys and group keys that tell of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +82,8 @@ class ModelTensors:
     modules: tuple[nn.Module, ...]
 
     @property
-    def pieces(self) -> list[Piece]:
-        return [held.piece for held in self.held]
+    def pieces(self) -> tuple[Piece, ...]:
+        return tuple(held.piece for held in self.held)
 
     def mean_buffers_not_finite(self) -> list[str]:
         """Names of buffers that are to be averaged and have no average as they are (a mask of -inf). While no site
@@ -104,7 +93,7 @@ class ModelTensors:
         ]
 
     def reshard(self) -> None:
-        """FSDP2: after a forward without backward, modules hold gathered copies; writes must go to the shards."""
+        """FSDP2: after a forward without backward, modules hold gathered copies; reads and writes go to the shards."""
         reshard(self.modules)
 
     def check_trained(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -323,7 +312,7 @@ def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], found: Sequen
             raise ConfigError(f"atoll.join got a {kind} as optimizer; give the torch.optim.Optimizer inside it")
         keys = {key for state in optimizer.state.values() for key in state}
         keys.update(key for group in optimizer.param_groups for key in group)
-        for marker, reason in OWN_PARAMETERS.items():
+        for reason, marker in ((reason, marker) for reason, markers in OWN_PARAMETERS.items() for marker in markers):
             if marker in keys or _is_used(getattr(optimizer, marker, None)):
                 raise ConfigError(
                     f"{kind} would overwrite what comes from the other sites ({reason}: {marker!r}); "

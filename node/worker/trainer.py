@@ -45,11 +45,11 @@ def train(connection: Connection) -> None:
             f"trainer.batch_size = {trainer.batch_size} sequences cannot be shared equally "
             f"by {connection.world} ranks; choose another number of --ranks"
         )
-    listing = data.list_for_run(settings.data, connection.worker_settings.data_paths)
+    listing = data.list_for_run(settings.data, connection.greeting.data_paths)
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
     with _device_of_rank(connection) as device:
-        bare = Transformer(settings.model, connection.worker_settings.run_seed).to(device)
+        bare = Transformer(settings.model, connection.greeting.run_seed).to(device)
         model: nn.Module = bare if connection.world == 1 else DistributedDataParallel(bare)
         optimizer = make_optimizer(model, trainer)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)

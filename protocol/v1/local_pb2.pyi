@@ -79,7 +79,6 @@ class LocalRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     JOIN_FIELD_NUMBER: _builtins.int
     BOUNDARY_FIELD_NUMBER: _builtins.int
-    SEALED_FIELD_NUMBER: _builtins.int
     MERGED_FIELD_NUMBER: _builtins.int
     FATAL_FIELD_NUMBER: _builtins.int
     BUSY_FIELD_NUMBER: _builtins.int
@@ -87,6 +86,7 @@ class LocalRequest(_message.Message):
     GOODBYE_FIELD_NUMBER: _builtins.int
     DATA_SET_FIELD_NUMBER: _builtins.int
     DRAW_FIELD_NUMBER: _builtins.int
+    SEALED_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     rank: _builtins.int
     @_builtins.property
@@ -95,8 +95,6 @@ class LocalRequest(_message.Message):
     def join(self) -> Global___LocalJoin: ...
     @_builtins.property
     def boundary(self) -> Global___Boundary: ...
-    @_builtins.property
-    def sealed(self) -> Global___Sealed: ...
     @_builtins.property
     def merged(self) -> Global___Merged: ...
     @_builtins.property
@@ -111,6 +109,8 @@ class LocalRequest(_message.Message):
     def data_set(self) -> Global___DataSet: ...
     @_builtins.property
     def draw(self) -> Global___Draw: ...
+    @_builtins.property
+    def sealed(self) -> Global___SealedReport: ...
     def __init__(
         self,
         *,
@@ -119,7 +119,6 @@ class LocalRequest(_message.Message):
         hello: Global___LocalHello | None = ...,
         join: Global___LocalJoin | None = ...,
         boundary: Global___Boundary | None = ...,
-        sealed: Global___Sealed | None = ...,
         merged: Global___Merged | None = ...,
         fatal: Global___Fatal | None = ...,
         busy: Global___Busy | None = ...,
@@ -127,12 +126,13 @@ class LocalRequest(_message.Message):
         goodbye: Global___Goodbye | None = ...,
         data_set: Global___DataSet | None = ...,
         draw: Global___Draw | None = ...,
+        sealed: Global___SealedReport | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "sealed", b"sealed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "boundary", b"boundary", "busy", b"busy", "data_set", b"data_set", "draw", b"draw", "fatal", b"fatal", "generation", b"generation", "goodbye", b"goodbye", "hello", b"hello", "join", b"join", "merged", b"merged", "progress", b"progress", "rank", b"rank", "sealed", b"sealed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "sealed", "merged", "fatal", "busy", "progress", "goodbye", "data_set", "draw"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "join", "boundary", "merged", "fatal", "busy", "progress", "goodbye", "data_set", "draw", "sealed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -145,14 +145,12 @@ class LocalResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     GENERATION_FIELD_NUMBER: _builtins.int
-    SETTINGS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     DRAWN_FIELD_NUMBER: _builtins.int
+    GREETING_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
-    @_builtins.property
-    def settings(self) -> Global___LocalSettings: ...
     @_builtins.property
     def layout(self) -> Global___LocalLayout: ...
     @_builtins.property
@@ -161,21 +159,23 @@ class LocalResponse(_message.Message):
     def refused(self) -> Global___LocalRefused: ...
     @_builtins.property
     def drawn(self) -> Global___Drawn: ...
+    @_builtins.property
+    def greeting(self) -> Global___Greeting: ...
     def __init__(
         self,
         *,
         generation: _builtins.int = ...,
-        settings: Global___LocalSettings | None = ...,
         layout: Global___LocalLayout | None = ...,
         answer: Global___Answer | None = ...,
         refused: Global___LocalRefused | None = ...,
         drawn: Global___Drawn | None = ...,
+        greeting: Global___Greeting | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "greeting", b"greeting", "layout", b"layout", "refused", b"refused"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "generation", b"generation", "layout", b"layout", "refused", b"refused", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "body", b"body", "drawn", b"drawn", "generation", b"generation", "greeting", b"greeting", "layout", b"layout", "refused", b"refused"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["settings", "layout", "answer", "refused", "drawn"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["layout", "answer", "refused", "drawn", "greeting"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -210,27 +210,27 @@ class LocalHello(_message.Message):
 Global___LocalHello: _TypeAlias = LocalHello  # noqa: Y015
 
 @_typing.final
-class LocalSettings(_message.Message):
+class Greeting(_message.Message):
     """Enough to build the model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SETTINGS_JSON_FIELD_NUMBER: _builtins.int
-    SITE_NAME_FIELD_NUMBER: _builtins.int
-    DATA_PATH_FIELD_NUMBER: _builtins.int
+    DATA_PATHS_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
     RESUMED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     CRASHED_FROM_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
-    site_name: _builtins.str
-    data_path: _builtins.str
-    """newline-separated; empty: the default"""
     run_seed: _builtins.int
     resumed: _builtins.bool
     """the model's first values come from a saved state"""
     checkpoint_folder: _builtins.str
     """for checkpoints of the inner optimizer; empty: none are wanted"""
+    @_builtins.property
+    def data_paths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: the default of the run's data set"""
+
     @_builtins.property
     def crashed_from(self) -> _containers.RepeatedCompositeFieldContainer[Global___CheckpointId]:
         """workers that went on from these crashed before their first step"""
@@ -239,8 +239,7 @@ class LocalSettings(_message.Message):
         self,
         *,
         settings_json: _builtins.str = ...,
-        site_name: _builtins.str = ...,
-        data_path: _builtins.str = ...,
+        data_paths: _abc.Iterable[_builtins.str] | None = ...,
         run_seed: _builtins.int = ...,
         resumed: _builtins.bool = ...,
         checkpoint_folder: _builtins.str = ...,
@@ -248,11 +247,11 @@ class LocalSettings(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_path", b"data_path", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json", "site_name", b"site_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LocalSettings: _TypeAlias = LocalSettings  # noqa: Y015
+Global___Greeting: _TypeAlias = Greeting  # noqa: Y015
 
 @_typing.final
 class CheckpointId(_message.Message):
@@ -422,28 +421,6 @@ class LocalLayout(_message.Message):
 Global___LocalLayout: _TypeAlias = LocalLayout  # noqa: Y015
 
 @_typing.final
-class TokenCount(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    DATA_RANK_FIELD_NUMBER: _builtins.int
-    TOKENS_FIELD_NUMBER: _builtins.int
-    data_rank: _builtins.int
-    tokens: _builtins.int
-    def __init__(
-        self,
-        *,
-        data_rank: _builtins.int = ...,
-        tokens: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "tokens", b"tokens"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___TokenCount: _TypeAlias = TokenCount  # noqa: Y015
-
-@_typing.final
 class PieceHash(_message.Message):
     """Of the bytes of a shared piece as SNAPSHOT carries them: fp32, row-major."""
 
@@ -495,12 +472,13 @@ class Boundary(_message.Message):
 Global___Boundary: _TypeAlias = Boundary  # noqa: Y015
 
 @_typing.final
-class Sealed(_message.Message):
+class SealedReport(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     SEQ_FIELD_NUMBER: _builtins.int
     FRAGMENT_FIELD_NUMBER: _builtins.int
+    DATA_RANK_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     LOSS_SUM_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
@@ -510,19 +488,19 @@ class Sealed(_message.Message):
     step: _builtins.int
     seq: _builtins.int
     fragment: _builtins.int
+    data_rank: _builtins.int
+    tokens: _builtins.int
+    """of this rank's batches since the base"""
     loss_sum: _builtins.float
-    """over num_steps steps since the last report"""
+    """over the num_steps steps since the last report"""
     num_steps: _builtins.int
+    """0: this rank has no loss"""
     train_s: _builtins.float
     num_samples_used: _builtins.int
     """that this rank drew and trained on since the epoch began; 0 without a DataSet"""
     @_builtins.property
-    def tokens(self) -> Global___TokenCount:
-        """since the base"""
-
-    @_builtins.property
     def hashes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PieceHash]:
-        """of every shared piece, if the SNAPSHOT says hash_shared"""
+        """of every shared piece in their order, if the SNAPSHOT says hash_shared"""
 
     def __init__(
         self,
@@ -530,20 +508,21 @@ class Sealed(_message.Message):
         step: _builtins.int = ...,
         seq: _builtins.int = ...,
         fragment: _builtins.int = ...,
-        tokens: Global___TokenCount | None = ...,
+        data_rank: _builtins.int = ...,
+        tokens: _builtins.int = ...,
         loss_sum: _builtins.float = ...,
         num_steps: _builtins.int = ...,
         train_s: _builtins.float = ...,
         hashes: _abc.Iterable[Global___PieceHash] | None = ...,
         num_samples_used: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data_rank", b"data_rank", "fragment", b"fragment", "hashes", b"hashes", "loss_sum", b"loss_sum", "num_samples_used", b"num_samples_used", "num_steps", b"num_steps", "seq", b"seq", "step", b"step", "tokens", b"tokens", "train_s", b"train_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Sealed: _TypeAlias = Sealed  # noqa: Y015
+Global___SealedReport: _TypeAlias = SealedReport  # noqa: Y015
 
 @_typing.final
 class Merged(_message.Message):

@@ -15,7 +15,8 @@ from atoll.node.core.events import Answer, AnswerKind
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import site_pieces
-from atoll.node.daemon.local_server import Greeting, LocalServer, _tensors_of
+from atoll.node.daemon.local_server import LocalServer
+from atoll.node.local_protocol import Greeting, LocalJoin
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, InvalidMessage, RefusedError
@@ -26,7 +27,7 @@ from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
 from tests.harness.ranks import a_group
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
-GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
+GREETING = Greeting(settings_json="{}", data_paths=(), run_seed=1, resumed=False)
 GENERATION = 3
 
 
@@ -106,7 +107,7 @@ class Site:
         server = self.server
         try:
             is_join = request.WhichOneof("body") == "join"
-            server._handle(connection, request, _tensors_of(request.join) if is_join else None)
+            server._handle(connection, request, wire.from_proto(LocalJoin, request.join) if is_join else None)
         except (RefusedError, ConfigError):
             if connection.rank is not None and server._of_rank.get(connection.rank) is connection:
                 del server._of_rank[connection.rank]
@@ -140,9 +141,9 @@ class Site:
             case "BOUNDARY" if point is not None:
                 self.say(connection, self.request(rank, boundary=local_pb2.Boundary(step=point.step, seq=point.seq)))
             case "SEALED" if point is not None:
-                tokens = local_pb2.TokenCount(tokens=self.data.draw(st.sampled_from([5, (1 << 64) - 1])))
+                tokens = self.data.draw(st.sampled_from([5, (1 << 64) - 1]))
                 numbers = st.sampled_from([1.0, 1e308, float("nan")])
-                sealed = local_pb2.Sealed(
+                sealed = local_pb2.SealedReport(
                     step=point.step, seq=point.seq, tokens=tokens, num_steps=1,
                     loss_sum=self.data.draw(numbers), train_s=self.data.draw(numbers),
                 )  # fmt: skip

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId, Piece
-from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
+from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.local_protocol import NO_CHECKPOINTS, CheckpointCounts, CheckpointId, Greeting, LocalJoin, LocalLayout
+from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.connection import Connection
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import DataRange
@@ -43,12 +45,9 @@ class FakeNode:
 
     def joined(self, num_pieces: int) -> JoinedLayout:
         assert self.layout is not None
-        return JoinedLayout(
-            layout=self.layout,
-            snapshot=self.snapshot,
-            publish=self.publish,
-            snapshot_fd=-1,
-            publish_fd=-1,
+        told = LocalLayout(
+            buffer_bytes=self.layout.buffer_bytes,
+            chunk_elements=self.layout.chunk_elements,
             owned_pieces=tuple(range(num_pieces)),
             shared_pieces=self.shared_pieces,
             site_id=7,
@@ -57,17 +56,13 @@ class FakeNode:
             data_seed=99,
             checkpoint=self._checkpoint,
         )
+        return JoinedLayout(told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish)
 
     def connection(self, settings: RunSettings) -> Connection:
-        worker_settings = WorkerSettings(
-            settings_json="",
-            site_name="berlin",
-            data_paths=(),
-            run_seed=1,
-            resumed=False,
-            checkpoint_folder=self.checkpoint_folder,
+        greeting = Greeting(
+            settings_json="", data_paths=(), run_seed=1, resumed=False, checkpoint_folder=self.checkpoint_folder
         )
-        return Connection(cast(LocalClient, self), worker_settings, settings, 0, 1)
+        return Connection(cast(LocalClient, self), greeting, settings, 0, 1)
 
     def values(self, buffer: memoryview, name: str, dtype: str = "float32") -> npt.NDArray[Any]:
         """A view of one tensor, flat."""
@@ -82,18 +77,11 @@ class FakeNode:
 
     # --- LocalClient's side
 
-    def join(
-        self,
-        manifest: Manifest,
-        pieces: list[Piece],
-        fingerprint: bytes,
-        data_rank: int,
-        checkpoints: Sequence[CheckpointId] = (),
-    ) -> JoinedLayout:
-        self._checkpoint = max(checkpoints, default=None)
-        self.told.append(("join", {"fingerprint": fingerprint, "data_rank": data_rank}))
-        self._allocate(manifest)
-        return self.joined(len(pieces))
+    def join(self, offered: LocalJoin) -> JoinedLayout:
+        self._checkpoint = max(offered.checkpoints, default=None)
+        self.told.append(("join", {"fingerprint": offered.data_fingerprint, "data_rank": offered.data_rank}))
+        self._allocate(offered.manifest)
+        return self.joined(len(offered.pieces))
 
     def boundary(self, step: int, seq: int) -> Answer:
         self.told.append(("boundary", {"step": step, "seq": seq}))
@@ -101,16 +89,16 @@ class FakeNode:
         assert step == expected
         return answer() if callable(answer) else answer
 
-    def announce_data(self, num_samples: int, batch_size: int, batches_ahead: int) -> None:
-        self.told.append(("data", {"num_samples": num_samples, "batch_size": batch_size, "ahead": batches_ahead}))
+    def announce_data(self, data: DataSet) -> None:
+        self.told.append(("data", asdict(data)))
 
     def draw(self, epoch: int, first: int, num_samples: int) -> tuple[DataRange, ...]:
         """Every epoch's queue begins at position 1000 times its number."""
         self.told.append(("draw", {"epoch": epoch, "first": first, "num_samples": num_samples}))
         return (DataRange(first=1000 * epoch + first, num_samples=num_samples),)
 
-    def sealed(self, **body: Any) -> None:
-        self.told.append(("sealed", body))
+    def sealed(self, report: SealedReport) -> None:
+        self.told.append(("sealed", asdict(report)))
 
     def merged(self, **body: Any) -> None:
         self.told.append(("merged", body))

@@ -25,10 +25,11 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
+from atoll.node.local_protocol import Greeting
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness.chaos import descendants
@@ -146,7 +147,7 @@ async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureF
     settings = settings_to_json(RunSettings(run_id="parallel"))
     node.server.begin(
         a_group(1, 2),
-        Greeting(settings_json=settings, site_name="berlin", data_paths=(), run_seed=1, resumed=False),
+        Greeting(settings_json=settings, data_paths=(), run_seed=1, resumed=False),
     )
     ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
     config = LaunchConfig(command=(str(RANKS), kind), num_ranks=2, environment=environment)

@@ -35,11 +35,11 @@ from atoll.node.core.events import (
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon import processes
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import STORE_MODULE, LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
-from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET
+from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET, Greeting
 from atoll.node.worker.client import EXIT_NODE_GONE
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout
@@ -88,7 +88,7 @@ class Site:
         self.lines = Lines()
 
     async def begin(self, generation: int = 1) -> None:
-        greeting = Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=5, resumed=False)
+        greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=5, resumed=False)
         self.group = a_group(generation, self.config.num_ranks)
         self.server.begin(self.group, greeting)
         await self.launcher.start(generation, self.server.path)
@@ -363,7 +363,7 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         await server.start()
         server.begin(
             a_group(1, 1),
-            Greeting(settings_json=SETTINGS_JSON, site_name="s", data_paths=(), run_seed=1, resumed=False),
+            Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=1, resumed=False),
         )
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE

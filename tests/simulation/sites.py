@@ -135,9 +135,6 @@ class _Socket:
     def close(self) -> None:
         self._connection.hang_up()
 
-    def shutdown(self, how: int) -> None:
-        self._connection.hang_up()
-
 
 class SimConnection:
     """Both ends of a local socket; frames arrive in order, a moment later."""
@@ -145,7 +142,6 @@ class SimConnection:
     def __init__(self) -> None:
         self.socket = _Socket(self)
         self.rank: int | None = None
-        self.num_pieces = 0
         self.closed = False
         self._loop = asyncio.get_running_loop()
         self._to_node: asyncio.Queue[bytes | None] = asyncio.Queue()
@@ -164,6 +160,9 @@ class SimConnection:
 
     def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
         self.send(local_pb2.LocalResponse.FromString(frame[local_protocol.LENGTH_BYTES :]))
+
+    def shut(self) -> None:
+        self.hang_up()
 
     async def write_all(self) -> None:
         await self._loop.create_future()
@@ -298,7 +297,7 @@ class Worker:
         connection.say(
             self._request(hello=local_pb2.LocalHello(world_size=1, protocol_version=PROTOCOL_VERSION, pid=1))
         )
-        if (await self._hear("settings")) is None:
+        if (await self._hear("greeting")) is None:
             return "refused"
         dtype = "BF16" if hands.bf16 else "F32"
         pieces = [
@@ -453,11 +452,11 @@ class Worker:
             values=bytes(snapshot),
             bf16=self._hands.bf16,
         )
-        sealed = local_pb2.Sealed(
+        sealed = local_pb2.SealedReport(
             step=self._step,
             seq=seq,
             fragment=fragment,
-            tokens=local_pb2.TokenCount(data_rank=0, tokens=tokens),
+            tokens=tokens,
             loss_sum=float(len(self._pending)) if not self._loses() else float("nan"),
             num_steps=len(self._pending),
             train_s=self._trained_s,

@@ -18,6 +18,7 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import EllipsisType
@@ -27,7 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.core.events import Answer, AnswerKind, MergeMode
-from atoll.node.local_protocol import Piece, piece_hash
+from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
+from atoll.node.local_protocol import LocalJoin, Piece, piece_hash
 from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
@@ -192,14 +194,20 @@ class Worker:
         seed = settings.run_seed if options.seed is None else options.seed
         self.model = Model(parse_tensors(options.tensors), options, seed, client.rank, world_size)
         fingerprint = Digest("plain-worker/data").text(options.fingerprint).finish() if options.fingerprint else b""
-        self.joined = client.join(self.model.manifest(), self.model.pieces, fingerprint, client.rank)
-        self.snapshot = self._views(self.joined, self.joined.snapshot)
-        self.publish = self._views(self.joined, self.joined.publish)
+        joined = client.join(
+            LocalJoin(
+                manifest=self.model.manifest(),
+                pieces=tuple(self.model.pieces),
+                data_fingerprint=fingerprint,
+                data_rank=client.rank,
+            )
+        )
+        self.told = joined.told
+        self.snapshot = self._views(joined, joined.snapshot)
+        self.publish = self._views(joined, joined.publish)
         self.batches: LeasedBatches | None = None
         self.fetched: deque[list[int]] = deque()
-        self.trace(
-            "joined", site_id=self.joined.site_id, data_seed=self.joined.data_seed, owned=self.joined.owned_pieces
-        )
+        self.trace("joined", site_id=self.told.site_id, data_seed=self.told.data_seed, owned=self.told.owned_pieces)
 
     def _views(self, joined: JoinedLayout, buffer: memoryview) -> list[Array]:
         """This rank's slices of each tensor in a shared buffer."""
@@ -247,15 +255,17 @@ class Worker:
     def load(self) -> None:
         """The samples of the next step, with some fetched ahead of it as a loader does."""
         if self.batches is None:
-            options, joined = self.options, self.joined
-            self.client.announce_data(options.samples, options.batch, options.fetched_ahead)
-            order = SampleOrder(joined.run_seed, joined.site_id if self.is_local else GLOBAL_LINE, options.samples)
+            options, told = self.options, self.told
+            self.client.announce_data(
+                DataSet(num_samples=options.samples, batch_size=options.batch, batches_ahead=options.fetched_ahead)
+            )
+            order = SampleOrder(told.run_seed, told.site_id if self.is_local else GLOBAL_LINE, options.samples)
             self.batches = LeasedBatches(
                 self.client.draw,
                 order,
                 options.batch,
-                reader=joined.reader,
-                num_readers=joined.num_readers,
+                reader=told.reader,
+                num_readers=told.num_readers,
                 epoch=self.data_epoch,
             )
         while True:
@@ -288,7 +298,7 @@ class Worker:
     def train(self) -> None:
         started = time.monotonic()
         time.sleep(self.options.step_delay_s)
-        loss = self.model.step(self.step, self.joined.data_seed)
+        loss = self.model.step(self.step, self.told.data_seed)
         self.step += 1
         if self.batches is not None:
             self.batches.step()
@@ -301,13 +311,11 @@ class Worker:
     def seal(self, seq: int, answer: Answer) -> None:
         for i, spec in enumerate(self.model.specs):
             wanted = spec.role is not Role.BUFFER_LOCAL and (spec.role is not Role.FROZEN or not self.has_values)
-            if wanted and i in self.joined.owned_pieces:
+            if wanted and i in self.told.owned_pieces:
                 self.snapshot[i][...] = self.model.values[i]
-        hashes = {}
-        if answer.hash_shared:
-            hashes = {i: piece_hash(self.model.values[i].tobytes()) for i in self.joined.shared_pieces}
+        shared = self.told.shared_pieces if answer.hash_shared else ()
         self.tokens_at_snapshot = self.tokens
-        self.client.sealed(
+        report = SealedReport(
             step=self.step,
             seq=seq,
             fragment=answer.fragment,
@@ -316,9 +324,10 @@ class Worker:
             loss_sum=self.loss_sum,
             num_steps=self.num_steps,
             train_s=self.train_s,
-            piece_hashes=hashes,
+            hashes=tuple(PieceHash(piece=i, hash=piece_hash(self.model.values[i].tobytes())) for i in shared),
             num_samples_used=self.batches.num_samples_used if self.batches else 0,
         )
+        self.client.sealed(report)
         self.trace("sealed", tokens=self.tokens, digest=self.model.digest())
         self.loss_sum, self.num_steps, self.train_s = 0.0, 0, 0.0
 
@@ -400,7 +409,7 @@ def main(argv: list[str]) -> int:
     if client is None:
         complain("ATOLL_SOCKET is not set; start me through a node")
         return 2
-    with client:
+    with closing(client):
         try:
             Worker(arguments(argv), client, int(os.environ.get("WORLD_SIZE", "1"))).run()
         except AtollError as error:

@@ -19,10 +19,11 @@ from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
+from atoll.node.local_protocol import Greeting
 from atoll.protocol.layout import Layout
 from atoll.protocol.settings import RunSettings, settings_to_json
 
@@ -45,7 +46,7 @@ class TinyNode:
     async def run(self) -> None:
         await self.server.start()
         settings = settings_to_json(RunSettings(run_id="tiny"))
-        greeting = Greeting(settings_json=settings, site_name="tiny", data_paths=(), run_seed=1, resumed=False)
+        greeting = Greeting(settings_json=settings, data_paths=(), run_seed=1, resumed=False)
         self.group = WorkerGroup(GENERATION, self.num_ranks, asyncio.get_running_loop().time(), StepTimes())
         self.server.begin(self.group, greeting)
         await self.launcher.start(GENERATION, self.server.path)

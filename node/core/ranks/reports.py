@@ -21,7 +21,7 @@ def check_report(
     """Raises InvalidMessage if one rank alone cannot have come to that. `hashed`: pieces whose hashes are wanted."""
     if report.data_rank != data_rank:
         raise InvalidMessage(f"rank {rank} joined as data rank {data_rank}, not {report.data_rank}")
-    if sorted(report.hashes) != list(hashed) or any(len(h) != DIGEST_BYTES for h in report.hashes.values()):
+    if [h.piece for h in report.hashes] != list(hashed) or any(len(h.hash) != DIGEST_BYTES for h in report.hashes):
         raise InvalidMessage(
             f"rank {rank} sent hashes of {len(report.hashes)} pieces at step {report.step}, {len(hashed)} are wanted"
         )
@@ -102,10 +102,11 @@ def _unequal_use(reports: Sequence[SealedReport], loaders: Collection[int]) -> s
 
 def differing_replicas(reports: Sequence[SealedReport], slices: Iterable[SharedSlice], where: object) -> str:
     """Why the copies of a slice are not one; empty if they are. The owner's hash is of what it wrote into SNAPSHOT."""
+    hashes = [{h.piece: h.hash for h in report.hashes} for report in reports]
     for shared in slices:
         by_hash: dict[bytes, list[int]] = {}
         for holder in shared.holders:
-            by_hash.setdefault(reports[holder.rank].hashes[holder.piece], []).append(holder.rank)
+            by_hash.setdefault(hashes[holder.rank][holder.piece], []).append(holder.rank)
         if len(by_hash) > 1:
             owner, *others = (in_words(ranks) for ranks in by_hash.values())
             return (

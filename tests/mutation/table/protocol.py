@@ -201,6 +201,14 @@ MUTATIONS = (
         tests=("tests/unit/protocol/test_text.py",),
     ),
     Mutation(
+        name="a loss that is no number is taken for a malformed message",
+        rule="a loss that is not finite ends the site with its own exit code",
+        where="protocol.wire:_read_fields",
+        old=' and item.metadata.get("finite", True)',
+        new="",
+        tests=("tests/unit/local/test_local_socket.py",),
+    ),
+    Mutation(
         name="flipped bits on a session are believed",
         rule="a session message is what was sent, or is not read",
         where="protocol.wire:parse",

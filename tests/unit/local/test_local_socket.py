@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,11 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.outputs import AnswerDraw
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
-from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Piece
-from atoll.node.worker.client import JoinedLayout, LocalClient, WorkerSettings
+from atoll.node.local_protocol import MAX_FRAME_BYTES, CheckpointCounts, CheckpointId, Greeting, LocalJoin, Piece
+from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.errors import HostError, InvalidMessage, RefusedError, StaleError, WorkerError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
@@ -47,7 +48,7 @@ from tests.harness.ranks import a_group
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
 MANIFEST = Manifest.canonical(SPECS)
-GREETING = Greeting(settings_json='{"x": 1}', site_name="berlin", data_paths=("/a", "/b c"), run_seed=7, resumed=True)
+GREETING = Greeting(settings_json='{"x": 1}', data_paths=("/a", "/b c\nd"), run_seed=7, resumed=True)
 SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
 
 
@@ -108,16 +109,23 @@ def half(rank: int) -> list[Piece]:
     ]
 
 
+def offer(
+    pieces: list[Piece], fingerprint: bytes = b"", data_rank: int = 0, checkpoints: tuple[CheckpointId, ...] = ()
+) -> LocalJoin:
+    return LocalJoin(
+        manifest=MANIFEST, pieces=tuple(pieces), data_fingerprint=fingerprint, data_rank=data_rank,
+        checkpoints=checkpoints,
+    )  # fmt: skip
+
+
 def test_two_ranks_from_hello_to_goodbye() -> None:
     async def main() -> None:
         async with running(2) as site:
             clients = [await site.client(rank) for rank in range(2)]
             for rank, client in enumerate(clients):
-                assert await asyncio.to_thread(client.hello, 2, rank) == WorkerSettings(
-                    settings_json='{"x": 1}', site_name="berlin", data_paths=("/a", "/b c"), run_seed=7, resumed=True
-                )
+                assert await asyncio.to_thread(client.hello, 2, rank) == GREETING
             joins = [
-                asyncio.create_task(asyncio.to_thread(c.join, MANIFEST, half(r), b"print", r))
+                asyncio.create_task(asyncio.to_thread(c.join, offer(half(r), b"print", r)))
                 for r, c in enumerate(clients)
             ]
             assert await site.event() == RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
@@ -127,8 +135,8 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
             await site.send_layout(buffers, layout)
             joined: list[JoinedLayout] = await asyncio.gather(*joins)
-            assert [(j.owned_pieces, j.shared_pieces) for j in joined] == [((0, 1), (1,)), ((0,), (1,))]
-            assert {(j.site_id, j.incarnation, j.run_seed, j.data_seed) for j in joined} == {
+            assert [(j.told.owned_pieces, j.told.shared_pieces) for j in joined] == [((0, 1), (1,)), ((0,), (1,))]
+            assert {(t.site_id, t.incarnation, t.run_seed, t.data_seed) for t in (j.told for j in joined)} == {
                 (9, 2, 7, local_protocol.data_seed(7, 9, 2, 3))
             }
             # The memory is the same, in both directions and between ranks.
@@ -145,9 +153,10 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             assert await first == SNAPSHOT
             assert await asyncio.to_thread(clients[0].boundary, 0, 0) == SNAPSHOT
             for rank, client in enumerate(clients):
-                client.sealed(
+                report = SealedReport(
                     step=0, seq=0, fragment=0, data_rank=rank, tokens=5, loss_sum=6.0, num_steps=2, train_s=0.5
                 )
+                client.sealed(report)
             sealed = SnapshotSealed(generation=3, step=0, tokens=10, num_steps=2, mean_loss=3.0, train_s=0.5)
             assert await site.event() == sealed
 
@@ -164,9 +173,9 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
             )
             site.server.answer(3, 0, 1, apply)
             assert await asyncio.gather(*held) == [apply, apply]
-            assert [(j.reader, j.num_readers) for j in joined] == [(0, 2), (1, 2)]
+            assert [(j.told.reader, j.told.num_readers) for j in joined] == [(0, 2), (1, 2)]
             for client in clients:
-                client.announce_data(100, 4, 2)
+                client.announce_data(DataSet(num_samples=100, batch_size=4, batches_ahead=2))
             announced = DataAnnounced(generation=3, num_samples=100, round_samples=8, rounds_ahead=2)
             assert await site.event() == announced
             waiting = asyncio.create_task(asyncio.to_thread(clients[1].draw, 5, 16, 8))
@@ -248,7 +257,7 @@ def test_the_nodes_refusal_reaches_a_rank_that_waits() -> None:
         async with running() as site:
             client = await site.greeted(0)
             pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
-            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0))
+            join = asyncio.create_task(asyncio.to_thread(client.join, offer(pieces)))
             await site.event()
             site.server.refuse("this run trains another model")
             with pytest.raises(RefusedError, match="this run trains another model"):
@@ -282,12 +291,12 @@ def test_checkpoints_are_offered_counted_and_passed_over() -> None:
             settings = await asyncio.to_thread(client.hello, 1, 0)
             assert settings.crashed_from == (crashed,)
             pieces = [Piece(name=s.name, offsets=(0, 0), sizes=(4, 2), dtype="F32") for s in SPECS]
-            join = asyncio.create_task(asyncio.to_thread(client.join, MANIFEST, pieces, b"", 0, [offered]))
+            join = asyncio.create_task(asyncio.to_thread(client.join, offer(pieces, checkpoints=(offered,))))
             await site.event()
             buffers = SharedBuffer(layout.buffer_bytes, "SNAPSHOT"), SharedBuffer(layout.buffer_bytes, "PUBLISH")
             site.generation = 4
             await site.send_layout(buffers, layout)
-            assert (await join).checkpoint == offered == group.went_on_from
+            assert (await join).told.checkpoint == offered == group.went_on_from
             for _ in range(2):  # each time all of them since its start
                 client.progress(0, math.nan, CheckpointCounts(written=3, skipped=1, failed=2))
             client.goodbye("done", run_over=False)
@@ -335,7 +344,7 @@ def test_malformed_messages_are_refused_and_counted(sent: bytes, bound: bool, wo
                 size = local_protocol.frame_size(data[:4])
                 responses.append(local_protocol.decode(local_pb2.LocalResponse, data[4 : 4 + size]))
                 data = data[4 + size :]
-            assert [r.WhichOneof("body") for r in responses] == ["settings"] * bound + ["refused"]
+            assert [r.WhichOneof("body") for r in responses] == ["greeting"] * bound + ["refused"]
             assert words in responses[-1].refused.text
             assert site.server.num_malformed == 1
             if bound:
@@ -362,7 +371,7 @@ def test_the_client_checks_bounds_too() -> None:
     with pytest.raises(InvalidMessage, match=r"asked at step 7.0, answered for 8.0"):
         client.boundary(7, 0)
     theirs.sendall(local_protocol.encode_frame(message))
-    with pytest.raises(InvalidMessage, match="expected settings of generation 3, the node sent answer of 3"):
+    with pytest.raises(InvalidMessage, match="expected greeting of generation 3, the node sent answer of 3"):
         client.hello(1, 0)
     client.close()
     theirs.close()
@@ -373,7 +382,28 @@ def test_answers_keep_their_fields() -> None:
         kind=AnswerKind.APPLY, next_step=1, fragment=2, version=3, mode=MergeMode.SHIFT, run_step=4, run_tokens=5,
         reason="six", fresh=True,
     )  # fmt: skip
-    assert wire.from_proto(Answer, local_protocol.answer_to_proto(8, 9, answer)) == answer
+    assert wire.from_proto(Answer, wire.to_proto(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [Greeting, LocalJoin, SealedReport, PieceHash, DataSet, Piece, CheckpointId, CheckpointCounts],
+    ids=lambda c: c.__name__,
+)
+def test_fields_are_those_of_the_proto_message(cls: type) -> None:
+    proto = getattr(local_pb2, cls.__name__)
+    assert sorted(f.name for f in fields(cls)) == sorted(f.name for f in proto.DESCRIPTOR.fields)
+
+
+def test_a_loss_that_is_no_number_arrives_and_a_time_that_is_none_does_not() -> None:
+    """The loss ends the site with its own exit code; the time is a fault of the rank."""
+    report = SealedReport(
+        step=2, seq=1, fragment=3, data_rank=4, tokens=5, loss_sum=math.inf, num_steps=6, train_s=7.0,
+        hashes=(PieceHash(piece=8, hash=b"h"),), num_samples_used=9,
+    )  # fmt: skip
+    assert wire.from_proto(SealedReport, wire.to_proto(report)) == report
+    with pytest.raises(InvalidMessage, match=r"SealedReport\.train_s: not a finite number"):
+        wire.from_proto(SealedReport, wire.to_proto(replace(report, train_s=math.inf)))
 
 
 def test_no_node_in_the_environment() -> None:

@@ -28,7 +28,7 @@ from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.local_server import Greeting, LocalServer
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.room import Room
@@ -36,6 +36,7 @@ from atoll.node.dataplane import publish, saved_model
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.sync.spill import Spill
+from atoll.node.local_protocol import Greeting
 from atoll.node.worker.client import LocalClient
 from atoll.protocol import messages as m
 from atoll.protocol.errors import (
@@ -59,7 +60,7 @@ MANIFEST = layout().manifest
 A_COMMIT = m.Commit(
     commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
 )
-GREETING = Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False)
+GREETING = Greeting(settings_json="{}", data_paths=(), run_seed=1, resumed=False)
 
 
 def ended_by(

@@ -15,8 +15,8 @@ from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import AllJoined, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
 from atoll.node.core.ranks.said import SealedReport
-from atoll.node.daemon.local_server import Greeting, LocalServer
-from atoll.node.local_protocol import Piece
+from atoll.node.daemon.local_server import LocalServer
+from atoll.node.local_protocol import Greeting, Piece
 from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -26,9 +26,7 @@ from tests.harness.ranks import a_group
 
 MANIFEST = Manifest.canonical([TensorSpec(name="a", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
 TENSORS = RankTensors(MANIFEST, (Piece(name="a", offsets=(0,), sizes=(4,), dtype="F32"),))
-REPORT = SealedReport(
-    step=0, seq=0, fragment=0, data_rank=0, tokens=5, loss_sum=1.0, num_steps=1, train_s=1.0, hashes={}
-)
+REPORT = SealedReport(step=0, seq=0, fragment=0, data_rank=0, tokens=5, loss_sum=1.0, num_steps=1, train_s=1.0)
 
 
 def asked(answer: Answer, num_ranks: int = 1) -> WorkerGroup:
@@ -80,7 +78,7 @@ def test_a_connection_speaks_for_one_rank() -> None:
         server = LocalServer(lambda _: None, unexpected)
         await server.start()
         group = a_group(1, 2)
-        server.begin(group, Greeting(settings_json="{}", site_name="a", data_paths=(), run_seed=1, resumed=False))
+        server.begin(group, Greeting(settings_json="{}", data_paths=(), run_seed=1, resumed=False))
         reader, writer = await asyncio.open_unix_connection(server.path)
         for rank in (0, 1):
             hello = local_pb2.LocalHello(world_size=2, protocol_version=PROTOCOL_VERSION)

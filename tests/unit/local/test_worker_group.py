@@ -24,7 +24,7 @@ from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
-from atoll.node.core.ranks.said import DataSet, SealedReport
+from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
 from atoll.node.local_protocol import CheckpointId, Piece
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
@@ -109,7 +109,7 @@ def report(
     return SealedReport(
         step=step, seq=seq, fragment=0, data_rank=rank if data_rank is None else data_rank, num_samples_used=used,
         tokens=tokens, loss_sum=loss_sum, num_steps=num_steps,
-        train_s=train_s, hashes=hashes or {},
+        train_s=train_s, hashes=tuple(PieceHash(piece=i, hash=h) for i, h in (hashes or {}).items()),
     )  # fmt: skip
 
 

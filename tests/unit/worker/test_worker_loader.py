@@ -60,7 +60,7 @@ def test_a_batch_counts_when_it_is_trained_on_however_much_is_fetched(node: Fake
             seen.append(batch.tolist())
             site.step(tokens=4)
     assert seen == [samples(0, 4), samples(4, 4), samples(8, 4)], "and the loop ends with the run"
-    assert node.said("data") == [{"num_samples": 50, "batch_size": 4, "ahead": 2 * num_workers}]
+    assert node.said("data") == [{"num_samples": 50, "batch_size": 4, "batches_ahead": 2 * num_workers}]
     assert len(node.said("draw")) >= 3 + 2 * num_workers
     assert node.said("sealed")[0]["num_samples_used"] == 12
 

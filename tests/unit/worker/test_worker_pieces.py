@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.node.core.events import MergeMode
+from atoll.node.core.ranks.said import PieceHash
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.local_protocol import piece_hash
 from atoll.node.worker.pieces import SharedTensors
@@ -154,7 +155,8 @@ def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
     shared.write_snapshot(with_frozen=False)
     assert not node.values(node.snapshot, "weight").any()
     assert node.values(node.snapshot, "scale").any()
-    assert shared.hashes() == {weight: piece_hash(net.weight.detach().float().numpy().tobytes())}
+    expected = PieceHash(piece=weight, hash=piece_hash(net.weight.detach().float().numpy().tobytes()))
+    assert shared.hashes() == (expected,)
 
 
 def test_a_replaced_buffer_is_followed() -> None:

@@ -57,6 +57,7 @@ def first(next_step: int, run_step: int = 0) -> tuple[int, Answer | Question]:
 
 def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     net, optimizer = model()
+    node.shared_pieces = (0,)
 
     def published(value: float, answer: Answer) -> Question:
         def run() -> Answer:
@@ -83,10 +84,10 @@ def test_a_sync_from_seed_to_end(node: FakeNode) -> None:
     asked = [(b["step"], b["seq"]) for b in node.said("boundary")]
     assert asked == [(0, 0), (0, 1), (2, 0), (2, 1), (4, 0)]
     seed, sealed = node.said("sealed")
-    assert (seed["tokens"], seed["num_steps"], seed["piece_hashes"]) == (0, 0, None)
+    assert (seed["tokens"], seed["num_steps"], seed["hashes"]) == (0, 0, ())
     assert (sealed["tokens"], sealed["num_steps"], sealed["data_rank"]) == (20, 2, 3)
     assert sealed["loss_sum"] == 2.0 + 0.0
-    assert sealed["piece_hashes"] == {}  # wanted; no piece is shared
+    assert [item["piece"] for item in sealed["hashes"]] == [0]  # wanted at this one
     assert [b["version"] for b in node.said("merged")] == [0, 1]
     assert node.said("goodbye") == [{"run_over": True}]
     assert node.told[-1] == ("close", {})
@@ -216,7 +217,7 @@ def test_the_loss_stays_where_it_is_until_a_boundary(node: FakeNode, monkeypatch
             loss = train(net, optimizer)
             site.step(tokens=1, loss=loss.as_subclass(Watched))
             if site.running:
-                kept = site._loss  # type: ignore[attr-defined]
+                kept = site._window.loss  # type: ignore[attr-defined]
                 assert isinstance(kept, Watched)
                 assert not kept.requires_grad  # keeps no graph
     assert read == [3]

@@ -29,7 +29,7 @@ SETTINGS = RunSettings(
 
 def start(node: FakeNode, monkeypatch: pytest.MonkeyPatch, paths: tuple[str, ...], world: int = 1) -> Connection:
     connection = node.connection(SETTINGS)
-    connection.worker_settings = dataclasses.replace(connection.worker_settings, data_paths=paths)
+    connection.greeting = dataclasses.replace(connection.greeting, data_paths=paths)
     connection.world = world
     for module in (join_module, trainer):
         monkeypatch.setattr(module, "connect", lambda: connection)

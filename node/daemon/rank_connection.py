@@ -1,0 +1,99 @@
+"""The node's end of one rank's local socket: whole frames in, frames and descriptors out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+
+from atoll.node import local_protocol
+from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.v1 import local_pb2
+
+FLUSH_S = 1.0
+"""How long a last word may take to leave."""
+
+
+class RankConnection:
+    """A rank's socket, non-blocking. What is sent waits in a queue, so that reading never waits for writing."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.rank: int | None = None  # known after its hello
+        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._ready = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def send(self, response: local_pb2.LocalResponse) -> None:
+        self.send_frame(local_protocol.encode_frame(response))
+
+    def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
+        self._queue.append((frame, fds))
+        self._idle.clear()
+        self._ready.set()
+
+    async def write_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._ready.wait()
+            self._ready.clear()
+            while self._queue:
+                frame, fds = self._queue[0]
+                if fds:
+                    # Descriptors go with the first bytes of their frame.
+                    sent = await self._send_fds(frame[: local_protocol.LENGTH_BYTES], fds)
+                    frame = frame[sent:]
+                await loop.sock_sendall(self.socket, frame)
+                self._queue.popleft()
+            self._idle.set()
+
+    def shut(self) -> None:
+        """The rank ends; what it has sent may still be read."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the worker closed first
+
+    async def flush(self) -> None:
+        """Until everything is sent, or FLUSH_S is over."""
+        try:
+            async with asyncio.timeout(FLUSH_S):
+                await self._idle.wait()
+        except TimeoutError:
+            pass  # the other side does not read; it learns from the closed socket instead
+
+    async def _send_fds(self, data: bytes, fds: tuple[int, ...]) -> int:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                return socket.send_fds(self.socket, [data], fds)
+            except BlockingIOError:
+                writable = asyncio.Event()
+                loop.add_writer(self.socket, writable.set)
+                try:
+                    await writable.wait()
+                finally:
+                    loop.remove_writer(self.socket)
+
+    async def read_frame(self) -> bytearray | None:
+        """None at the end of the stream. Raises InvalidMessage if it ends in the middle of a frame."""
+        header = await self._read_exactly(local_protocol.LENGTH_BYTES)
+        if not header:
+            return None
+        size = local_protocol.frame_size(header) if len(header) == local_protocol.LENGTH_BYTES else 1
+        body = await self._read_exactly(size)
+        if len(body) < size:
+            raise InvalidMessage(f"a message ended after {len(body)} of {size} bytes")
+        return body
+
+    async def _read_exactly(self, num_bytes: int) -> bytearray:
+        """Less at the end of the stream. Memory grows with what arrives, not with what was promised."""
+        loop = asyncio.get_running_loop()
+        data = bytearray()
+        while len(data) < num_bytes:
+            part = await loop.sock_recv(self.socket, min(num_bytes - len(data), 1 << 20))
+            if not part:
+                break
+            data += part
+        return data
