@@ -13,9 +13,9 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -42,18 +42,9 @@ READ_LIMIT_S = 60.0
 """For the bytes between two announcements, at most READ_BYTES more than a second's."""
 UNREADABLE = (ConfigError, ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError, RecursionError)
 """What comes of a damaged header."""
-_RANK = re.compile(r"rank-(\d{1,9})\.")
 _NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,19})-(\d{1,19})-(\d{1,19})\.(?:safetensors|new)")
-
-
-@dataclass(frozen=True, slots=True)
-class _Owner:
-    """Whose state a file holds; another run, rank or layout cannot use it."""
-
-    run_id: str
-    rank: int
-    world: int
-    layout: dict[str, Any]
+_Loaded = tuple[list[StateTensor], dict[str, Any]]
+"""With its description."""
 
 
 class LocalCheckpoints:
@@ -82,7 +73,8 @@ class LocalCheckpoints:
         """`crashed_from`: workers that went on from these crashed before their first step. `busy`: see LocalClient."""
         self._folder = folder
         self._state = state
-        self._owner = _Owner(run_id, rank, world, state.layout())
+        self._rank, self._world = rank, world
+        self._owner = {"run": run_id, "rank": f"{rank} of {world}", **state.layout()}
         self._writer: threading.Thread | None = None
         self._copies: dict[str, Tensor] = {}  # in host memory, of the writer while there is one
         self._start = (0, 0)  # incarnation and generation
@@ -94,7 +86,7 @@ class LocalCheckpoints:
         self._busy = busy
         self._announced_at_s = -math.inf
         self._found = sorted(_listed(folder).get(rank, ()))
-        self._loaded: tuple[CheckpointId, list[StateTensor], dict[str, Any]] | None = None
+        self._loaded: dict[CheckpointId, _Loaded] = {}
         self.usable = tuple(self._offered(set(crashed_from)))
         """Of this run and layout; oldest first. The newest is whole; reading all of the others would take long."""
 
@@ -111,18 +103,17 @@ class LocalCheckpoints:
         Returns whether the optimizers are not fresh. Raises HostError if the file is damaged.
         """
         self._start = incarnation, generation
-        loaded, self._loaded = self._loaded, None
+        loaded = None if chosen is None else self._loaded.pop(chosen, None)
+        self._loaded.clear()  # its memory is needed for the other one
         if chosen is None:
             if self._found:
                 self._say("the inner optimizer starts fresh: no checkpoint is usable on every rank")
             return False
-        if loaded is not None and loaded[0] != chosen:
-            loaded = None  # its memory is needed for the other one
-        _, tensors, about = loaded or self._load(chosen)
+        tensors, about = loaded or self._load(chosen)
         if not tensors and not about["values"]["state"]:
             return False  # it keeps nothing, or not where optimizers of torch do
         self._state.restore(tensors, about["values"])
-        if self._owner.rank == 0:
+        if self._rank == 0:
             self._say(f"the inner optimizer is restored from step {about['run_step']} of the run")
         return True
 
@@ -137,14 +128,13 @@ class LocalCheckpoints:
                 self._pass_over(f"{path}: workers that went on from {which} crashed before their first step")
                 continue
             try:
-                self._open(path)[0].close()
+                with self._reading(path):
+                    offered.append(item)
             except (AtollError, OSError) as error:
                 self._pass_over(error)
-            else:
-                offered.append(item)
-        while offered and self._loaded is None:
+        while offered and not self._loaded:
             try:
-                self._loaded = self._load(offered[-1])
+                self._loaded[offered[-1]] = self._load(offered[-1])
             except (AtollError, OSError) as error:
                 self._pass_over(error)
                 offered.pop()
@@ -153,48 +143,43 @@ class LocalCheckpoints:
     def _pass_over(self, reason: Exception | str) -> None:
         self._say(f"a checkpoint of the inner optimizer is passed over: {reason}")
 
-    def _open(self, path: Path) -> tuple[safetensors_file.Reader, str, dict[str, Any]]:
-        """With its description, as text and parsed. Raises HostError unless it is of this run, rank and layout."""
+    @contextmanager
+    def _reading(self, path: Path) -> Iterator[tuple[safetensors_file.Reader, str, dict[str, Any]]]:
+        """With its description, as text and parsed. Raises HostError unless it is of this run, rank and layout, and for
+        whatever is wrong with it within."""
         try:
-            reader = safetensors_file.Reader(path)
-        except ConfigError as error:
-            raise HostError(str(error)) from None
-        try:
-            text = reader.metadata.get(checkpoint_file.KEY, "")
-            about = json.loads(text)
-            self._compare(path, _Owner(**about["owner"]))
-        except BaseException as error:
-            reader.close()
-            if isinstance(error, UNREADABLE):
-                raise HostError(f"{path}: it cannot be read ({error})") from None
-            raise
-        return reader, text, about
-
-    def _load(self, item: CheckpointId) -> tuple[CheckpointId, list[StateTensor], dict[str, Any]]:
-        """The state, where the optimizers want it. Raises HostError unless it is as it was written, and finite."""
-        path = self._path(item)
-        reader, text, about = self._open(path)
-        self._announced_at_s = -math.inf
-        try:
-            digest = checkpoint_file.new_digest(text)
-            num_bytes = path.stat().st_size
-            tensors = []
-            done_bytes = 0
-            self._announce(num_bytes, 0, 0)
-            for name, described in about["tensors"].items():
-                shape, dtype = tuple(described.pop("shape")), described.pop("dtype")
-                at = partial(self._announce, num_bytes, done_bytes)
-                values = checkpoint_file.read_tensor(reader, name, shape, dtype, at)
-                digest.data(checkpoint_file.as_bytes(values))
-                done_bytes += values.nbytes
-                tensors.append(self._state.placed(StateTensor(**described, values=values)))
-            if digest.finish().hex() != reader.metadata.get(checkpoint_file.HASH_KEY):
-                raise HostError(f"{path}: it does not have its own hash; the disk or a crash damaged it")
-            return item, tensors, about
+            with closing(safetensors_file.Reader(path)) as reader:
+                text = reader.metadata.get(checkpoint_file.KEY, "")
+                about = json.loads(text)
+                for part, own in self._owner.items():
+                    if (other := about["owner"].get(part)) != own:
+                        raise HostError(f"{path}: it is of other {part}: {_difference(other, own)}")
+                yield reader, text, about
         except UNREADABLE as error:
             raise HostError(f"{path}: it cannot be read ({error})") from None
+
+    def _load(self, item: CheckpointId) -> _Loaded:
+        """The state, where the optimizers want it. Raises HostError unless it is as it was written, and finite."""
+        path = self._path(item)
+        self._announced_at_s = -math.inf
+        try:
+            with self._reading(path) as (reader, text, about):
+                digest = checkpoint_file.new_digest(text)
+                num_bytes = path.stat().st_size
+                tensors = []
+                done_bytes = 0
+                self._announce(num_bytes, 0, 0)
+                for name, described in about["tensors"].items():
+                    shape, dtype = tuple(described.pop("shape")), described.pop("dtype")
+                    at = partial(self._announce, num_bytes, done_bytes)
+                    values = checkpoint_file.read_tensor(reader, name, shape, dtype, at)
+                    digest.data(checkpoint_file.as_bytes(values))
+                    done_bytes += values.nbytes
+                    tensors.append(self._state.placed(StateTensor(**described, values=values)))
+                if digest.finish().hex() != reader.metadata.get(checkpoint_file.HASH_KEY):
+                    raise HostError(f"{path}: it does not have its own hash; the disk or a crash damaged it")
+            return tensors, about
         finally:
-            reader.close()
             self._busy("", 0.0)
 
     def _announce(self, num_bytes: int, before_bytes: int, part_bytes: int) -> None:
@@ -205,18 +190,6 @@ class LocalCheckpoints:
             done = (before_bytes + part_bytes) / num_bytes
             what = f"reading its optimizer's checkpoint, {100 * done:.2f} % of {num_bytes / 2**30:.2f} GiB"
             self._busy(what, READ_LIMIT_S)
-
-    def _compare(self, path: Path, other: _Owner) -> None:
-        own = self._owner
-        if other.run_id != own.run_id:
-            raise HostError(f'{path}: it is of the run "{other.run_id}", this is "{own.run_id}"')
-        if (other.rank, other.world) != (own.rank, own.world):
-            raise HostError(
-                f"{path}: rank {other.rank} of {other.world} wrote it, this is rank {own.rank} of {own.world}"
-            )
-        for part, value in own.layout.items():
-            if other.layout.get(part) != value:
-                raise HostError(f"{path}: it is of other {part}: {_difference(other.layout.get(part), value)}")
 
     # --- writing
 
@@ -239,22 +212,15 @@ class LocalCheckpoints:
             self._is_off = isinstance(error, ConfigError)  # the optimizer's nature, which does not change
             self._failed(f"no checkpoint of the inner optimizer is written, it starts fresh after a crash: {error}")
             return
-        if not tensors and not values["state"] and self._owner.world == 1:
+        if not tensors and not values["state"] and self._world == 1:
             return  # SGD without momentum: nothing to keep; other ranks may need this one's file to go on from theirs
         about = {
-            "owner": asdict(self._owner),
+            "owner": self._owner,
             "run_step": run_step,
             "values": values,
             "tensors": {
-                item.name: {
-                    "optimizer": item.optimizer,
-                    "parameter": item.parameter,
-                    "key": item.key,
-                    "is_sharded": item.is_sharded,
-                    "on_cpu": item.on_cpu,
-                    "shape": list(item.values.shape),
-                    "dtype": DTYPE_NAMES[item.values.dtype],
-                }
+                item.name: item.described()
+                | {"shape": list(item.values.shape), "dtype": DTYPE_NAMES[item.values.dtype]}
                 for item in tensors
             },
         }
@@ -278,8 +244,8 @@ class LocalCheckpoints:
         """Remove all of this rank: what is in them led to a value that is not finite."""
         self._is_off = True
         self.finish()
-        for item in _listed(self._folder).get(self._owner.rank, ()):
-            _remove(self._path(item))
+        for path in _listed(self._folder).get(self._rank, {}).values():
+            _remove(path)
 
     def _copy(self, tensors: Sequence[StateTensor]) -> list[StateTensor]:
         """In host memory, complete when this returns. Raises HostError if there is not enough of it."""
@@ -333,7 +299,7 @@ class LocalCheckpoints:
         # Before the disk is looked at: what others write meanwhile counts twice then, and not never.
         written_bytes = sum(min(need_bytes, self._written_bytes(item, rank)) for rank in self._others())
         free_bytes = shutil.disk_usage(self._folder).free
-        site_bytes = need_bytes * self._owner.world
+        site_bytes = need_bytes * self._world
         if free_bytes + written_bytes < 2 * site_bytes:
             raise HostError(
                 f"{self._path(item)}: {site_bytes / 2**20:.1f} MiB are needed by all ranks and as much must stay free "
@@ -353,8 +319,8 @@ class LocalCheckpoints:
         """Keep what is since the second newest checkpoint that all ranks have; of more than MAX_KEPT the newest that
         all have and what slower ranks are writing first. Rank 0 removes what ranks left that are no more."""
         listed = _listed(self._folder)
-        own = sorted(listed.pop(self._owner.rank))
-        common = sorted(i for i in own if all(i in listed.get(r, ()) for r in self._others()))
+        own = sorted(listed[self._rank])
+        common = [i for i in own if all(i in listed.get(r, ()) for r in self._others())]
         oldest = common[-NUM_KEPT] if len(common) >= NUM_KEPT else own[0]
         being_written = _listed(self._folder, "new")
         slower = [i for i in own if any(i in being_written.get(r, ()) for r in self._others())]
@@ -362,17 +328,16 @@ class LocalCheckpoints:
         for item in own:
             if item < oldest or item not in kept:
                 _remove(self._path(item))
-        if self._owner.rank == 0:
-            for path in [*self._folder.glob("rank-*.safetensors"), *self._folder.glob("rank-*.new")]:
-                match = _RANK.match(path.name)
-                if match is not None and int(match[1]) >= self._owner.world:
+        if self._rank == 0:
+            for rank, path in [(r, p) for found in (listed, being_written) for r in found for p in found[r].values()]:
+                if rank >= self._world:
                     _remove(path)
 
     def _others(self) -> list[int]:
-        return [rank for rank in range(self._owner.world) if rank != self._owner.rank]
+        return [rank for rank in range(self._world) if rank != self._rank]
 
     def _path(self, item: CheckpointId, rank: int | None = None) -> Path:
-        rank = self._owner.rank if rank is None else rank
+        rank = self._rank if rank is None else rank
         return self._folder / f"rank-{rank}.{item.incarnation}-{item.generation}-{item.step}.safetensors"
 
     def _say(self, text: str) -> None:
@@ -392,14 +357,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _listed(folder: Path, kind: str = "safetensors") -> dict[int, list[CheckpointId]]:
+def _listed(folder: Path, kind: str = "safetensors") -> dict[int, dict[CheckpointId, Path]]:
     """What lies in the folder, by rank; "new": what is being written."""
-    found: dict[int, list[CheckpointId]] = {}
+    found: dict[int, dict[CheckpointId, Path]] = {}
     for path in folder.glob(f"rank-*.{kind}"):
         match = _NAME.fullmatch(path.name)
         if match is not None:
             rank, incarnation, generation, step = (int(n) for n in match.groups())
-            found.setdefault(rank, []).append(CheckpointId(incarnation=incarnation, generation=generation, step=step))
+            item = CheckpointId(incarnation=incarnation, generation=generation, step=step)
+            found.setdefault(rank, {})[item] = path
     return found
 
 

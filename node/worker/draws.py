@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,11 @@ class LeasedBatches:
         self._known.clear()
         self._num_known = 0
         self._prepared.clear()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """All batches from the next one on, without an end: what a DataLoader takes as its batch sampler."""
+        while True:
+            yield self.next_batch().tolist()
 
     def next_batch(self) -> npt.NDArray[np.int64]:
         """`batch_size` samples; waits until they are leased."""

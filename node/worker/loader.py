@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.errors import ConfigError
@@ -41,15 +41,6 @@ def check_options(dataset: Dataset[Any], batch_size: int, options: dict[str, Any
         raise ConfigError(f"site.loader got an empty {type(dataset).__name__}")
 
 
-class _Batches(Sampler[list[int]]):
-    def __init__(self, batches: LeasedBatches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while True:
-            yield self._batches.next_batch().tolist()
-
-
 class Loader:
     """Batches until the run is over. One iterator at a time; a new one begins after the last batch that was trained
     on."""
@@ -60,7 +51,7 @@ class Loader:
         self._batches = batches
         self._running = running
         self._num_iterators = 0
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Batches(batches), **options)
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     def __iter__(self) -> Iterator[Any]:
         self._batches.rewind()

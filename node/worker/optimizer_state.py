@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,10 @@ class StateTensor:
     def name(self) -> str:
         return f"{self.optimizer}/{self.parameter}/{self.key}"
 
+    def described(self) -> dict[str, Any]:
+        """All of it but the values."""
+        return {item.name: getattr(self, item.name) for item in fields(self) if item.name != "values"}
+
 
 def keeps_no_state(optimizers: Sequence[torch.optim.Optimizer]) -> str:
     """Names the optimizer whose state cannot be kept in a checkpoint, and why; empty if there is none."""
@@ -69,30 +73,25 @@ class OptimizerState:
         self._optimizers = optimizers
         self._keepers = [_keeper(optimizer) for optimizer in optimizers]
         names = {identity(held.parameter): held.spec.name for held in tensors.held if held.parameter is not None}
-        self._names = [
-            [[names[identity(p)] for p in group["params"]] for group in keeper.param_groups] for keeper in self._keepers
+        self._named: list[list[dict[str, Tensor]]] = [
+            [{names[identity(p)]: p for p in group["params"]} for group in keeper.param_groups]
+            for keeper in self._keepers
         ]
-        self._parameters: list[dict[str, Tensor]] = [
-            {
-                name: parameter
-                for group, group_names in zip(keeper.param_groups, listed, strict=True)
-                for name, parameter in zip(group_names, group["params"], strict=True)
-            }
-            for keeper, listed in zip(self._keepers, self._names, strict=True)
-        ]
-        self._slices = {
-            h.spec.name: [list(h.piece.offsets), list(h.piece.sizes), h.piece.dtype, h.parameter.device.type]
-            for h in tensors.held
-            if h.parameter is not None
-        }
+        self._parameters = [{name: p for group in groups for name, p in group.items()} for groups in self._named]
+        self._pieces = {held.spec.name: held.piece for held in tensors.held}
         self._first_groups = self._groups()
 
     def layout(self) -> dict[str, Any]:
         """What the state belongs to, as JSON gives it back; state fits only where this is the same."""
         return {
             "optimizers": [type(optimizer).__name__ for optimizer in self._optimizers],
-            "groups": self._names,
-            "slices": {name: self._slices[name] for names in self._parameters for name in names},
+            "groups": [[list(group) for group in groups] for groups in self._named],
+            "slices": {
+                name: [list(piece.offsets), list(piece.sizes), piece.dtype, parameter.device.type]
+                for parameters in self._parameters
+                for name, parameter in parameters.items()
+                for piece in [self._pieces[name]]
+            },
             "switches": [[_switches(group) for group in groups] for groups in self._first_groups],
         }
 
@@ -126,7 +125,26 @@ class OptimizerState:
 
         Raises KeyError or ConfigError if there is no such parameter.
         """
-        return replace(item, values=_placed(item, self._parameters[item.optimizer][item.parameter]))
+        parameter = self._parameters[item.optimizer][item.parameter]
+        like = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        device = torch.device("cpu") if item.on_cpu else like.device
+        if item.values.shape == like.shape:
+            result = torch.empty_like(like, dtype=item.values.dtype, device=device, requires_grad=False)
+        else:
+            result = torch.empty(item.values.shape, dtype=item.values.dtype, device=device)
+        result.copy_(item.values)
+        if item.is_sharded:
+            if not isinstance(parameter, DTensor):
+                raise ConfigError(f"{item.name!r} is sharded, its parameter is not")
+            result = DTensor.from_local(
+                result,
+                parameter.device_mesh,
+                parameter.placements,
+                run_check=False,
+                shape=parameter.shape,
+                stride=parameter.stride(),
+            )
+        return replace(item, values=result)
 
     def restore(self, tensors: Sequence[StateTensor], values: Mapping[str, Any]) -> None:
         """Put back what `tensors` (now `placed`) and `values` gave, in place of all state.
@@ -209,27 +227,4 @@ def _state_tensor(index: int, name: str, key: object, value: Tensor, parameter: 
         is_sharded=is_sharded,
         on_cpu=value.device.type == "cpu",
         values=value.detach(),
-    )
-
-
-def _placed(item: StateTensor, parameter: Tensor) -> Tensor:
-    like = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    values = item.values
-    device = torch.device("cpu") if item.on_cpu else like.device
-    if values.shape == like.shape:
-        result = torch.empty_like(like, dtype=values.dtype, device=device, requires_grad=False)
-    else:
-        result = torch.empty(values.shape, dtype=values.dtype, device=device)
-    result.copy_(values)
-    if not item.is_sharded:
-        return result
-    if not isinstance(parameter, DTensor):
-        raise ConfigError(f"{item.name!r} is sharded, its parameter is not")
-    return DTensor.from_local(
-        result,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
     )

@@ -41,9 +41,17 @@ MUTATIONS = (
         name="checkpoint leaves room for its own rank only",
         rule="checkpoints of all ranks leave the node as much room as they need",
         where="node.worker.checkpoint:LocalCheckpoints._check_room",
-        old="site_bytes = need_bytes * self._owner.world",
+        old="site_bytes = need_bytes * self._world",
         new="site_bytes = need_bytes",
         tests=("tests/unit/worker/test_worker_checkpoint.py",),
+    ),
+    Mutation(
+        name="a shift loses the steps that it keeps",
+        rule="what was trained since the base is contributed, also where a late commit has moved the base",
+        where="node.worker.joined_site:JoinedSite._apply",
+        old="MergeMode.SHIFT: self._base}",
+        new="MergeMode.SHIFT: now}",
+        tests=("tests/unit/worker/test_worker_site.py",),
     ),
     Mutation(
         name="frozen parameter that the script writes to",

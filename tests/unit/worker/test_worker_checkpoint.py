@@ -289,8 +289,8 @@ def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"run_id": "other"}, 'it is of the run "run", this is "other"'),
-        ({"world": 2}, "rank 0 of 1 wrote it, this is rank 0 of 2"),
+        ({"run_id": "other"}, "it is of other run: run there, other here"),
+        ({"world": 2}, "it is of other rank: 0 of 1 there, 0 of 2 here"),
         ({"make": OPTIMIZERS["SGD"]}, "it is of other optimizers: AdamW there, SGD here"),
         ({"make": OPTIMIZERS["groups"]}, "it is of other groups: "),
         ({"width": 5}, "it is of other slices: '0.weight': 4 there, 5 here"),
