@@ -44,4 +44,4 @@ def simulate_diloco(
                     local.copy_(value)
         progress(name, last)
     after = held_out_bits_per_byte(reference, corpus, settings.trainer.sequence)
-    return baselines.Comparison(name, before, after, settings.steps)
+    return baselines.Comparison(before, after)

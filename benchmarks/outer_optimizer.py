@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         record(candidate, first, simulate_diloco(settings(first, candidate), corpus, arguments.sites))
     ranked = sorted(arguments.candidates, key=lambda candidate: results[candidate][first])
     for seed in arguments.seeds:
-        record("one site alone", seed, baselines.train_alone(settings(seed), corpus))
+        record("one site alone", seed, baselines.train_data_parallel(settings(seed), corpus, 1))
     for seed in others:
         for candidate in ranked[: arguments.finalists]:
             record(candidate, seed, simulate_diloco(settings(seed, candidate), corpus, arguments.sites))

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import torch
 
-from atoll.cli.demo_evaluate import Request, evaluate
+from atoll.cli.demo_evaluate import evaluate
+from atoll.cli.demo_report import Baselines
 from atoll.cli.demo_setup import DemoOptions, demo_settings
-from atoll.cli.recorded import FILE_NAME, Recorded, add_entry
+from atoll.cli.recorded import FILE_NAME, add_entry
 
 
 def main(argv: list[str]) -> int:
@@ -26,12 +27,11 @@ def main(argv: list[str]) -> int:
     options = DemoOptions(num_sites=args.sites, steps=args.steps, model=args.model, seed=args.seed)
     settings = demo_settings(options)
     torch.set_num_threads(1)
-    figures = evaluate(Request(settings=settings, data_paths=(), saved=None, num_sites=args.sites, compare=True))
-    recorded = Recorded(
+    figures = evaluate(settings, (), None, compared_sites=args.sites)
+    recorded = Baselines(
         alone=round(figures["alone"], 4),
         data_parallel=round(figures["data_parallel"], 4),
-        machine=machine(),
-        python=f"{platform.python_version()}, torch {torch.__version__}",
+        source=f"recorded: Python {platform.python_version()}, torch {torch.__version__}, {machine()}",
     )
     add_entry(args.out, settings, args.sites, recorded)
     for name, value in (figures | dataclasses.asdict(recorded)).items():

@@ -1,8 +1,5 @@
-"""What a run is compared with, each in one process and from the same first values, schedule and samples.
-
-- `train_alone`: one site, the same number of steps.
-- `train_data_parallel`: gradients averaged over the sites at every step.
-"""
+"""What a run is compared with, in one process and from the same first values, schedule and samples: gradients averaged
+over the sites at every step, or one site alone."""
 
 from __future__ import annotations
 
@@ -24,10 +21,8 @@ Progress = Callable[[str, int], None]  # what is running, steps done
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    name: str
     bits_per_byte_before: float
     bits_per_byte_after: float
-    num_steps: int
 
 
 class Samples:
@@ -68,7 +63,11 @@ def ignore(name: str, steps: int) -> None:
     del name, steps
 
 
-def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress) -> Comparison:
+def train_data_parallel(
+    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = ignore
+) -> Comparison:
+    """All sites' samples, gradients averaged at every step; of one site, as many steps on its own samples."""
+    name = "data parallel" if num_sites > 1 else "one site alone"
     trainee = Trainee(settings, settings.steps)
     before = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
     samples = Samples(settings, corpus, num_sites)
@@ -76,16 +75,4 @@ def _data_parallel(name: str, settings: RunSettings, corpus: Corpus, num_sites: 
         trainee.step([samples.batch(site, index) for site in range(num_sites)])
         progress(name, index + 1)
     after = held_out_bits_per_byte(trainee.model, corpus, settings.trainer.sequence)
-    return Comparison(name, before, after, settings.steps)
-
-
-def train_alone(settings: RunSettings, corpus: Corpus, progress: Progress = ignore) -> Comparison:
-    """One site: the same steps on its own samples."""
-    return _data_parallel("one site alone", settings, corpus, 1, progress)
-
-
-def train_data_parallel(
-    settings: RunSettings, corpus: Corpus, num_sites: int, progress: Progress = ignore
-) -> Comparison:
-    """All sites' samples, gradients averaged at every step."""
-    return _data_parallel("data parallel", settings, corpus, num_sites, progress)
+    return Comparison(before, after)

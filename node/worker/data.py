@@ -41,30 +41,22 @@ class SourceFile:
     mtime_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of a data set in order of their names; `num_skipped` were hidden, empty or binary."""
-
-    files: tuple[SourceFile, ...]
-    num_skipped: int = 0
+Listing = tuple[SourceFile, ...]
+"""The files of a data set in order of their names. Hidden, empty and binary ones are left out."""
 
 
-def _folder(root: Path, prefix: str, skipped_folders: frozenset[str], suffix: str) -> tuple[list[SourceFile], int]:
+def _folder(root: Path, prefix: str, skipped_folders: frozenset[str], suffix: str) -> list[SourceFile]:
     found: list[SourceFile] = []
-    num_skipped = 0
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(f for f in folders if not f.startswith(".") and f not in skipped_folders)
         for name in sorted(names):
             path = Path(folder) / name
-            if not name.endswith(suffix):
-                continue
-            if name.startswith(".") or not path.is_file() or _is_binary_or_empty(path):
-                num_skipped += 1
+            if name.startswith(".") or not name.endswith(suffix) or not path.is_file() or _is_binary_or_empty(path):
                 continue
             found.append(_source(prefix + path.relative_to(root).as_posix(), path))
             if len(found) > MAX_FILES:
                 raise ConfigError(f"{root}: more than {MAX_FILES} files; join them into larger ones")
-    return found, num_skipped
+    return found
 
 
 def _source(name: str, path: Path) -> SourceFile:
@@ -85,29 +77,21 @@ def list_files(paths: Sequence[str]) -> Listing:
     """The files under `paths` (files or folders; none: the standard library). Raises ConfigError naming the path."""
     if not paths:
         root = Path(sysconfig.get_path("stdlib"))
-        found, num_skipped = _folder(root, "", STDLIB_SKIPPED_FOLDERS, ".py")
-        found.sort(key=lambda f: f.name.encode())
-        kept: list[SourceFile] = []
-        total = 0
-        for file in found:
-            total += file.size_bytes
-            if total > STDLIB_MAX_BYTES:
-                break
-            kept.append(file)
+        found = sorted(_folder(root, "", STDLIB_SKIPPED_FOLDERS, ".py"), key=lambda f: f.name.encode())
+        ends = itertools.accumulate(file.size_bytes for file in found)
+        kept = tuple(file for file, end in zip(found, ends, strict=True) if end <= STDLIB_MAX_BYTES)
         if not kept:
             raise ConfigError(f"no source files of the standard library in {root}; name a data set with --data PATH")
-        return Listing(tuple(kept), num_skipped)
+        return kept
     files: list[SourceFile] = []
-    num_skipped = 0
     for text in paths:
         path = Path(text).expanduser()
         if path.is_dir():
             prefix = f"{path.resolve().name}/" if len(paths) > 1 else ""
-            found, skipped = _folder(path, prefix, frozenset({"__pycache__"}), "")
+            found = _folder(path, prefix, frozenset({"__pycache__"}), "")
             if not found:
-                raise ConfigError(f"no text in the folder {path} ({skipped} hidden, empty or binary files)")
+                raise ConfigError(f"no text in the folder {path}: hidden, empty and binary files are left out")
             files += found
-            num_skipped += skipped
         elif path.is_file():
             if _is_binary_or_empty(path):
                 raise ConfigError(f"{path} is empty or binary; give a text file")
@@ -118,7 +102,7 @@ def list_files(paths: Sequence[str]) -> Listing:
     for one, other in itertools.pairwise(files):
         if one.name == other.name:
             raise ConfigError(f"{one.path} and {other.path} have the same name in the data set; put both in one folder")
-    return Listing(tuple(files), num_skipped)
+    return tuple(files)
 
 
 def fingerprint(listing: Listing, cache_dir: Path | None = None) -> bytes:
@@ -127,8 +111,8 @@ def fingerprint(listing: Listing, cache_dir: Path | None = None) -> bytes:
     cache_path = cache_dir / "content-hashes.json"
     cached = _read_cache(cache_path)
     fresh: dict[str, str] = {}
-    digest = Digest("atoll/data/v1").uint(len(listing.files))
-    for file in listing.files:
+    digest = Digest("atoll/data/v1").uint(len(listing))
+    for file in listing:
         key = f"{file.path.resolve()}|{file.size_bytes}|{file.mtime_ns}"
         content = cached.get(key)
         if content is None:
@@ -164,20 +148,11 @@ class Text:
     """Bytes of several files, one after the other. Large files stay on disk, mapped."""
 
     def __init__(self, parts: list[npt.NDArray[np.uint8]]) -> None:
-        merged: list[npt.NDArray[np.uint8]] = []
-        small: list[npt.NDArray[np.uint8]] = []
-        for part in parts:
-            if len(part) < MAPPED_FROM_BYTES:
-                small.append(part)
-                continue
-            if small:
-                merged.append(np.concatenate(small))
-                small = []
-            merged.append(part)
-        if small:
-            merged.append(np.concatenate(small))
-        self._parts = merged
-        self._ends = np.cumsum([len(p) for p in merged], dtype=np.int64)
+        self._parts: list[npt.NDArray[np.uint8]] = []
+        for is_large, group in itertools.groupby(parts, lambda part: len(part) >= MAPPED_FROM_BYTES):
+            found = list(group)
+            self._parts += found if is_large else [np.concatenate(found)]
+        self._ends = np.cumsum([len(p) for p in self._parts], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -197,28 +172,19 @@ class Text:
             index += 1
         return out
 
-    def windows(self, offsets: npt.NDArray[np.int64], num_bytes: int) -> npt.NDArray[np.uint8]:
-        """(len(offsets), num_bytes)"""
-        return np.stack([self.window(int(offset), num_bytes) for offset in offsets])
-
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
     training: Text
     held_out: Text
-    listing: Listing
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.training) + len(self.held_out)
 
 
 def load(listing: Listing) -> Corpus:
     """Read a data set and split it: about one file in twenty is held out, by the hash of its name."""
-    whole_files = len(listing.files) >= FEWEST_FILES_TO_SPLIT
+    whole_files = len(listing) >= FEWEST_FILES_TO_SPLIT
     training: list[npt.NDArray[np.uint8]] = []
     held_out: list[npt.NDArray[np.uint8]] = []
-    for file in listing.files:
+    for file in listing:
         try:
             if file.size_bytes < MAPPED_FROM_BYTES:
                 content = np.fromfile(file.path, dtype=np.uint8)
@@ -232,9 +198,9 @@ def load(listing: Listing) -> Corpus:
             cut = len(content) - len(content) // HELD_OUT_ONE_IN
             training.append(content[:cut])
             held_out.append(content[cut:])
-    corpus = Corpus(Text(training), Text(held_out), listing)
+    corpus = Corpus(Text(training), Text(held_out))
     if not len(corpus.training) or not len(corpus.held_out):
-        raise ConfigError(f"{listing.files[0].path}: too little text to train on and to hold a part out")
+        raise ConfigError(f"{listing[0].path}: too little text to train on and to hold a part out")
     return corpus
 
 

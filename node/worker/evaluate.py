@@ -31,8 +31,8 @@ def held_out_bits_per_byte(
     model.eval()
     nats = 0.0
     for first in range(0, len(offsets), EVALUATION_BATCH):
-        windows = torch.from_numpy(text.windows(offsets[first : first + EVALUATION_BATCH], sequence + 1)).to(device)
-        tokens = windows.long()
+        windows = [text.window(int(at), sequence + 1) for at in offsets[first : first + EVALUATION_BATCH]]
+        tokens = torch.from_numpy(np.stack(windows)).to(device).long()
         logits = model(tokens[:, :-1]).float()
         nats += F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").item()
     model.train(was_training)

@@ -16,7 +16,7 @@ from typing import Any
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.settings import ModelSettings, OuterSettings, RunSettings, SyncSettings, TrainerSettings, validate
+from atoll.protocol.settings import RunSettings, validate
 from atoll.protocol.strict import build, check, field_types, nearest
 
 PREFIX = "ATOLL_"
@@ -25,23 +25,19 @@ RESERVED = frozenset({"ATOLL_SOCKET", "ATOLL_GENERATION"})
 
 Tables = dict[str, dict[str, Any]]
 
-PARTS: dict[str, type] = {
-    "model": ModelSettings,
-    "trainer": TrainerSettings,
-    "sync": SyncSettings,
-    "outer": OuterSettings,
-}
-MAX_FILE_BYTES = 1 << 20
 _FILE_TYPES = (str, int, float, bool)
+PARTS: dict[str, type] = {key: kind for key, kind in field_types(RunSettings).items() if kind not in _FILE_TYPES}
+SECTIONS: dict[str, type] = {"run": RunSettings, **PARTS, "coordinator": CoordinatorConfig}
+MAX_FILE_BYTES = 1 << 20
 
 
 def sections() -> dict[str, dict[str, Any]]:
-    """Name of each section of run.toml -> its keys and their types."""
-    result = {"run": {key: kind for key, kind in field_types(RunSettings).items() if key not in PARTS}}
-    result.update((name, field_types(cls)) for name, cls in PARTS.items())
-    # Paths and the like of the coordinator come from flags.
-    result["coordinator"] = {key: kind for key, kind in field_types(CoordinatorConfig).items() if kind in _FILE_TYPES}
-    return result
+    """Name of each section of run.toml -> its keys and their types. Paths and the like of the coordinator are no keys:
+    they come from flags."""
+    return {
+        name: {key: kind for key, kind in field_types(cls).items() if kind in _FILE_TYPES}
+        for name, cls in SECTIONS.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

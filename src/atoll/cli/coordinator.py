@@ -64,9 +64,9 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
     flags: dict[str, dict[str, Any]] = {
         "coordinator": {key: value for key, value in listening.items() if value is not None}
     }
-    store_path: Path = args.store or default_store(args.path)
+    loaded = load_run(args.path, flags=flags, store_path=args.store or default_store(args.path))
     if args.resume is None:
-        return load_run(args.path, flags=flags, store_path=store_path), None
+        return loaded, None
     saved = load_manifest(args.resume)
     parent: dict[str, Any] = {
         "run_id": saved.run_id,
@@ -74,7 +74,6 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
         "run_step": saved.run_step,
         "run_tokens": saved.run_tokens,
     }
-    loaded = load_run(args.path, flags=flags, store_path=store_path)
     if loaded.settings.run_id == parent["run_id"]:
         raise ConfigError(
             f'{args.path}: run.run_id = "{parent["run_id"]}" is the run that saved {args.resume}; a resumed run needs '

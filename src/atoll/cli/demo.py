@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 
 from atoll.cli.sample import require_node_extra
@@ -24,7 +25,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sites", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--sites", dest="num_sites", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--steps", type=int, default=300, metavar="N", help="inner steps of each site (default: 300)")
     parser.add_argument("--sync-every", type=int, default=20, metavar="H", help="inner steps of a sync (default: 20)")
     parser.add_argument("--codec", default="int8", help="fp32, bf16 or int8 (default)")
@@ -48,18 +49,5 @@ def run(args: argparse.Namespace) -> int:
     from atoll.cli.demo_run import Demo
     from atoll.cli.demo_setup import DemoOptions
 
-    options = DemoOptions(
-        num_sites=args.sites,
-        steps=args.steps,
-        sync_every=args.sync_every,
-        codec=args.codec,
-        model=args.model,
-        data_paths=tuple(path.expanduser().absolute() for path in args.data),
-        seed=args.seed,
-        as_json=args.json,
-        kill=args.kill,
-        compare=args.compare,
-        folder=args.keep,
-        debug=args.debug,
-    )
-    return Demo(options).run()
+    args.data = tuple(path.expanduser().absolute() for path in args.data)
+    return Demo(DemoOptions(**{item.name: getattr(args, item.name) for item in fields(DemoOptions)})).run()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
@@ -20,28 +18,18 @@ from atoll.protocol.settings import RunSettings, settings_from_json
 PROGRESS_EVERY = 50
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    settings: RunSettings
-    data_paths: tuple[str, ...]
-    saved: Path | None
-    num_sites: int
-    compare: bool
-
-
-def evaluate(request: Request) -> dict[str, float]:
+def evaluate(
+    settings: RunSettings, data_paths: Sequence[str], saved: str | None, compared_sites: int
+) -> dict[str, float]:
     """Held-out bits per byte by name: before, after (with a saved model), alone and data_parallel (to compare)."""
-    corpus = data.load(data.list_for_run(request.settings.data, request.data_paths))
-    sequence = request.settings.trainer.sequence
-    first = Transformer(request.settings.model, request.settings.seed)
-    figures = {"before": held_out_bits_per_byte(first, corpus, sequence)}
-    if request.saved is not None:
-        figures["after"] = held_out_bits_per_byte(load_model(request.saved), corpus, sequence)
-    if request.compare:
-        alone = baselines.train_alone(request.settings, corpus, _progress)
-        figures["alone"] = alone.bits_per_byte_after
-        together = baselines.train_data_parallel(request.settings, corpus, request.num_sites, _progress)
-        figures["data_parallel"] = together.bits_per_byte_after
+    corpus = data.load(data.list_for_run(settings.data, data_paths))
+    sequence = settings.trainer.sequence
+    figures = {"before": held_out_bits_per_byte(Transformer(settings.model, settings.seed), corpus, sequence)}
+    if saved is not None:
+        figures["after"] = held_out_bits_per_byte(load_model(saved), corpus, sequence)
+    for name, num_sites in (("alone", 1), ("data_parallel", compared_sites)) if compared_sites else ():
+        trained = baselines.train_data_parallel(settings, corpus, num_sites, _progress)
+        figures[name] = trained.bits_per_byte_after
     return figures
 
 
@@ -51,17 +39,10 @@ def _progress(name: str, steps: int) -> None:
 
 
 def main() -> int:
-    table: dict[str, Any] = json.load(sys.stdin)
-    request = Request(
-        settings=settings_from_json(table["settings"]),
-        data_paths=tuple(table["data_paths"]),
-        saved=Path(table["saved"]) if table["saved"] else None,
-        num_sites=table["num_sites"],
-        compare=table["compare"],
-    )
-    torch.set_num_threads(table["num_threads"])
+    request = json.load(sys.stdin)
+    torch.set_num_threads(request.pop("num_threads"))
     try:
-        json.dump(evaluate(request), sys.stdout)
+        json.dump(evaluate(settings_from_json(request.pop("settings")), **request), sys.stdout)
     except AtollError as error:
         print(f"atoll: {error}", file=sys.stderr)
         return error.exit_code

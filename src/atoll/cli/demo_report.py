@@ -28,7 +28,7 @@ class Baselines:
     alone: float
     data_parallel: float
     source: str
-    """"trained here", or where and with which Python they were recorded."""
+    """Where they were trained, and with which Python."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -50,12 +50,12 @@ class Demo:
     def run(self) -> int:
         """0, or 1 if something that was promised did not happen. Raises AtollError, KeyboardInterrupt."""
         started_s = time.monotonic()
-        folder = demo_setup.prepare_folder(self.options.folder)
+        folder = demo_setup.prepare_folder(self.options.keep)
         demo_setup.write_run_file(self.settings, folder / "run.toml")
         environment = demo_setup.child_environment(os.environ)
         with _interruptible(), Processes(folder / "logs", environment) as processes:
             try:
-                with make_view(as_json=self.options.as_json) as view:
+                with make_view(as_json=self.options.json) as view:
                     view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
                     status = self._train(processes, folder, view)
                     processes.stop(["coordinator"])
@@ -66,7 +66,7 @@ class Demo:
                 raise
         document = demo_report.as_document(report)
         (folder / "report.json").write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps(document) if self.options.as_json else demo_report.as_text(report, sys.argv[0]), flush=True)
+        print(json.dumps(document) if self.options.json else demo_report.as_text(report, sys.argv[0]), flush=True)
         return 0 if document["ok"] else 1
 
     def _train(self, processes: Processes, folder: Path, view: View) -> RunView:
@@ -115,14 +115,12 @@ class Demo:
 
     def _act(self, plan: KillPlan, status: RunView, processes: Processes, folder: Path, view: View) -> None:
         act = plan.next_act(status)
+        if act is not None:
+            view.say(f"{plan.victim}: {act.value} {plan.done[act]}")
         if act is Act.KILL:
-            view.say(f"{plan.victim}: kill -9 at commit {plan.killed_at}")
             processes.children[plan.victim].kill()
         elif act is Act.RESTART:
-            view.say(f"{plan.victim}: started again at commit {plan.restarted_at}")
             self._start_node(processes, folder, plan.victim)
-        elif act is Act.BACK:
-            view.say(f"{plan.victim}: caught up, part of commit {plan.back_at}")
 
     def _notes(self) -> dict[str, str]:
         return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
@@ -166,7 +164,7 @@ class Demo:
             model_folder=str(_relative(saved)),
             elapsed_s=elapsed_s,
             killed=self._kill.in_words() if self._kill is not None else "",
-            returned=self._kill is None or self._kill.back_at is not None,
+            returned=self._kill is None or Act.BACK in self._kill.done,
         )
 
     def _final_hash(self, name: str, folder: Path) -> tuple[int | None, str]:
@@ -182,12 +180,12 @@ class Demo:
 
     def _evaluate(self, saved: Path | None, environment: dict[str, str]) -> dict[str, float]:
         """In a process of its own: this one has no torch. Empty if it failed; the reason is on stderr."""
+        options = self.options
         request = {
             "settings": settings_to_json(self.settings),
-            "data_paths": [str(path) for path in self.options.data_paths],
-            "saved": str(saved) if saved else "",
-            "num_sites": self.options.num_sites,
-            "compare": self.options.compare,
+            "data_paths": [str(path) for path in options.data],
+            "saved": str(saved) if saved else None,
+            "compared_sites": options.num_sites if options.compare else 0,
             "num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         }
         result = subprocess.run(
@@ -207,11 +205,7 @@ class Demo:
     def _baselines(self, figures: dict[str, float]) -> Baselines | None:
         if self.options.compare and "alone" in figures:
             return Baselines(alone=figures["alone"], data_parallel=figures["data_parallel"], source="trained here")
-        recorded = find_recorded(self.settings, self.options.num_sites, default_file())
-        if recorded is None:
-            return None
-        source = f"recorded: Python {recorded.python}, {recorded.machine}"
-        return Baselines(alone=recorded.alone, data_parallel=recorded.data_parallel, source=source)
+        return find_recorded(self.settings, self.options.num_sites, default_file())
 
 
 def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> tuple[int, str]:

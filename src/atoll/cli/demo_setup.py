@@ -25,17 +25,19 @@ FEWEST_COMMITS_TO_KILL = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
+    """The arguments of `atoll demo`, by their names."""
+
     num_sites: int = 3
     steps: int = 300
     sync_every: int = 20
     codec: str = "int8"
     model: str = "tiny"
-    data_paths: tuple[Path, ...] = ()
+    data: tuple[Path, ...] = ()
     seed: int = 1
-    as_json: bool = False
+    json: bool = False
     kill: bool = False
     compare: bool = False
-    folder: Path | None = None
+    keep: Path | None = None
     debug: bool = False
 
     @property
@@ -53,13 +55,13 @@ def demo_settings(options: DemoOptions) -> RunSettings:
         raise ConfigError(f"--sites {options.num_sites}: choose 1 to 64")
     if options.model not in MODELS:
         raise ConfigError(f'--model "{options.model}"; {nearest(options.model, MODELS)}')
-    for path in options.data_paths:
+    for path in options.data:
         if not path.exists():
             raise ConfigError(f"--data {path}: no such file or folder")
     settings = RunSettings(
         run_id=f"demo-{secrets.token_hex(4)}",
         seed=options.seed,
-        data="demo" if options.data_paths else "stdlib",
+        data="demo" if options.data else "stdlib",
         steps=options.steps,
         min_sites=options.num_sites,
         time_limits="local",
@@ -136,8 +138,8 @@ def coordinator_command(folder: Path) -> list[str]:
 def node_command(options: DemoOptions, folder: Path, name: str, port: int) -> list[str]:
     command = _atoll("node", "--coordinator", f"127.0.0.1:{port}", "--name", name, "--threads", "1")
     command += ["--home", str(folder / "sites" / name), "--save", str(model_folder(folder, name))]
-    if options.data_paths:
-        command += ["--data", *(str(path) for path in options.data_paths)]
+    if options.data:
+        command += ["--data", *(str(path) for path in options.data)]
     if options.debug:
         command.append("--debug")
     return command

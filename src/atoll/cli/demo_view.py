@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 from atoll.cli.status import table
 from atoll.cli.words import byte_count, share
@@ -19,29 +18,27 @@ if TYPE_CHECKING:
 RECENT_LINES = 8
 
 
-class View(AbstractContextManager["View"], Protocol):
-    def say(self, line: str) -> None:
-        """Something happened."""
+class View:
+    """Plain lines."""
 
-    def show(self, status: RunView, watch: Watch, notes: dict[str, str]) -> None:
-        """How the run stands; `notes` are words on some sites."""
-
-
-class PlainView(AbstractContextManager["PlainView"]):
     def __init__(self, out: TextIO) -> None:
         self._out = out
 
     def say(self, line: str) -> None:
+        """Something happened."""
         print(line, file=self._out, flush=True)
 
     def show(self, status: RunView, watch: Watch, notes: dict[str, str]) -> None:
-        """Lines are enough."""
+        """How the run stands; `notes` are words on some sites."""
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *exc: object) -> None:
-        return None
+        pass
 
 
-class LiveView(AbstractContextManager["LiveView"]):
+class LiveView(View):
     def __init__(self, console: Console) -> None:
         from rich.live import Live
 
@@ -51,7 +48,7 @@ class LiveView(AbstractContextManager["LiveView"]):
         self._watch: Watch | None = None
         self._notes: dict[str, str] = {}
 
-    def __enter__(self) -> LiveView:
+    def __enter__(self) -> Self:
         self._live.start()
         return self
 
@@ -116,7 +113,7 @@ def make_view(*, as_json: bool) -> View:
     """Live if the stream is a terminal. With JSON on stdout, people read stderr."""
     stream = sys.stderr if as_json else sys.stdout
     if not stream.isatty():
-        return PlainView(stream)
+        return View(stream)
     from rich.console import Console
 
     return LiveView(Console(file=stream))

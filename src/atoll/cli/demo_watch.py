@@ -7,6 +7,8 @@ from enum import Enum
 
 from atoll.coordinator.core.view.document import RunView, SiteView
 
+COUNTERS = ("sent_bytes", "received_bytes", "train_s", "wait_s")
+
 
 @dataclass(slots=True)
 class SiteTotals:
@@ -16,18 +18,15 @@ class SiteTotals:
     received_bytes: int = 0
     train_s: float = 0.0
     wait_s: float = 0.0
-    _base: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
-    _last: tuple[int, int, float, float] = (0, 0, 0.0, 0.0)
+    _last: SiteView | None = None
 
     def observe(self, site: SiteView) -> None:
-        now = (site.sent_bytes, site.received_bytes, site.train_s, site.wait_s)
-        if any(new < old for new, old in zip(now, self._last, strict=True)):
-            sent, received, train_s, wait_s = self._base
-            last = self._last
-            self._base = (sent + last[0], received + last[1], train_s + last[2], wait_s + last[3])
-        self._last = now
-        self.sent_bytes, self.received_bytes = self._base[0] + now[0], self._base[1] + now[1]
-        self.train_s, self.wait_s = self._base[2] + now[2], self._base[3] + now[3]
+        last, self._last = self._last, site
+        if last is not None and any(getattr(site, name) < getattr(last, name) for name in COUNTERS):
+            last = None
+        for name in COUNTERS:
+            more = getattr(site, name) - (0 if last is None else getattr(last, name))
+            setattr(self, name, getattr(self, name) + more)
 
     @property
     def utilization(self) -> float | None:
@@ -73,9 +72,11 @@ class Watch:
 
 
 class Act(Enum):
-    KILL = "kill"
-    RESTART = "restart"
-    BACK = "back"
+    """In their order, with what is said of them and of their commit."""
+
+    KILL = "kill -9 at commit"
+    RESTART = "started again at commit"
+    BACK = "caught up, part of commit"
 
 
 @dataclass(slots=True)
@@ -84,36 +85,27 @@ class KillPlan:
 
     victim: str
     expected_commits: int
-    killed_at: int | None = None
-    restarted_at: int | None = None
-    back_at: int | None = None
+    done: dict[Act, int] = field(default_factory=dict)
+    """In their order; at which commit."""
 
     def next_act(self, status: RunView) -> Act | None:
         """What is to be done now; it counts as done."""
         last = status.last_commit
-        if self.killed_at is None:
-            if last >= max(1, self.expected_commits // 3):
-                self.killed_at = last
-                return Act.KILL
-        elif self.restarted_at is None:
-            if last >= self.killed_at + 2 or status.finished:
-                self.restarted_at = last
-                return Act.RESTART
-        elif self.back_at is None:
-            contributed = any(
-                self.victim in commit.contributors and commit.commit > self.restarted_at for commit in status.commits
-            )
-            if contributed:
-                self.back_at = max(c.commit for c in status.commits if self.victim in c.contributors)
-                return Act.BACK
-        return None
+        at: int | None = None
+        match tuple(self.done.values()):
+            case ():
+                act, at = Act.KILL, last if last >= max(1, self.expected_commits // 3) else None
+            case (killed_at,):
+                act, at = Act.RESTART, last if last >= killed_at + 2 or status.finished else None
+            case (_, restarted_at):
+                with_it = [c.commit for c in status.commits if self.victim in c.contributors]
+                act, at = Act.BACK, max((commit for commit in with_it if commit > restarted_at), default=None)
+        if at is None:
+            return None
+        self.done[act] = at
+        return act
 
     def in_words(self) -> str:
-        if self.killed_at is None:
-            return ""
-        text = f"killed at commit {self.killed_at}"
-        if self.restarted_at is not None:
-            text += f", restarted at {self.restarted_at}"
-        if self.back_at is not None:
-            return f"{text}, back in commit {self.back_at}"
-        return f"{text}, recovering" if self.restarted_at is not None else text
+        words = ("killed at commit", "restarted at", "back in commit")
+        said = [f"{word} {at}" for word, at in zip(words, self.done.values(), strict=False)]
+        return ", ".join([*said, "recovering"] if len(said) == 2 else said)

@@ -1,4 +1,4 @@
-"""Run as a process: settings (JSON) on stdin; the built-in model's tensors and this machine's device on stdout."""
+"""Run as a process: settings (JSON) on stdin; the built-in model's manifest and this machine's device on stdout."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import make_optimizer
 from atoll.node.worker.tensors import find_tensors
+from atoll.protocol import wire
 from atoll.protocol.settings import settings_from_json
 
 
@@ -17,14 +18,7 @@ def main() -> None:
     settings = settings_from_json(sys.stdin.read())
     model = Transformer(settings.model, settings.seed)
     manifest = find_tensors([model], [make_optimizer(model, settings.trainer)]).manifest
-    json.dump(
-        {
-            "tensors": [(spec.name, spec.shape, spec.dtype, int(spec.role)) for spec in manifest.tensors],
-            "tied": [(tied.alias, tied.name) for tied in manifest.tied],
-            "device": device(),
-        },
-        sys.stdout,
-    )
+    json.dump([wire.encode(manifest).hex(), device()], sys.stdout)
 
 
 def device() -> str:

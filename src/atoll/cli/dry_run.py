@@ -8,9 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from atoll.cli.status import whole
 from atoll.cli.words import byte_count, count
@@ -19,23 +17,16 @@ from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import free_for, room_for
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import footprint
+from atoll.protocol import wire
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, WorkerError
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
+from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
 
 DESCRIBE_LIMIT_S = 120.0
 SCRIPT_LIMIT_S = 600.0
 """From the start of a script to its atoll.join."""
 NODE_CONSTANT_BYTES = 150 << 20  # Python, gRPC, numpy, compiled kernels
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Described:
-    """What a process with torch says about the built-in model and this machine."""
-
-    manifest: Manifest
-    device: str
 
 
 def dry_run(config: NodeConfig) -> int:
@@ -55,7 +46,7 @@ def dry_run(config: NodeConfig) -> int:
         _print("run", f"unknown: {error}")
         _print("", "what follows is for the default settings")
     try:
-        for name, text in facts(settings, config, described(settings, config)):
+        for name, text in facts(settings, config, *described(settings, config)):
             _print(name, text)
     except AtollError as error:
         _print("refused", str(error))
@@ -67,30 +58,36 @@ def _print(name: str, text: str) -> None:
     print(f"{name:<12} {whole(text)}", flush=True)  # the coordinator and the script say some of it
 
 
-def described(settings: RunSettings, config: NodeConfig) -> Described:
-    """Of the built-in model, or of the one that the script makes. Raises WorkerError, ConfigError."""
-    own = describe(settings)
-    if not config.command:
-        return own
-    _print("", f"starting {' '.join(config.command)} to learn its model; it is ended once it calls atoll.join")
-    manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
-    return Described(manifest=manifest, device=own.device)
+def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]:
+    """The built-in model or the script's, and this machine's device. Raises WorkerError, ConfigError."""
+    manifest, device = describe(settings)
+    if config.command:
+        _print("", f"starting {' '.join(config.command)} to learn its model; it is ended once it calls atoll.join")
+        manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
+    return manifest, device
 
 
-def facts(settings: RunSettings, config: NodeConfig, described: Described) -> Iterator[tuple[str, str]]:
+def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device: str) -> Iterator[tuple[str, str]]:
     """(what, in words). Raises ConfigError or HostError, after what is known, if the run does not take the model, or it
     does not fit on this machine."""
-    manifest = described.manifest
     yield "model", f"{len(manifest.tensors)} tensors, {count(manifest.num_trainable)} trainable parameters"
     yield "manifest", manifest.digest.hex()
-    data = ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
-    yield "data", data
+    yield "data", ", ".join(str(path) for path in config.data_paths) or f"what the run names: {settings.data}"
     yield "ports", ports(config)
-    yield "device", f"{described.device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"
+    yield "device", f"{device}, {config.num_ranks} rank(s) of {config.num_rank_threads} thread(s)"
     chunks = ChunkSizes.of(manifest, settings.sync)
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)
-    yield from room_lines(settings, config, manifest, home_of(settings, config))
+    home = home_of(settings, config)
+    room = room_for(
+        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
+        free_for(home, Disk()),
+        home,
+        max_retained_bytes=config.max_retained_bytes,
+        reduce_buffer_bytes=config.reduce_buffer_bytes,
+        has_buffers=False,
+    )
+    yield "as a reducer", f"holds {room}"
 
 
 def home_of(settings: RunSettings, config: NodeConfig) -> Path:
@@ -119,19 +116,6 @@ def memory_lines(settings: RunSettings, manifest: Manifest) -> list[tuple[str, s
     ]
 
 
-def room_lines(settings: RunSettings, config: NodeConfig, manifest: Manifest, home: Path) -> list[tuple[str, str]]:
-    """What the node may hold as a reducer on this machine. Raises HostError if the model does not fit."""
-    room = room_for(
-        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
-        free_for(home, Disk()),
-        home,
-        max_retained_bytes=config.max_retained_bytes,
-        reduce_buffer_bytes=config.reduce_buffer_bytes,
-        has_buffers=False,
-    )
-    return [("as a reducer", f"holds {room}")]
-
-
 def ports(config: NodeConfig) -> str:
     from atoll.node.daemon.discover import local_address_towards
 
@@ -143,8 +127,10 @@ def ports(config: NodeConfig) -> str:
     return f"listens on {listen}{told}; dials {config.coordinator}; metrics on {config.http_listen or 'no port'}"
 
 
-def describe(settings: RunSettings, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run) -> Described:
-    """Builds the model in a process of its own. Raises WorkerError if that fails."""
+def describe(
+    settings: RunSettings, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
+) -> tuple[Manifest, str]:
+    """Builds the model in a process of its own, which has torch. Raises WorkerError if that fails."""
     try:
         result = run(
             [sys.executable, "-m", "atoll.cli.describe_model"],
@@ -158,17 +144,5 @@ def describe(settings: RunSettings, run: Callable[..., subprocess.CompletedProce
         raise WorkerError(f"building the model took longer than {DESCRIBE_LIMIT_S:.0f} s") from None
     if result.returncode != 0:
         raise WorkerError(f"the model cannot be built here: {(result.stderr.strip() or 'no reason given')[-500:]}")
-    return _parse(json.loads(result.stdout))
-
-
-def _parse(document: dict[str, Any]) -> Described:
-    return Described(
-        manifest=Manifest(
-            tensors=tuple(
-                TensorSpec(name=name, shape=tuple(shape), dtype=dtype, role=Role(role))
-                for name, shape, dtype, role in document["tensors"]
-            ),
-            tied=tuple(TiedName(alias=alias, name=name) for alias, name in document["tied"]),
-        ),
-        device=document["device"],
-    )
+    manifest, device = json.loads(result.stdout)
+    return wire.decode_manifest(bytes.fromhex(manifest)), device

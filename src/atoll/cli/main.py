@@ -27,6 +27,7 @@ examples:
 class Verb(Protocol):
     """What each verb's module offers. Heavy imports (torch, grpc) belong inside `run`."""
 
+    __name__: str
     HELP: str
     EPILOG: str
 
@@ -36,18 +37,8 @@ class Verb(Protocol):
         """The exit code. Raises AtollError."""
 
 
-VERBS: dict[str, Verb] = {
-    "init": init,
-    "coordinator": coordinator,
-    "node": node,
-    "status": status,
-    "stop": stop,
-    "rollback": rollback,
-    "evict": evict,
-    "reset": reset,
-    "demo": demo,
-    "sample": sample,
-}
+_MODULES: tuple[Verb, ...] = (init, coordinator, node, status, stop, rollback, evict, reset, demo, sample)
+VERBS = {verb.__name__.rpartition(".")[2]: verb for verb in _MODULES}
 
 
 def make_parser() -> argparse.ArgumentParser:

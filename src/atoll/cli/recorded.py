@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from atoll.cli.demo_report import Baselines
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings
 
 FILE_NAME = "recorded.json"
 MAX_FILE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """Held-out bits per byte of the two baselines, and where they come from."""
-
-    alone: float
-    data_parallel: float
-    machine: str
-    python: str
 
 
 def comparison_key(settings: RunSettings, num_sites: int) -> dict[str, Any]:
@@ -35,14 +26,14 @@ def default_file() -> Path:
     return Path(__file__).resolve().parents[3] / "benchmarks" / FILE_NAME
 
 
-def find_recorded(settings: RunSettings, num_sites: int, path: Path) -> Recorded | None:
+def find_recorded(settings: RunSettings, num_sites: int, path: Path) -> Baselines | None:
     """None if nothing was recorded for these settings. Raises ConfigError if the file is damaged."""
     if settings.data != "stdlib" or not path.is_file():
         return None
     key = comparison_key(settings, num_sites)
     for entry in read_entries(path):
         if entry.get("key") == key:
-            return Recorded(**entry["figures"])
+            return Baselines(**entry["figures"])
     return None
 
 
@@ -52,14 +43,14 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
             raise ConfigError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
         entries = json.loads(path.read_text(encoding="utf-8"))["baselines"]
         for entry in entries:
-            Recorded(**entry["figures"])
+            Baselines(**entry["figures"])
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is damaged ({error}); `python -m benchmarks record` writes it anew") from None
     assert isinstance(entries, list)
     return entries
 
 
-def add_entry(path: Path, settings: RunSettings, num_sites: int, figures: Recorded) -> None:
+def add_entry(path: Path, settings: RunSettings, num_sites: int, figures: Baselines) -> None:
     """Replaces what was recorded for equal settings."""
     key = comparison_key(settings, num_sites)
     kept = [entry for entry in (read_entries(path) if path.exists() else []) if entry.get("key") != key]

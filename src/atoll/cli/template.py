@@ -10,9 +10,7 @@ import re
 import textwrap
 from typing import Any
 
-from atoll.cli.config import PARTS, Tables, sections, variable
-from atoll.coordinator.config import CoordinatorConfig
-from atoll.protocol.settings import RunSettings
+from atoll.cli.config import SECTIONS, Tables, sections, variable
 
 WIDTH = 100
 HEADINGS = {
@@ -42,10 +40,6 @@ def field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def section_classes() -> dict[str, type]:
-    return {"run": RunSettings, **PARTS, "coordinator": CoordinatorConfig}
-
-
 def defaults(cls: type) -> dict[str, Any]:
     """Fields with a plain default value."""
     return {item.name: item.default for item in dataclasses.fields(cls) if item.default is not dataclasses.MISSING}
@@ -70,7 +64,7 @@ def render(values: Tables) -> str:
         f"# A variable like {variable('sync', 'every')} in the coordinator's environment wins over this file.",
     ]
     for section, keys in sections().items():
-        cls = section_classes()[section]
+        cls = SECTIONS[section]
         docs = field_docs(cls)
         known = defaults(cls) | values.get(section, {})
         lines += ["", f"[{section}]", *_comment(HEADINGS[section] or inspect.getdoc(cls) or "")]

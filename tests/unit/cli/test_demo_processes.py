@@ -122,7 +122,7 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
     status = json.loads(json.dumps(asdict(Story(some_settings()).view)))
     folder = tmp_path / "demo"
     with pytest.raises(WorkerError, match="site amsterdam ended with exit code 1"):
-        Demo(DemoOptions(num_sites=1, folder=folder), fetch=lambda address: status).run()
+        Demo(DemoOptions(num_sites=1, keep=folder), fetch=lambda address: status).run()
     assert "the disk is on fire" in capsys.readouterr().err
     assert (folder / "logs" / "amsterdam.log").exists()
 

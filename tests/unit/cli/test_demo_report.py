@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
-from atoll.cli.recorded import Recorded, add_entry, default_file, find_recorded, read_entries
+from atoll.cli.recorded import add_entry, default_file, find_recorded, read_entries
 from atoll.cli.words import byte_count, count, duration, share
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import MODELS, RunSettings, SyncSettings
@@ -100,7 +100,7 @@ def test_the_document_is_json() -> None:
 
 
 SETTINGS = RunSettings(run_id="demo-1")
-FIGURES = Recorded(alone=2.6, data_parallel=2.1, machine="m", python="3.11.9")
+FIGURES = Baselines(alone=2.6, data_parallel=2.1, source="recorded: Python 3.11.9, m")
 
 
 def test_recorded_figures_are_for_equal_settings_only(tmp_path: Path) -> None:

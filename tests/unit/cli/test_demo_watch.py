@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll.cli.demo_view import LiveView, PlainView, make_view, picture, sync_in_words
+from atoll.cli.demo_view import LiveView, View, make_view, picture, sync_in_words
 from atoll.cli.demo_watch import Act, KillPlan, Watch
 from atoll.cli.run_status import parse_status
 from atoll.cli.status import COLUMNS, table, text_lines
@@ -153,14 +153,14 @@ def test_a_site_that_is_not_back_is_said_to_be_recovering() -> None:
 
 def test_plain_lines_go_to_a_pipe() -> None:
     out = io.StringIO()
-    with PlainView(out) as view:
+    with View(out) as view:
         view.say("commit 1")
         view.show(parse_status(document()), Watch(), {})
     assert out.getvalue() == "commit 1\n"
 
 
 def test_a_pipe_gets_no_live_view(capsys: pytest.CaptureFixture[str]) -> None:
-    assert isinstance(make_view(as_json=False), PlainView)
+    assert type(make_view(as_json=False)) is View
     with make_view(as_json=True) as view:
         view.say("x")
     out, err = capsys.readouterr()

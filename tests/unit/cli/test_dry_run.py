@@ -18,6 +18,7 @@ from atoll.node.daemon import room
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.daemon.shared_memory import MemoryLimit
+from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings, settings_to_json
@@ -30,7 +31,7 @@ MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(1024, 1024), dtype="F
 
 def fake_torch(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     del kwargs
-    answer = {"tensors": [["w", [1024, 1024], "F32", 1]], "tied": [], "device": "CPU"}
+    answer = [wire.encode(MANIFEST).hex(), "CPU"]
     return subprocess.CompletedProcess(args[0], 0, json.dumps(answer), "")
 
 
@@ -43,8 +44,7 @@ def test_memory_follows_the_formula() -> None:
 
 
 def test_what_a_process_with_torch_says_is_checked() -> None:
-    described = dry_run.describe(SETTINGS, run=fake_torch)
-    assert described.manifest == MANIFEST
+    assert dry_run.describe(SETTINGS, run=fake_torch) == (MANIFEST, "CPU")
 
     def broken(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         del kwargs
@@ -66,12 +66,9 @@ def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None
         advertise="203.0.113.7:7000",
         listen="127.0.0.1:7000",
     )
-    described = replace(
-        dry_run.describe(SETTINGS, run=fake_torch),
-        manifest=asyncio.run(model_of_script(config, SETTINGS, limit_s=60.0)),
-    )
-    assert described.manifest.num_trainable == 300 * 40 + 10
-    lines = dict(dry_run.facts(SETTINGS, config, described))
+    manifest = asyncio.run(model_of_script(config, SETTINGS, limit_s=60.0))
+    assert manifest.num_trainable == 300 * 40 + 10
+    lines = dict(dry_run.facts(SETTINGS, config, manifest, "CPU"))
     assert lines["model"] == "2 tensors, 12010 trainable parameters"
     assert lines["device"] == "CPU, 1 rank(s) of 3 thread(s)"
     assert "listens on 127.0.0.1:7000, told to others as 203.0.113.7:7000" in lines["ports"]
@@ -125,9 +122,8 @@ def test_with_and_without_a_coordinator(
 
 def test_a_model_of_more_chunks_than_the_run_takes_is_refused_before_anything_is_joined() -> None:
     settings = replace(SETTINGS, sync=replace(SETTINGS.sync, chunk_elements=1024, max_chunks=1023))
-    described = dry_run.Described(manifest=MANIFEST, device="CPU")
     with pytest.raises(ConfigError, match="has 1024 chunks of 1024 elements, a run takes 1023: raise"):
-        dict(dry_run.facts(settings, CONFIG, described))
+        dict(dry_run.facts(settings, CONFIG, MANIFEST, "CPU"))
 
 
 def test_what_a_coordinator_says_does_not_steer_the_terminal(

@@ -107,7 +107,7 @@ def test_evaluation(corpus: data.Corpus) -> None:
 def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
     done: list[tuple[str, int]] = []
     results = [
-        baselines.train_alone(SETTINGS, corpus),
+        baselines.train_data_parallel(SETTINGS, corpus, 1),
         baselines.train_data_parallel(SETTINGS, corpus, 2),
         simulate_diloco(SETTINGS, corpus, 2, lambda name, steps: done.append((name, steps))),
     ]
@@ -117,7 +117,7 @@ def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
 
 
 def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus) -> None:
-    alone = baselines.train_alone(SETTINGS, corpus).bits_per_byte_after
+    alone = baselines.train_data_parallel(SETTINGS, corpus, 1).bits_per_byte_after
     assert simulate_diloco(SETTINGS, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
 
 
