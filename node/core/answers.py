@@ -93,12 +93,8 @@ def _apply(site: SiteState, step: int, now: float) -> Decision:
         return Hold("the disk is at work")
     if disk.published != content:
         return PublishState(content) if not disk.has_moved else Hold("the disk is between two commits")
-    if mode is MergeMode.REPLACE:
-        base_step = step
-    elif mode is MergeMode.MERGE:
-        base_step = site.snapshot.step
-    else:
-        base_step = max(workers.base_step, workers.released_step)
+    before = max(workers.base_step, workers.released_step)
+    base_step = mode.base(before=before, snapshot=site.snapshot.step, now=step)
     target = target_step(site, base_step) if is_open else step
     if is_open and mode is MergeMode.SHIFT and step >= target:
         target = step + steps_until_the_others(site, now)

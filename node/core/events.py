@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import TypeVar
 
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.messages import CoordinatorMessage, ExchangeFailed, Outlier, SiteMessage
+
+T = TypeVar("T")
 
 
 class AnswerKind(IntEnum):
@@ -23,6 +26,11 @@ class MergeMode(IntEnum):
     REPLACE = 1
     MERGE = 2
     SHIFT = 3
+
+    def base(self, *, before: T, snapshot: T, now: T) -> T:
+        """The moment after which the ranks have trained what the outer state lacks, once they have merged. Requires the
+        moment of the base before, of the snapshot and of the merge."""
+        return {MergeMode.REPLACE: now, MergeMode.MERGE: snapshot, MergeMode.SHIFT: before}[self]
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,9 @@ class Workers:
         if answer.kind is not AnswerKind.APPLY:
             return
         self.offered = answer
+        self.base_step = answer.mode.base(before=self.base_step, snapshot=snapshot_step, now=ask.step)
         if answer.mode is not MergeMode.SHIFT:
             self.sealed_in_vain = False
-            self.base_step = ask.step if answer.mode is MergeMode.REPLACE else snapshot_step
 
     def merged(self, wait_s: float) -> bool:
         """Every rank has taken what was offered. Whether they go on from it: not if it was discarded meanwhile."""

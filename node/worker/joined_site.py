@@ -305,8 +305,7 @@ class JoinedSite(Site):
     def _apply(self, answer: Answer) -> None:
         self._shared.apply(answer.mode, fresh=answer.fresh)
         now = Mark(self._steps, self._tokens)
-        # What was trained after the base is still to be contributed; a shift keeps all of it.
-        self._base = {MergeMode.REPLACE: now, MergeMode.MERGE: self._snapshot, MergeMode.SHIFT: self._base}[answer.mode]
+        self._base = answer.mode.base(before=self._base, snapshot=self._snapshot, now=now)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         if self._base is now:
             self._window = _Window(self._steps)  # its steps, if any, are undone

@@ -6,6 +6,14 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a shift loses the steps that it keeps",
+        rule="what was trained since the base is contributed, also where a late commit has moved the base",
+        where="node.core.events:MergeMode.base",
+        old="MergeMode.SHIFT: before}",
+        new="MergeMode.SHIFT: now}",
+        tests=("tests/unit/worker/test_worker_site.py",),
+    ),
+    Mutation(
         name="steps beyond the boundary are lost",
         rule="inner steps after the boundary survive the commit",
         where="node.core.answers:merge_mode",

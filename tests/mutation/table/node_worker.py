@@ -46,14 +46,6 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_worker_checkpoint.py",),
     ),
     Mutation(
-        name="a shift loses the steps that it keeps",
-        rule="what was trained since the base is contributed, also where a late commit has moved the base",
-        where="node.worker.joined_site:JoinedSite._apply",
-        old="MergeMode.SHIFT: self._base}",
-        new="MergeMode.SHIFT: now}",
-        tests=("tests/unit/worker/test_worker_site.py",),
-    ),
-    Mutation(
         name="frozen parameter that the script writes to",
         rule="a frozen parameter that the script changes is found and named at the next boundary",
         where="node.worker.frozen:FrozenTensors.check",
