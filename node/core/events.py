@@ -335,7 +335,7 @@ class LeaveAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class DataPlaneFailed:
+class NodeFailed:
     """A non-finite value, a full disk, damage that only this site can have, a fault of the node: it cannot go on."""
 
     text: str
@@ -354,6 +354,6 @@ OfWorkers = (
 Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersLost | WorkersExited
     | StateSeeded | StateFetched | FetchFailed | SourcesWanted | ExchangeFinished | ExchangeBroken | CommitApplied
-    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack | LeaveAsked | DataPlaneFailed
+    | ApplyFailed | StateVerified | ModelSaved | ModelKept | Published | DiskRolledBack | LeaveAsked | NodeFailed
     | Tick
 )  # fmt: skip

@@ -222,7 +222,7 @@ EVENTS: dict[type[Event], Handler] = {
     events.ModelSaved: saving.written,
     events.ModelKept: saving.kept,
     events.LeaveAsked: departing.leave_asked,
-    events.DataPlaneFailed: lambda ctx, event: endings.give_up(ctx, event.text, event.exit_code),
+    events.NodeFailed: lambda ctx, event: endings.give_up(ctx, event.text, event.exit_code),
     events.Tick: _ticked,
 }
 """By the kind of the event, what becomes of it. Then `_advance` follows."""

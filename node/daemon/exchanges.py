@@ -84,7 +84,7 @@ class Exchanges:
                 raise
             return  # another attempt, or the end of the sync
         except (NonFiniteError, HostError) as error:
-            self._shell.handle(e.DataPlaneFailed(str(error), error.exit_code))
+            self._shell.handle(e.NodeFailed(str(error), error.exit_code))
             return
         except (AtollError, OSError) as error:
             self._shell.handle(e.ExchangeBroken(_failure(plan, error)))

@@ -209,7 +209,7 @@ class Node:
         self.failure = error
         code = error.exit_code if isinstance(error, AtollError) else HostError.exit_code
         self._result.set_result((code, text))  # first: it may be the core that fails
-        self.handle(e.DataPlaneFailed(text, code))
+        self.handle(e.NodeFailed(text, code))
 
     def _set_timer(self) -> None:
         if self._timer is not None:

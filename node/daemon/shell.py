@@ -25,7 +25,7 @@ Failed = Callable[[Exception], e.Event]
 
 def fatal(doing: str = "") -> Failed:
     """What a failure on this machine becomes that no other site can help with."""
-    return lambda error: e.DataPlaneFailed(f"{doing}{error}", exit_code_on_own_disk(error))
+    return lambda error: e.NodeFailed(f"{doing}{error}", exit_code_on_own_disk(error))
 
 
 @dataclass(eq=False, kw_only=True)

@@ -239,7 +239,7 @@ class Checks:
                 self.require(self._kept.has(commit), f"2: commit {commit.commit} is another one in the log")
             case e.ModelKept(commit=commit):
                 self._model_in_place(node, commit)
-            case e.DataPlaneFailed(text, exit_code):
+            case e.NodeFailed(text, exit_code):
                 self.require(exit_code != StateError.exit_code, f"34: {node.process} cannot go on: {text}")
             case e.Received(message=m.Plan() as plan):
                 self.require(self._kept.has(plan), f"5: the plan of sync {plan.sync} is another one in the store")

@@ -110,6 +110,22 @@ MUTATIONS = (
         tests=("tests/unit/node_core/test_words.py",),
     ),
     Mutation(
+        name="one heartbeat a stream",
+        rule="heartbeats go while there is a stream, whatever else is said",
+        where="node.core.session:beat_if_due",
+        old="        ctx.site.beat_at = ctx.now + ctx.limits.heartbeat_s\n",
+        new="        ctx.site.beat_at = None\n",
+        tests=("tests/unit/node_core/test_words.py",),
+    ),
+    Mutation(
+        name="a site leaves without its last figures",
+        rule="the last word of a site comes with its last figures",
+        where="node.core.endings:_say_goodbye",
+        old="        ctx.emit(Beat())\n",
+        new="        pass\n",
+        tests=("tests/unit/node_core/test_words.py",),
+    ),
+    Mutation(
         name="half of what was wanted is done after a failure",
         rule="of an event on which the core failed nothing is carried out",
         where="node.core.site:SiteCore.handle",

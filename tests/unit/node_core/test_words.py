@@ -71,7 +71,7 @@ def test_a_core_that_fails_says_its_last_words_and_nothing_of_what_it_had_half_d
     monkeypatch.setattr(syncs, "apply_next", fail)
     with pytest.raises(ZeroDivisionError):
         drive.receive(m.Peers(members=()))
-    outputs = drive(e.DataPlaneFailed("the node cannot go on", HostError.exit_code))
+    outputs = drive(e.NodeFailed("the node cannot go on", HostError.exit_code))
     assert not [output for output in outputs if isinstance(output, out.Fulfil)]
     assert outputs[0] == out.Send(m.Leave(reason="the node cannot go on", fatal=True))
     assert outputs[-1] == out.Exit(HostError.exit_code, "the node cannot go on")
