@@ -414,7 +414,7 @@ def of_server(server: CoordinatorServer) -> CoordinatorQuestions:
 STREAMS_AND_SIGNS_OF_LIFE = frozenset(
     {
         "out", "now", "streams", "num_refused", "num_malformed", "gone", "waits", "hello",
-        "settings", "limits", "heard_at", "progress_at", "offers",
+        "settings", "limits", "heard_at", "progress_at", "offers", "num_sources_asked",
     }
 )  # fmt: skip
 
