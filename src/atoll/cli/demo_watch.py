@@ -47,12 +47,10 @@ class Watch:
 
     def observe(self, status: RunView) -> list[str]:
         lines = []
-        kind = status.state.split(maxsplit=1)[0].rstrip(":") if status.state else ""
-        if status.state != self._state and kind not in ("training", "syncing"):
-            lines.append(f"run: {status.state}")
-        elif kind == "training" and not self._state.startswith(("training", "syncing")):
-            lines.append("run: training")
-        self._state = status.state
+        state = "training" if status.state_kind in ("training", "syncing") else status.state
+        if state != self._state:
+            self._state = state
+            lines.append(f"run: {state}")
         for commit in status.commits:
             if commit.commit > self._commit:
                 self._commit = commit.commit

@@ -104,13 +104,15 @@ def test_the_table_says_what_the_status_says() -> None:
 def test_one_line_for_each_commit_and_change() -> None:
     watch = Watch()
     assert watch.observe(
-        parse_status(document(state="waiting for sites 1 of 2", sites=[site("a", state="starting")]))
+        parse_status(
+            document(state="waiting for sites 1 of 2", state_kind="waiting", sites=[site("a", state="starting")])
+        )
     ) == [
         "run: waiting for sites 1 of 2",
         "a: starting",
     ]
     assert watch.observe(parse_status(document())) == ["run: training", "a: member", "b: member"]
-    assert watch.observe(parse_status(document(state="syncing"))) == []
+    assert watch.observe(parse_status(document(state="syncing (the last sync)", state_kind="syncing"))) == []
     two = [commit(1), commit(2, ["a"], attempt=2, mean_loss=None)]
     assert watch.observe(parse_status(document(commits=two))) == [
         "commit 1: step 20, a, b, training loss 2.500",
