@@ -9,10 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from atoll.cli import demo_report, demo_setup
 from atoll.cli.client import fetch_status
@@ -37,12 +36,11 @@ LISTENING = re.compile(r"listening on \S+:(\d+)(?: \(status page (\S+)\))?")
 
 
 class Demo:
-    def __init__(self, options: DemoOptions, fetch: Callable[[str], dict[str, Any]] = fetch_status) -> None:
+    def __init__(self, options: DemoOptions) -> None:
         """Raises ConfigError for options that do not make a run."""
         self.options = options
         self.settings = demo_setup.demo_settings(options)
         self.names = demo_setup.site_names(options.num_sites)
-        self._fetch = fetch
         self._watch = Watch()
         self._kill = KillPlan(self.names[-1], options.expected_commits) if options.kill else None
         self._port = 0
@@ -108,7 +106,7 @@ class Demo:
             raise WorkerError(
                 f"the coordinator ended with exit code {coordinator.exit_code}; see {coordinator.log_path}"
             )
-        return parse_status(self._fetch(f"127.0.0.1:{self._port}"))
+        return parse_status(fetch_status(f"127.0.0.1:{self._port}"))
 
     def _start_node(self, processes: Processes, folder: Path, name: str) -> None:
         processes.start(name, demo_setup.node_command(self.options, folder, name, self._port))

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.cli.status import whole
@@ -127,12 +127,10 @@ def ports(config: NodeConfig) -> str:
     return f"listens on {listen}{told}; dials {config.coordinator}; metrics on {config.http_listen or 'no port'}"
 
 
-def describe(
-    settings: RunSettings, run: Callable[..., subprocess.CompletedProcess[str]] = subprocess.run
-) -> tuple[Manifest, str]:
+def describe(settings: RunSettings) -> tuple[Manifest, str]:
     """Builds the model in a process of its own, which has torch. Raises WorkerError if that fails."""
     try:
-        result = run(
+        result = subprocess.run(
             [sys.executable, "-m", "atoll.cli.describe_model"],
             input=settings_to_json(settings),
             capture_output=True,

@@ -120,9 +120,10 @@ def test_the_last_lines_of_the_guilty_one_are_shown(
     monkeypatch.setattr(demo_setup, "coordinator_command", lambda folder: coordinator)
     monkeypatch.setattr(demo_setup, "node_command", lambda *args: node)
     status = json.loads(json.dumps(asdict(Story(some_settings()).view)))
+    monkeypatch.setattr(demo_run, "fetch_status", lambda address: status)
     folder = tmp_path / "demo"
     with pytest.raises(WorkerError, match="site amsterdam ended with exit code 1"):
-        Demo(DemoOptions(num_sites=1, keep=folder), fetch=lambda address: status).run()
+        Demo(DemoOptions(num_sites=1, keep=folder)).run()
     assert "the disk is on fire" in capsys.readouterr().err
     assert (folder / "logs" / "amsterdam.log").exists()
 

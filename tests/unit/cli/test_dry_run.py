@@ -43,15 +43,17 @@ def test_memory_follows_the_formula() -> None:
     assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
 
 
-def test_what_a_process_with_torch_says_is_checked() -> None:
-    assert dry_run.describe(SETTINGS, run=fake_torch) == (MANIFEST, "CPU")
+def test_what_a_process_with_torch_says_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", fake_torch)
+    assert dry_run.describe(SETTINGS) == (MANIFEST, "CPU")
 
     def broken(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         del kwargs
         return subprocess.CompletedProcess(args[0], 1, "", "no torch\n")
 
+    monkeypatch.setattr(subprocess, "run", broken)
     with pytest.raises(WorkerError, match="cannot be built here: no torch"):
-        dry_run.describe(SETTINGS, run=broken)
+        dry_run.describe(SETTINGS)
 
 
 def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "fetch_status", lambda address: {"settings": json.loads(settings_to_json(SETTINGS))})
-    monkeypatch.setattr(dry_run.describe, "__defaults__", (fake_torch,))
+    monkeypatch.setattr(subprocess, "run", fake_torch)
     monkeypatch.setattr(room, "memory_limit", lambda: MemoryLimit(7 << 20, "a test"))
     command = ["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--home", str(tmp_path), "--dry-run"]
     assert main(command) == HostError.exit_code
@@ -106,7 +108,7 @@ def test_with_and_without_a_coordinator(
         return {"settings": json.loads(settings_to_json(SETTINGS)), "state": "waiting for sites 0 of 1"}
 
     monkeypatch.setattr(client, "fetch_status", fetch)
-    monkeypatch.setattr(dry_run.describe, "__defaults__", (fake_torch,))
+    monkeypatch.setattr(subprocess, "run", fake_torch)
     code = main(["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
     out = capsys.readouterr().out
     assert MANIFEST.digest.hex() in out
@@ -131,7 +133,7 @@ def test_what_a_coordinator_says_does_not_steer_the_terminal(
 ) -> None:
     settings = json.loads(settings_to_json(SETTINGS)) | {"data": "\x1b]0;owned\x07\nmodel        a line of another's"}
     monkeypatch.setattr(client, "fetch_status", lambda _: {"settings": settings, "state": "training\x1b[2J\u202e"})
-    monkeypatch.setattr(dry_run.describe, "__defaults__", (fake_torch,))
+    monkeypatch.setattr(subprocess, "run", fake_torch)
     main(["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
     out = capsys.readouterr().out
     assert all(character.isprintable() or character == "\n" for character in out)
