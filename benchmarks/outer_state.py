@@ -57,7 +57,7 @@ class Bench:
         self.commits = range(1, num_commits + 1)
         self.num_threads = num_threads
         self.pool = ThreadPoolExecutor(num_threads)
-        self.log = PayloadLog(folder / "log", self.layout, RUN_ID, num_commits)
+        self.log = PayloadLog(folder / "log", self.layout, RUN_ID, num_commits, fsync=True)
         self.num_payload_bytes = sum(self._log(number) for number in self.commits) // num_commits
 
     def _log(self, number: int) -> int:
@@ -70,7 +70,7 @@ class Bench:
             payload = kernels.encode("int8", average)
             file.put(chunk.index, payload, payload_hash(payload))
             total += len(payload)
-        file.seal(True)
+        file.seal()
         member = Member(site_id=1, incarnation=1, address="a:1", tokens=1)
         record = Commit(
             commit=number,

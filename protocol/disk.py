@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import resource
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -58,13 +57,12 @@ def exchange_names(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-def allow_open_files(count: int, what: str) -> None:
-    """Raises this process's soft limit of open files if it is below `count`. HostError if the hard one is."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if resource.RLIM_INFINITY != soft < count:
-        if resource.RLIM_INFINITY != hard < count:
-            raise HostError(f"{what} needs {count} open files, this process may have {hard}; raise `ulimit -Hn`")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """All of `data`: the kernel may take a part only. Raises OSError."""
+    rest = memoryview(data).cast("B")
+    while rest:
+        written = os.pwrite(descriptor, rest, offset)
+        offset, rest = offset + written, rest[written:]
 
 
 def sync_folder(folder: Path) -> None:

@@ -214,6 +214,10 @@ class Layout:
         self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
         """Those that travel in syncs."""
 
+    def wire_dtype(self, chunk: Chunk) -> str:
+        """In which its values travel in syncs."""
+        return self.manifest.tensors[chunk.tensor].dtype if chunk.role is Role.BUFFER_LOWEST else "F32"
+
     def _blocks(self, first_chunk: int, tensor: int) -> Iterator[Chunk]:
         spec = self.manifest.tensors[tensor]
         _, columns = as_matrix(spec.shape)

@@ -106,7 +106,6 @@ async def _meet_peers(
         dialer=Dialer(None, machine.network),
         pool=ThreadPoolExecutor(config.num_kernel_threads, thread_name_prefix="exchange"),
         spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
-        fsync=run.settings.sync.fsync,
     )
     limit = descriptors.raise_limit()
     listener = Listener(

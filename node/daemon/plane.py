@@ -20,7 +20,7 @@ from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
+from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import Snapshots
 from atoll.node.dataplane.store_files import TornState
 from atoll.node.dataplane.sync_data import SyncData
@@ -127,7 +127,10 @@ class DataPlane:
         if self.outer is None and self.snapshots.files:
             self.outer = self.fresh_outer()
         if self.outer is not None:
-            rebuild(self.outer, self.log, self.snapshots, self.optimizer)
+            self._rebuilder(self.outer).rebuild()
+
+    def _rebuilder(self, outer: OuterState) -> Rebuilder:
+        return Rebuilder(outer, self.log, self.snapshots, self.optimizer)
 
     def _found_on_disk(self) -> OuterState | None:
         """What an earlier start left; None if there is nothing, or only parts of files."""
@@ -173,7 +176,7 @@ class DataPlane:
         def work() -> bytes:
             if self.outer is None or self.outer.commit is None or self._is_distrusted:
                 raise StateError("this site holds no whole state")
-            found = put_aside(self.outer, self.log, self.snapshots, self.optimizer, commit=commit, expected=expected)
+            found = self._rebuilder(self.outer).put_aside(commit, expected)
             self._spared_until = last_commit
             return found
 
@@ -188,7 +191,7 @@ class DataPlane:
 
     def oldest(self) -> int | None:
         """The oldest commit that `put_aside` may give."""
-        return None if self.outer is None else oldest(self.outer, self.log, self.snapshots)
+        return None if self.outer is None else self._rebuilder(self.outer).oldest()
 
     async def show(self, evidence: Evidence, commit: int, chunk: int) -> bytes:
         """What settles a dispute over `commit` or the one after it. It is asked for in parts, so the last one is kept.
@@ -214,8 +217,7 @@ class DataPlane:
                     raise StateError(f"the hashes of the chunks after commit {commit} are not here any more")
                 return b"".join(hashes)
             case Evidence.RECORD if chunk < self.layout.num_sync_chunks:
-                where = outer, self.log, self.snapshots, self.optimizer
-                return record_at(*where, chunk=chunk, commit=commit).data
+                return self._rebuilder(outer).record_at(chunk, commit).data
             case Evidence.PAYLOAD_HASHES:
                 return self.log.hashes_of(commit)
             case Evidence.PAYLOAD:
@@ -249,10 +251,10 @@ class DataPlane:
         def work() -> bytes:
             outer = self.fresh_outer()
             if saved is not None:
-                saved_model.restore(saved, outer, self.layout)
+                saved_model.restore(saved, outer)
             else:
                 assert self.snapshot is not None
-                publish.seed_from_snapshot(outer, self.layout, self.snapshot.view)
+                publish.seed_from_snapshot(outer, self.snapshot.view)
             return outer.state_hash()
 
         async with self.lock:
@@ -340,7 +342,7 @@ class DataPlane:
             for chunk in damaged:
                 outer.forget(chunk)
             if damaged:
-                rebuild(outer, self.log, self.snapshots, self.optimizer)
+                self._rebuilder(outer).rebuild()
             if before is not None and self.held() != before:
                 raise StateError(
                     f"{outer.folder}: {len(damaged)} chunks are damaged and cannot be put together here; start this "
@@ -370,14 +372,10 @@ class DataPlane:
             if isinstance(content, Difference):
                 if held != Values(content.base):
                     raise StateError(f"{content} cannot be made of what the shared buffer holds, {held}; start again")
-                publish.publish_shift(outer, self.layout, buffer.view, self.dtypes, num_threads=self._num_threads)
+                publish.publish_shift(outer, buffer.view, self.dtypes, num_threads=self._num_threads)
             else:
                 publish.publish_replace(
-                    outer,
-                    self.layout,
-                    buffer.view,
-                    frozen=not self._published_frozen,
-                    num_threads=self._num_threads,
+                    outer, buffer.view, frozen=not self._published_frozen, num_threads=self._num_threads
                 )
                 self._published_frozen = True
             self._published = content

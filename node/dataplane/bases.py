@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.node.dataplane import kernels
+from atoll.protocol.codecs import scratch
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role
 
@@ -19,11 +20,17 @@ def check_base_dtypes(manifest: Manifest, dtypes: Mapping[str, str]) -> None:
     """Raises ConfigError unless a worker may hold each trainable tensor as its dtype."""
     for spec in manifest.tensors:
         if spec.role is Role.TRAINABLE and (dtype := dtypes[spec.name]) not in BASE_DTYPES:
-            raise ConfigError(_no_base(repr(spec.name), dtype))
+            known = ", ".join(BASE_DTYPES)
+            raise ConfigError(f"{spec.name!r} is trained as {dtype}; atoll synchronizes parameters of dtype {known}")
 
 
-def _no_base(name: str, dtype: str) -> str:
-    return f"{name} is trained as {dtype}; atoll synchronizes parameters of dtype {', '.join(BASE_DTYPES)}"
+def base_of(values: Floats, dtype: str, buffer: str = "base") -> Floats:
+    """Of 1-D fp32 values: themselves, or a copy in a `buffer` of this thread, valid until its next one."""
+    if dtype == "F32":
+        return values
+    base = scratch.floats(buffer, values.size)
+    cast_base(values, dtype, base)
+    return base
 
 
 def cast_base(values: Floats, dtype: str, out: Floats) -> None:
@@ -32,8 +39,6 @@ def cast_base(values: Floats, dtype: str, out: Floats) -> None:
         out[:] = values
     elif dtype == "BF16":
         kernels.round_to_bf16(values, out)
-    elif dtype == "F16":
+    else:
         with np.errstate(over="ignore"):  # an infinite base is refused by the encoder, by name of the tensor
             out[:] = values.astype(np.float16)
-    else:
-        raise ConfigError(_no_base("a tensor", dtype))

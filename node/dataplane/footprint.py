@@ -13,10 +13,8 @@ from atoll.protocol.spec import spec_of
 
 INDEX_BYTES = 128
 """For each chunk, in the index of the outer state ..."""
-PAYLOAD_ENTRY_BYTES = 64
-"""... before the payloads of a commit ..."""
-SNAPSHOT_ENTRY_BYTES = 44
-"""... and before the records of a snapshot."""
+ENTRY_BYTES = 52
+"""... and before the payloads of a commit and the records of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ def footprint(layout: Layout, settings: RunSettings) -> Footprint:
         sync_bytes=sync_bytes,
         disk_parts=(
             ("outer state", outer_bytes + INDEX_BYTES * len(records)),
-            _payloads(sync_bytes + PAYLOAD_ENTRY_BYTES * num_synced, settings),
+            _payloads(sync_bytes + ENTRY_BYTES * num_synced, settings),
             _snapshots(sum(records[:num_synced]), sum(records[num_synced:]), len(records), settings),
             _models(sum(records) + _rounded_bytes(layout), sum(records[:num_synced]), len(records), settings),
         ),
@@ -71,7 +69,7 @@ def _snapshots(synced_bytes: int, frozen_bytes: int, num_chunks: int, settings: 
     num_kept = settings.sync.snapshots
     if not num_kept:
         return "no snapshots", 0
-    one_bytes = synced_bytes + SNAPSHOT_ENTRY_BYTES * num_chunks
+    one_bytes = synced_bytes + ENTRY_BYTES * num_chunks
     return (
         f"{num_kept} snapshots, one that is being written and one while the run goes back",
         one_bytes * (num_kept + 2) + frozen_bytes,

@@ -10,38 +10,33 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.protocol.disk import disk_error
+from atoll.protocol.disk import disk_error, write_at
 from atoll.protocol.errors import HostError
 
 Bytes = npt.NDArray[np.uint8]
 
 
+@dataclass(eq=False, kw_only=True)
 class FrozenState:
-    """Made by `OuterState.freeze`; `close` it. `records`: of each chunk that has bytes, a view of its place."""
+    """Made by `OuterState.freeze`; `close` it."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        commit: int,
-        state_hash: bytes,
-        hashes: Sequence[bytes],
-        records: Mapping[int, Bytes],
-        folder: Path,
-        release: Callable[[int], None],
-    ) -> None:
-        self.run_id = run_id
-        self.commit = commit
-        self.state_hash = state_hash
-        self.hashes = hashes
+    run_id: str
+    commit: int
+    state_hash: bytes
+    hashes: Sequence[bytes]
+    records: InitVar[Mapping[int, Bytes]]
+    """Of each chunk that has bytes, a view of its place."""
+    folder: Path
+    release: Callable[[int], None]
+
+    def __post_init__(self, records: Mapping[int, Bytes]) -> None:
         self._pinned = dict(records)
-        self._release = release
-        self._folder = folder
         self._offsets: dict[int, int] = {}
         self._end = 0
         for chunk, record in records.items():
@@ -75,8 +70,8 @@ class FrozenState:
                 try:
                     self._copy(record, self._offsets[chunk])
                 except OSError as error:
-                    self._failure = disk_error(error, self._folder, self._end)
-        self._release(chunk)
+                    self._failure = disk_error(error, self.folder, self._end)
+        self.release(chunk)
 
     @property
     def is_over(self) -> bool:
@@ -91,13 +86,10 @@ class FrozenState:
             if file is not None:
                 os.close(file)
         for chunk in pinned:
-            self._release(chunk)
+            self.release(chunk)
 
     def _copy(self, record: Bytes, offset: int) -> None:
         if self._file is None:
-            with tempfile.TemporaryFile(dir=self._folder) as file:
+            with tempfile.TemporaryFile(dir=self.folder) as file:
                 self._file = os.dup(file.fileno())
-        rest = record.data
-        while rest:
-            written = os.pwrite(self._file, rest, offset)
-            offset, rest = offset + written, rest[written:]
+        write_at(self._file, record.data, offset)

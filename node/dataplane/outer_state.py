@@ -43,16 +43,18 @@ class PinnedChunk:
     data: Bytes
 
 
+@dataclass(eq=False)
 class OuterState:
     """Made by `create` or `open`. `layout` and `slots` are those of the run."""
 
-    def __init__(self, store: ChunkStore, layout: Layout, slots: tuple[str, ...], run_id: str) -> None:
-        self.folder = store.folder
-        self.layout = layout
-        self.slots = slots
-        self.run_id = run_id
-        self._store = store
-        store.noted = self._note  # under its lock, like all that reads what follows
+    store: ChunkStore
+    layout: Layout
+    slots: tuple[str, ...]
+    run_id: str
+
+    def __post_init__(self) -> None:
+        self.folder = self.store.folder
+        self.store.noted = self._note  # under its lock, like all that reads what follows
         self._frozen: list[FrozenState] = []
         self._at_version: Counter[int] = Counter()  # chunks of syncs
         self._hash_lists: OrderedDict[int, list[bytes]] = OrderedDict()
@@ -90,14 +92,14 @@ class OuterState:
 
     def close(self) -> None:
         """Gives up the folder. No view or method of this object may be used after it."""
-        self._store.close()
+        self.store.close()
 
     # --- reading
 
     @property
     def versions(self) -> list[int | None]:
         """Of each chunk: the last commit that touched it; None where there is no valid record; 0 for empty chunks."""
-        return self._store.versions
+        return self.store.versions
 
     @property
     def missing(self) -> list[int]:
@@ -107,23 +109,23 @@ class OuterState:
     @property
     def commit(self) -> int | None:
         """The commit at which every chunk is; None while chunks are missing or differ."""
-        with self._store.lock:
-            if self._store.num_missing or len(self._at_version) > 1:
+        with self.store.lock:
+            if self.store.num_missing or len(self._at_version) > 1:
                 return None
             return next(iter(self._at_version), 0)
 
     def chunk_hashes(self, commit: int) -> list[bytes] | None:
         """The hashes of all chunks at `commit`, in chunk order; None if it is not one of the last few held here."""
-        with self._store.lock:
+        with self.store.lock:
             found = self._hash_lists.get(commit)
             return None if found is None else list(found)
 
     def hash_of(self, chunk: int) -> bytes | None:
-        return self._store.hash_of(chunk)
+        return self.store.hash_of(chunk)
 
     def state_hash(self) -> bytes:
         """Raises StateError while `commit` is None."""
-        with self._store.lock:
+        with self.store.lock:
             _, hashes = self._whole()
         return state_hash(self.layout.manifest, self.slots, hashes)
 
@@ -140,7 +142,7 @@ class OuterState:
 
         Raises StateError if there is no valid record.
         """
-        with self._store.pinned(chunk) as pin:
+        with self.store.pinned(chunk) as pin:
             spec = self.layout.chunks[chunk]
             values = pin.data[: spec.num_bytes]
             if spec.role in FP32_ROLES:
@@ -152,9 +154,9 @@ class OuterState:
 
         Raises StateError while `commit` is None.
         """
-        with self._store.lock:
+        with self.store.lock:
             commit, hashes = self._whole()
-            pins = self._store.pin_all()
+            pins = self.store.pin_all()
             frozen = FrozenState(
                 run_id=self.run_id,
                 commit=commit,
@@ -162,7 +164,7 @@ class OuterState:
                 hashes=list(hashes),
                 records={chunk: pin.data for chunk, pin in pins.items()},
                 folder=self.folder,
-                release=lambda chunk: self._store.unpin(chunk, pins[chunk]),
+                release=lambda chunk: self.store.unpin(chunk, pins[chunk]),
             )
             self._frozen = [*(f for f in self._frozen if not f.is_over), frozen]
         return frozen
@@ -171,11 +173,6 @@ class OuterState:
         """Version, hash and bytes that belong together. Raises StateError if there is no valid record."""
         with self.pinned(chunk) as record:
             return ChunkRecord(record.version, record.hash, record.data.tobytes())
-
-    def values(self, chunk: int) -> npt.NDArray[Any]:
-        """A read-only view of the values, fp32 or bytes, valid until the next write to any chunk; see `pinned`."""
-        with self.pinned(chunk) as record:
-            return record.values
 
     # --- writing
 
@@ -231,7 +228,7 @@ class OuterState:
             self._replace(chunk, update.commit, fill)
 
     def _replace(self, chunk: int, version: int, fill: Callable[[Bytes], None]) -> bytes:
-        found = self._store.replace(chunk, version, fill)
+        found = self.store.replace(chunk, version, fill)
         self._move_away(chunk)
         return found
 
@@ -244,11 +241,11 @@ class OuterState:
 
     def damaged(self) -> list[int]:
         """Chunks whose bytes do not have their hash any more. Nothing may be written meanwhile."""
-        return self._store.damaged()
+        return self.store.damaged()
 
     def forget(self, chunk: int) -> None:
         """The chunk is missing from now on."""
-        self._store.forget(chunk)
+        self.store.forget(chunk)
         self._move_away(chunk)
 
     # --- which commit it is at
@@ -269,12 +266,12 @@ class OuterState:
         if commit is None:
             return
         self._hash_lists.pop(commit, None)
-        self._hash_lists[commit] = self._store.hashes()
+        self._hash_lists[commit] = self.store.hashes()
         while len(self._hash_lists) > KEPT_HASH_LISTS:
             self._hash_lists.popitem(last=False)
 
     def _verify(self, num_threads: int) -> None:
-        self._note_lists(self._store.verify(num_threads))
+        self._note_lists(self.store.verify(num_threads))
         self._note_commit()
 
     def _note_lists(self, entries: Sequence[Sequence[Entry]]) -> None:

@@ -26,8 +26,7 @@ def apply(layout: Layout, chunk: int, old: Bytes, payload: Encoded, update: Oute
     Raises InvalidMessage for a payload that is not this chunk's.
     """
     spec = layout.chunks[chunk]
-    dtype = layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
-    codec = payload_codec(spec.role, payload)
+    codec, dtype = payload_codec(spec.role, payload), layout.wire_dtype(spec)
     if spec.role is Role.TRAINABLE:
         average = scratch.floats("average", spec.num_elements)
         kernels.decode(payload, codec, spec.num_elements, average)
@@ -42,9 +41,9 @@ def apply(layout: Layout, chunk: int, old: Bytes, payload: Encoded, update: Oute
         kernels.decode(payload, codec, spec.num_elements, values, dtype)
 
 
-def updated(layout: Layout, chunk: int, old: bytes | Bytes, payload: Encoded, update: OuterUpdate) -> Bytes:
+def updated(layout: Layout, chunk: int, old: bytes, payload: Encoded, update: OuterUpdate) -> bytes:
     """The same, in memory of its own."""
     before = np.frombuffer(old, np.uint8)
     new = np.empty_like(before)
     apply(layout, chunk, before, payload, update, new=new)
-    return new
+    return new.tobytes()

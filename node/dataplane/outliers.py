@@ -20,30 +20,15 @@ Outlier = tuple[int, float, float]
 """Place among the contributions, norm, and the limit that it is above."""
 
 
-def outliers(
-    norms: Sequence[float],
-    base_norm: float,
-    last_norm: Callable[[], float],
-    *,
-    num_others: int = 2,
-    largest: float = LARGEST_CONTRIBUTION,
-) -> tuple[Outlier, ...]:
-    """Of the `norms` of contributions to one chunk, those above their limit, in order.
-
-    The limit is `FACTOR` times the median of the others' that are not zero. Where fewer than `num_others` are, it is
-    `FACTOR` times `last_norm()`, of the chunk's last average, or else `base_norm`, of its values; if all that are not
-    zero, and not one alone, are above that, the chunk has changed and nobody stands out. A chunk that moves by less
-    than it is does no harm: no limit is below `base_norm`. None is above `largest`, and what is not finite is always
-    above.
-    """
-    held_against = limits(norms, base_norm, last_norm, num_others=num_others, largest=largest)
-    return above(norms, held_against, largest)
-
-
 def limits(
     norms: Sequence[float], base_norm: float, last_norm: Callable[[], float], *, num_others: int, largest: float
 ) -> list[float]:
-    """Of each contribution; see `outliers`."""
+    """Of each contribution to one chunk, by the `norms` of all: the norm above which it is an outlier.
+
+    It is `FACTOR` times the median of the others' that are not zero. Where fewer than `num_others` are, it is `FACTOR`
+    times `last_norm()`, of the chunk's last average, or else `base_norm`, of its values. A chunk that moves by less
+    than it is does no harm: no limit is below `base_norm`. None is above `largest`.
+    """
     base_norm = base_norm if base_norm < math.inf else 0.0
     others = _Others([_or_infinite(n) for n in norms])
     reference: float | None = None
@@ -62,8 +47,8 @@ def limits(
 
 
 def above(norms: Sequence[float], held_against: Sequence[float], largest: float) -> tuple[Outlier, ...]:
-    """Those above their limits, unless all that are not zero are, and none is above `largest`; one beside others that
-    are zero is."""
+    """Those above their limits, in order, and what is not finite. If all that are not zero, and not one alone, are
+    above theirs, the chunk has changed, and only those above `largest` stand out."""
     found = [
         (place, norm, limit)
         for place, (norm, limit) in enumerate(zip(map(_or_infinite, norms), held_against, strict=True))

@@ -10,24 +10,25 @@ import logging
 import re
 import threading
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from atoll.node.dataplane.payload_file import AttemptKey, PayloadFile
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.disk import REAL_DISK, Disk, allow_open_files, disk_error, make_folder, sync_folder
-from atoll.protocol.errors import ConfigError, DigestMismatch, InvalidMessage, StaleError, StateError
+from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder, sync_folder
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, StateError
 from atoll.protocol.layout import Layout
-from atoll.protocol.messages import MAX_LOG_COMMITS, Commit
+from atoll.protocol.messages import Commit
 
 log = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 22
-_OTHER_OPEN_FILES = 512  # of the process: each commit's payloads are one open file
 _ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})\.payloads")
 _RECORD = re.compile(r"commit-(\d{1,20})\.record")
 
 
+@dataclass(eq=False)
 class PayloadLog:
     """Keeps the last `keep_commits` commits in `folder`. What was sealed or committed before is found again.
 
@@ -35,32 +36,22 @@ class PayloadLog:
     With `fsync` a commit is on the disk for good when `commit` returns; without, the kernel writes it when it likes.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        layout: Layout,
-        run_id: str,
-        keep_commits: int,
-        *,
-        fsync: bool = False,
-        disk: Disk = REAL_DISK,
-    ) -> None:
-        if not 1 <= keep_commits <= MAX_LOG_COMMITS:
-            raise ConfigError(f"sync.log_commits = {keep_commits}: choose 1 to {MAX_LOG_COMMITS}")
-        allow_open_files(keep_commits + _OTHER_OPEN_FILES, f"sync.log_commits = {keep_commits}")
-        self._folder = folder
-        self._layout = layout
-        self._run_id = run_id
-        self._keep = keep_commits
-        self._fsync = fsync
-        self._disk = disk
+    folder: Path
+    layout: Layout
+    run_id: str
+    keep_commits: int
+    _: KW_ONLY
+    fsync: bool = False
+    disk: Disk = REAL_DISK
+
+    def __post_init__(self) -> None:
         self._lock = threading.RLock()
         self._files: dict[AttemptKey, PayloadFile] = {}
         self._commits: dict[int, Commit] = {}
         try:
-            make_folder(folder)
+            make_folder(self.folder)
         except OSError as error:
-            raise disk_error(error, folder) from error
+            raise disk_error(error, self.folder) from error
         self._load()
 
     # --- attempts
@@ -74,7 +65,7 @@ class PayloadLog:
             if is_over():
                 raise StaleError(f"sync {sync} attempt {attempt} was over before it began")
             if key not in self._files:
-                self._files[key] = PayloadFile.create(self._folder, self._layout, self._run_id, key)
+                self._files[key] = self._file(key, is_new=True)
             return self._files[key]
 
     def open_commit(self, commit: Commit, *, anew: bool = False) -> PayloadFile:
@@ -83,9 +74,8 @@ class PayloadLog:
         key = _key(commit)
         with self._lock:
             held = self._files.get(key)
-            is_wrong = held is not None and (held.digest(commit) != commit.payload_digest if held.complete else anew)
-            if is_wrong:
-                self._remove(key)
+            if held is not None and (anew if held.missing() else held.digest(commit) != commit.payload_digest):
+                self._files.pop(key).remove()
             return self.begin(commit.sync, commit.term, commit.attempt)
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
@@ -101,25 +91,19 @@ class PayloadLog:
         return self._hashes(self._file_of(commit))
 
     def _hashes(self, held: PayloadFile) -> bytes:
-        return b"".join(held.hash_of(chunk) or bytes(DIGEST_BYTES) for chunk in range(self._layout.num_sync_chunks))
+        return b"".join(held.hash_of(chunk) or bytes(DIGEST_BYTES) for chunk in range(self.layout.num_sync_chunks))
 
     def drop(self, sync: int) -> None:
         """Removes the attempts of a sync that were not committed."""
         with self._lock:
-            committed = {_key(c) for c in self._commits.values()}
-            for key in [k for k in self._files if k.sync == sync and k not in committed]:
-                self._remove(key)
+            self._remove_attempts(lambda key: key.sync == sync)
 
     def roll_back(self, commit: int) -> None:
         """Removes the commits after `commit` and all attempts that are none, for good."""
         with self._lock:
-            for number in [n for n in self._commits if n > commit]:
-                del self._commits[number]
-                self._record_path(number).unlink(missing_ok=True)
-            committed = {_key(c) for c in self._commits.values()}
-            for key in [k for k in self._files if k not in committed]:
-                self._remove(key)
-            sync_folder(self._folder)
+            self._remove_commits(lambda record: record.commit > commit)
+            self._remove_attempts(lambda key: True)
+            sync_folder(self.folder)
 
     # --- commits
 
@@ -136,7 +120,7 @@ class PayloadLog:
                 raise StateError(f"commit {commit.commit}: its payloads (sync {commit.sync}) are not in the log")
             if held.digest(commit) != commit.payload_digest:
                 raise DigestMismatch(f"commit {commit.commit}: the payloads in the log have another digest")
-            self._disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self._fsync)
+            self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
 
@@ -162,10 +146,7 @@ class PayloadLog:
 
     def _file_of(self, commit: int) -> PayloadFile:
         with self._lock:
-            held = self._files.get(_key(self.record(commit)))
-        if held is None:
-            raise StateError(f"commit {commit} is not in the payload log")
-        return held
+            return self._files[_key(self.record(commit))]
 
     def close(self) -> None:
         with self._lock:
@@ -177,33 +158,39 @@ class PayloadLog:
     # --- disk
 
     def _prune(self, latest: Commit) -> None:
-        for number, old in list(self._commits.items()):
-            voided = number > latest.commit and old.branch < latest.branch
-            if number <= latest.commit - self._keep or voided:
-                del self._commits[number]
-                self._record_path(number).unlink(missing_ok=True)
-        committed = {_key(c) for c in self._commits.values()}
-        for key in [k for k in self._files if k.sync <= latest.sync and k not in committed]:
-            self._remove(key)
+        def is_void(record: Commit) -> bool:
+            return record.commit > latest.commit and record.branch < latest.branch
 
-    def _remove(self, key: AttemptKey) -> None:
-        file = self._files.pop(key)
-        file.path.unlink(missing_ok=True)
-        file.close()
+        self._remove_commits(lambda record: record.commit <= latest.commit - self.keep_commits or is_void(record))
+        self._remove_attempts(lambda key: key.sync <= latest.sync)
+
+    def _remove_commits(self, is_old: Callable[[Commit], bool]) -> None:
+        for record in [c for c in self._commits.values() if is_old(c)]:
+            del self._commits[record.commit]
+            self._record_path(record.commit).unlink(missing_ok=True)
+
+    def _remove_attempts(self, is_old: Callable[[AttemptKey], bool]) -> None:
+        """Of those that are no commits."""
+        committed = {_key(c) for c in self._commits.values()}
+        for key in [k for k in self._files if is_old(k) and k not in committed]:
+            self._files.pop(key).remove()
+
+    def _file(self, key: AttemptKey, *, is_new: bool) -> PayloadFile:
+        return PayloadFile(self.folder, self.layout, self.run_id, key, is_new=is_new, fsync=self.fsync)
 
     def _record_path(self, number: int) -> Path:
-        return self._folder / f"commit-{number}.record"
+        return self.folder / f"commit-{number}.record"
 
     def _record(self, commit: Commit) -> bytes:
         body = wire.encode(commit)
         return self._check(body) + body
 
     def _check(self, body: bytes) -> bytes:
-        digest = Digest("atoll/commit-record/v1").text(self._run_id).data(self._layout.manifest.digest)
+        digest = Digest("atoll/commit-record/v1").text(self.run_id).data(self.layout.manifest.digest)
         return digest.data(body).finish()
 
     def _load(self) -> None:
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self.folder.iterdir()):
             match = _ATTEMPT.fullmatch(path.name)
             if match is None:
                 if path.name.endswith(".new"):
@@ -211,11 +198,11 @@ class PayloadLog:
                 continue
             key = AttemptKey(*(int(part) for part in match.groups()))
             try:
-                self._files[key] = PayloadFile.open_sealed(self._folder, self._layout, self._run_id, key)
+                self._files[key] = self._file(key, is_new=False)
             except StateError as error:
                 log.info("payload log: removed an unfinished attempt: %s", error)
                 path.unlink()
-        for path in sorted(self._folder.iterdir()):
+        for path in sorted(self.folder.iterdir()):
             if _RECORD.fullmatch(path.name) is None:
                 continue
             try:

@@ -6,18 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from atoll.node.dataplane import kernels
-from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered, scatter
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.threads import each, pool_of
-from atoll.protocol.codecs import scratch
-from atoll.protocol.layout import Chunk, Layout, Role
+from atoll.protocol.layout import Chunk, Role
 
 
-def publish_replace(
-    outer: OuterState, layout: Layout, buffer: memoryview, *, frozen: bool = True, num_threads: int = 1
-) -> None:
+def publish_replace(outer: OuterState, buffer: memoryview, *, frozen: bool = True, num_threads: int = 1) -> None:
     """`buffer` := the outer values, for REPLACE and MERGE. `frozen=False` leaves out what never changes, when the
     buffer has it already."""
     target = np.frombuffer(buffer, np.uint8)
@@ -26,12 +22,10 @@ def publish_replace(
         with outer.pinned(chunk.index) as record:
             scatter(record.data[: chunk.num_bytes], target, chunk)
 
-    _each_filled(copy, (c for c in layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
+    _each_filled(copy, (c for c in outer.layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
 
 
-def publish_shift(
-    outer: OuterState, layout: Layout, buffer: memoryview, dtypes: Mapping[str, str], *, num_threads: int = 1
-) -> None:
+def publish_shift(outer: OuterState, buffer: memoryview, dtypes: Mapping[str, str], *, num_threads: int = 1) -> None:
     """Trainable tensors of `buffer` := base(new) - base(old), for SHIFT; the rest is not touched.
 
     `buffer` must hold the outer values of the version that the workers have. Afterwards it does not hold outer values
@@ -43,31 +37,24 @@ def publish_shift(
     def shift(chunk: Chunk) -> None:
         values = gathered(target, chunk)  # the old ones, then the difference
         place = values.view(np.float32)
-        dtype = dtypes[layout.name_of(chunk.index)]
+        dtype = dtypes[outer.layout.name_of(chunk.index)]
         with outer.pinned(chunk.index) as record:
-            new = record.values
-            if dtype != "F32":
-                old_base = scratch.floats("old base", chunk.num_elements)
-                new_base = scratch.floats("new base", chunk.num_elements)
-                cast_base(place, dtype, old_base)
-                cast_base(new, dtype, new_base)
-                kernels.subtract(new_base, old_base, place)
-            else:
-                kernels.subtract(new, place, place)
+            new, old = base_of(record.values, dtype, "new base"), base_of(place, dtype, "old base")
+            np.subtract(new, old, out=place)
         if chunk.num_strips > 1:  # a copy
             scatter(values, target, chunk)
 
-    _each_filled(shift, (c for c in layout.chunks if c.role is Role.TRAINABLE), num_threads)
+    _each_filled(shift, (c for c in outer.layout.chunks if c.role is Role.TRAINABLE), num_threads)
 
 
-def seed_from_snapshot(outer: OuterState, layout: Layout, buffer: memoryview, *, num_threads: int = 1) -> None:
+def seed_from_snapshot(outer: OuterState, buffer: memoryview, *, num_threads: int = 1) -> None:
     """Commit 0 of every chunk from `buffer`, with slots of zero."""
     source = np.frombuffer(buffer, np.uint8)
 
     def seed(chunk: Chunk) -> None:
         outer.seed(chunk.index, gathered(source, chunk))
 
-    _each_filled(seed, layout.chunks, num_threads)
+    _each_filled(seed, outer.layout.chunks, num_threads)
 
 
 def _each_filled(work: Callable[[Chunk], None], chunks: Iterable[Chunk], num_threads: int) -> None:

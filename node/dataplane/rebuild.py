@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from atoll.node.dataplane.chunk_store import ChunkRecord
 from atoll.node.dataplane.optim import OuterOptimizer
@@ -16,7 +15,6 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import updated
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
-from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.layout import chunk_hash, state_hash
 
@@ -32,125 +30,107 @@ class _Source:
     snapshot: SnapshotFile | None  # None: the outer state itself
 
 
-def rebuild(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer) -> int | None:
-    """Brings `outer` to the newest commit that can be had here; that commit, or None if there is none.
+@dataclass(eq=False)
+class Rebuilder:
+    """Of what this disk holds of a run."""
 
-    In that case chunks that can be restored at all are; what is left is `outer.missing`, and must be fetched.
-    """
-    return _Rebuild(outer, payloads, snapshots, optimizer).run()
+    outer: OuterState
+    log: PayloadLog
+    snapshots: Snapshots
+    optimizer: OuterOptimizer
 
-
-def oldest(outer: OuterState, payloads: PayloadLog, snapshots: Snapshots) -> int | None:
-    """The oldest commit whose state can be put together here, as far as one can tell without reading it; None if there
-    is none."""
-    found = [] if outer.commit is None else [outer.commit]
-    for file in snapshots.files:
-        if all(payloads.has(number) for number in range(file.oldest + 1, file.newest + 1)):
-            found.append(file.newest)
-    return min(found, default=None)
-
-
-def put_aside(
-    outer: OuterState,
-    payloads: PayloadLog,
-    snapshots: Snapshots,
-    optimizer: OuterOptimizer,
-    *,
-    commit: int,
-    expected: bytes,
-) -> bytes:
-    """Makes a snapshot of an older commit than `outer` has, from older snapshots and the log; its state hash. Nothing
-    else changes, so that the newest state is still there if the run does not go back.
-
-    Raises StateError if that commit cannot be put together, or does not have the hash `expected` (if it is known),
-    HostError for the disk.
-    """
-    hashes = [outer.hash_of(chunk.index) for chunk in outer.layout.chunks]
-
-    def read(chunk: int) -> ChunkRecord:
-        record = record_at(outer, payloads, snapshots, optimizer, chunk=chunk, commit=commit)
-        hashes[chunk] = record.hash
-        return record
-
-    def found() -> bytes:
-        whole = [value for value in hashes if value is not None]
-        if len(whole) != len(hashes):
-            raise StateError(f"{outer.folder}: chunks of frozen tensors are missing; fetch the state again")
-        return state_hash(outer.layout.manifest, outer.slots, whole)
-
-    def check() -> None:
-        if expected and found() != expected:
-            raise StateError(
-                f"commit {commit}, put together from snapshots and the payload log, has the hash "
-                f"{found().hex()[:12]}; in the run it had {expected.hex()[:12]}"
-            )
-
-    snapshots.add(outer, commit, read, check)
-    return found()
-
-
-def record_at(
-    outer: OuterState,
-    payloads: PayloadLog,
-    snapshots: Snapshots,
-    optimizer: OuterOptimizer,
-    *,
-    chunk: int,
-    commit: int,
-) -> ChunkRecord:
-    """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
-    problem: Exception | None = None
-    try:
-        with outer.pinned(chunk) as held:
-            if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
-                return ChunkRecord(commit, held.hash, held.data.tobytes())
-    except StateError as error:
-        problem = error
-    for file in snapshots.files:
-        version = file.version(chunk)
-        if version is None or version > commit:
-            continue
-        try:
-            data: bytes | Bytes = file.read(chunk).data
-            for number in range(version + 1, commit + 1):
-                update = optimizer.at(payloads.record(number))
-                data = updated(outer.layout, chunk, data, payloads.read(number, chunk), update)
-        except (StateError, InvalidMessage) as error:
-            problem = error  # an older one may do
-            continue
-        whole = data if isinstance(data, bytes) else data.tobytes()
-        return ChunkRecord(commit, chunk_hash(whole), whole)
-    raise StateError(str(problem) if problem else f"no snapshot here is as old as commit {commit}")
-
-
-class _Rebuild:
-    def __init__(
-        self, outer: OuterState, payloads: PayloadLog, snapshots: Snapshots, optimizer: OuterOptimizer
-    ) -> None:
-        self._outer = outer
-        self._layout = outer.layout
-        self._log = payloads
-        self._snapshots = snapshots
-        self._optimizer = optimizer
-        self._newest = max((c.commit for c in payloads.commits()), default=0)
+    def __post_init__(self) -> None:
+        self._layout = self.outer.layout
+        self._newest = max((c.commit for c in self.log.commits()), default=0)
         self._readable: dict[tuple[int, int], bool] = {}  # (commit, chunk)
-        self._damaged: set[tuple[Path, int]] = set()  # records of snapshots
         self._num_restored = 0
 
-    def run(self) -> int | None:
-        before = self._outer.commit
+    # --- an older commit, beside the newest
+
+    def oldest(self) -> int | None:
+        """The oldest commit whose state can be put together here, as far as one can tell without reading it; None if
+        there is none."""
+        found = [] if self.outer.commit is None else [self.outer.commit]
+        for file in self.snapshots.files:
+            if all(self.log.has(number) for number in range(file.oldest + 1, file.newest + 1)):
+                found.append(file.newest)
+        return min(found, default=None)
+
+    def put_aside(self, commit: int, expected: bytes) -> bytes:
+        """Makes a snapshot of an older commit than the outer state has, from older snapshots and the log; its state
+        hash. Nothing else changes, so that the newest state is still there if the run does not go back.
+
+        Raises StateError if that commit cannot be put together, or does not have the hash `expected` (if it is known),
+        HostError for the disk.
+        """
+        outer = self.outer
+        hashes = [outer.hash_of(chunk.index) for chunk in self._layout.chunks]
+
+        def read(chunk: int) -> ChunkRecord:
+            record = self.record_at(chunk, commit)
+            hashes[chunk] = record.hash
+            return record
+
+        def found() -> bytes:
+            whole = [value for value in hashes if value is not None]
+            if len(whole) != len(hashes):
+                raise StateError(f"{outer.folder}: chunks of frozen tensors are missing; fetch the state again")
+            return state_hash(self._layout.manifest, outer.slots, whole)
+
+        def check() -> None:
+            if expected and found() != expected:
+                raise StateError(
+                    f"commit {commit}, put together from snapshots and the payload log, has the hash "
+                    f"{found().hex()[:12]}; in the run it had {expected.hex()[:12]}"
+                )
+
+        self.snapshots.add(outer, commit, read, check)
+        return found()
+
+    def record_at(self, chunk: int, commit: int) -> ChunkRecord:
+        """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
+        problem: Exception | None = None
+        try:
+            with self.outer.pinned(chunk) as held:
+                if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
+                    return ChunkRecord(commit, held.hash, held.data.tobytes())
+        except StateError as error:
+            problem = error
+        for file in self.snapshots.files:
+            version = file.version(chunk)
+            if version is None or version > commit:
+                continue
+            try:
+                data = file.record(chunk).data
+                for number in range(version + 1, commit + 1):
+                    update = self.optimizer.at(self.log.record(number))
+                    data = updated(self._layout, chunk, data, self.log.read(number, chunk), update)
+            except (StateError, InvalidMessage) as error:
+                problem = error  # an older one may do
+                continue
+            return ChunkRecord(commit, chunk_hash(data), data)
+        raise StateError(str(problem) if problem else f"no snapshot here is as old as commit {commit}")
+
+    # --- the newest commit
+
+    def rebuild(self) -> int | None:
+        """Brings the outer state to the newest commit that can be had here; that commit, or None if there is none.
+
+        In that case chunks that can be restored at all are; what is left is `missing`, and must be fetched.
+        """
+        before = self.outer.commit
         self._restore_frozen()
         if before is None or before < self._newest:
             while not self._bring_all():
                 pass  # a record turned out to be damaged: once more without it
         self._report(before)
-        return self._outer.commit
+        return self.outer.commit
 
     def _report(self, before: int | None) -> None:
-        commit, where = self._outer.commit, self._outer.folder
+        commit, where = self.outer.commit, self.outer.folder
         restored = f", {self._num_restored} chunks from snapshots" if self._num_restored else ""
         if commit is None:
-            missing = len(self._outer.missing)
+            missing = len(self.outer.missing)
             log.warning("%s: no whole state can be put together here (%d chunks are missing)", where, missing)
         elif commit < self._newest:
             log.warning(
@@ -161,17 +141,14 @@ class _Rebuild:
             log.info("%s: put together at commit %d%s", where, commit, restored)
 
     def _restore_frozen(self) -> None:
-        frozen = self._snapshots.frozen
-        for chunk in self._outer.missing if frozen is not None else ():
+        frozen = self.snapshots.frozen
+        for chunk in self.outer.missing if frozen is not None else ():
             if frozen is not None and frozen.version(chunk) is not None:
-                try:
-                    self._put(chunk, frozen)
-                except StateError as error:
-                    log.warning("%s", error)
+                self._put(chunk, frozen)
 
     def _bring_all(self) -> bool:
         """False if it has to be tried again."""
-        held = self._outer.versions  # of all chunks: once, not for each of a hundred thousand
+        held = self.outer.versions  # of all chunks: once, not for each of a hundred thousand
         chunks = self._layout.sync_chunks
         sources = {chunk: self._sources(chunk, held[chunk], with_snapshots=False) for chunk in chunks}
         target = _newest_common(list(sources.values()))
@@ -183,16 +160,16 @@ class _Rebuild:
                 source = next(s for s in found if s.version <= target <= s.reaches)
                 if not self._bring(chunk, source, target):
                     return False
-            elif found and self._outer.hash_of(chunk) is None and not self._bring(chunk, found[0], found[0].version):
+            elif found and self.outer.hash_of(chunk) is None and not self._bring(chunk, found[0], found[0].version):
                 return False
         return True
 
     def _sources(self, chunk: int, held: int | None, *, with_snapshots: bool) -> list[_Source]:
         """The newest first. `held`: its version in the outer state."""
         found = [] if held is None else [_Source(held, self._reach(chunk, held), None)]
-        for file in self._snapshots.files if with_snapshots else ():
+        for file in self.snapshots.files if with_snapshots else ():
             version = file.version(chunk)
-            if version is not None and (file.path, chunk) not in self._damaged:
+            if version is not None:
                 found.append(_Source(version, self._reach(chunk, version), file))
         return sorted(found, key=lambda s: (-s.version, s.snapshot is not None))
 
@@ -202,11 +179,11 @@ class _Rebuild:
         return version
 
     def _is_readable(self, commit: int, chunk: int) -> bool:
-        if not self._log.has(commit):
+        if not self.log.has(commit):
             return False
         if (commit, chunk) not in self._readable:
             try:
-                self._log.read(commit, chunk)
+                self.log.read(commit, chunk)
                 self._readable[commit, chunk] = True
             except StateError as error:
                 log.warning("%s", error)
@@ -215,29 +192,28 @@ class _Rebuild:
 
     def _bring(self, chunk: int, source: _Source, target: int) -> bool:
         """False if the source or a payload was not what it seemed to be."""
-        commit = source.version
-        try:
-            if source.snapshot is not None:
-                self._put(chunk, source.snapshot)
-        except StateError as error:
-            log.warning("%s", error)
-            assert source.snapshot is not None
-            self._damaged.add((source.snapshot.path, chunk))
+        if source.snapshot is not None and not self._put(chunk, source.snapshot):
             return False
-        try:
-            for commit in range(source.version + 1, target + 1):
-                update = self._optimizer.at(self._log.record(commit))
-                self._outer.apply(chunk, self._log.read(commit, chunk), update)
-        except (StateError, InvalidMessage) as error:
-            log.warning("%s", error)
-            self._readable[commit, chunk] = False
-            return False
+        for commit in range(source.version + 1, target + 1):
+            try:
+                update = self.optimizer.at(self.log.record(commit))
+                self.outer.apply(chunk, self.log.read(commit, chunk), update)
+            except (StateError, InvalidMessage) as error:
+                log.warning("%s", error)
+                self._readable[commit, chunk] = False
+                return False
         return True
 
-    def _put(self, chunk: int, file: SnapshotFile) -> None:
-        record = file.read(chunk)
-        self._outer.put(chunk, record.version, record.data)
+    def _put(self, chunk: int, file: SnapshotFile) -> bool:
+        try:
+            record = file.record(chunk)
+            self.outer.put(chunk, record.version, record.data)
+        except StateError as error:
+            log.warning("%s", error)
+            file.lose(chunk)
+            return False
         self._num_restored += 1
+        return True
 
 
 def _newest_common(sources: list[list[_Source]]) -> int | None:

@@ -6,10 +6,12 @@ The format: a little-endian u64, a JSON header of that many bytes, then the tens
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import os
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,35 +31,26 @@ class Entry:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    num_bytes: int
+    pieces: Iterable[Buffer]
+    """Its bytes, in pieces of any size."""
 
 
-def in_file_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Widest dtype first, so that every tensor is aligned to its elements."""
-    return sorted(entries, key=lambda e: (-DTYPE_BYTES[e.dtype], e.name))
-
-
-def write(path: Path, entries: Sequence[Entry], pieces: Iterator[Buffer], metadata: Mapping[str, str]) -> None:
-    """A new file with `entries` (see `in_file_order`); `pieces` gives their bytes in that order, in pieces of any size.
-
-    The file is on the disk when this returns. Raises HostError if it cannot be written.
-    """
+def write(path: Path, tensors: Iterable[Entry], metadata: Mapping[str, str]) -> None:
+    """A new file, on the disk when this returns. Raises HostError if it cannot be written."""
+    # The widest dtype first, so that every tensor is aligned to its elements.
+    entries = sorted(tensors, key=lambda e: (-DTYPE_BYTES[e.dtype], e.name))
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for entry in entries:
-        header[entry.name] = {
-            "dtype": entry.dtype,
-            "shape": list(entry.shape),
-            "data_offsets": [end, end + entry.num_bytes],
-        }
-        end += entry.num_bytes
+        begin, end = end, end + DTYPE_BYTES[entry.dtype] * math.prod(entry.shape)
+        header[entry.name] = {"dtype": entry.dtype, "shape": list(entry.shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
         with open(path, "wb") as file:
             file.write(_LENGTH.pack(len(text)) + text)
             written = 0
-            for piece in pieces:
+            for piece in itertools.chain.from_iterable(entry.pieces for entry in entries):
                 written += file.write(piece)
             assert written == end, f"{path}: {written} bytes of {end}"
             file.flush()

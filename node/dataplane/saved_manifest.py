@@ -18,6 +18,8 @@ MODEL_NAME = "model.safetensors"
 OUTER_NAME = "outer.safetensors"
 FORMAT = "atoll/saved-model/2"
 MAX_MANIFEST_BYTES = 1 << 28
+_NUMBERS = ("commit", "run_step", "run_tokens", "chunk_elements")
+"""Fields of `SavedManifest` that are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +42,8 @@ def to_json(saved: SavedManifest) -> str:
         **saved.info,
         "format": FORMAT,
         "run_id": saved.run_id,
-        "commit": saved.commit,
-        "run_step": saved.run_step,
-        "run_tokens": saved.run_tokens,
+        **{key: getattr(saved, key) for key in _NUMBERS},
         "state_hash": saved.state_hash.hex(),
-        "chunk_elements": saved.chunk_elements,
         "slots": list(saved.slots),
         "manifest_digest": manifest.digest.hex(),
         "tensors": [
@@ -137,11 +136,8 @@ def _parse(table: dict[str, Any]) -> SavedManifest:
         raise ValueError(f"state_hash must have {DIGEST_BYTES} bytes")
     return SavedManifest(
         run_id=_get(table, "run_id", str),
-        commit=_number(table.get("commit"), "commit"),
-        run_step=_number(table.get("run_step"), "run_step"),
-        run_tokens=_number(table.get("run_tokens"), "run_tokens"),
+        **{key: _number(table.get(key), key) for key in _NUMBERS},
         state_hash=state_hash,
-        chunk_elements=_number(table.get("chunk_elements"), "chunk_elements"),
         slots=tuple(slots),
         manifest=Manifest(
             tensors=tuple(tensors), tied=tuple(TiedName(alias=alias, name=name) for alias, name in sorted(tied.items()))

@@ -10,6 +10,8 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.safetensors_file import Entry, Reader, in_file_order, write
+from atoll.node.dataplane.safetensors_file import Entry, Reader, write
 from atoll.node.dataplane.saved_manifest import (
     MANIFEST_NAME,
     MODEL_NAME,
@@ -34,24 +36,11 @@ from atoll.protocol.disk import PUBLIC_FILE, REAL_DISK, Disk, disk_error, exchan
 from atoll.protocol.errors import ConfigError, HostError
 from atoll.protocol.layout import DTYPE_BYTES, Chunk, Layout, Role, TensorSpec
 
-__all__ = ["discard", "load_manifest", "put_in_place", "restore", "save", "take_back", "write_aside"]
+__all__ = ["discard", "load_manifest", "put_in_place", "restore", "take_back", "write_aside"]
 
 log = logging.getLogger(__name__)
 
 _HASHES = "chunk_hashes"  # in outer.safetensors: U8 of (num_chunks, 32)
-
-
-def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]) -> None:
-    """Writes the outer state in the place of what `folder` held; see `write_aside`.
-
-    Raises StateError if the state is not at one commit.
-    """
-    frozen = outer.freeze()
-    try:
-        write_aside(folder, frozen, layout, slots, info)
-    finally:
-        frozen.close()
-    put_in_place(folder)
 
 
 def write_aside(
@@ -92,12 +81,8 @@ def write_aside(
     try:
         tied = {"tied": json.dumps({t.alias: t.name for t in layout.manifest.tied})} if layout.manifest.tied else {}
         tensors = _Tensors(frozen, layout)
-        entries = in_file_order(Entry(t.name, t.dtype, t.shape, _own_bytes(t)) for t in tensors.carried)
-        write(aside / MODEL_NAME, entries, tensors.model(entries), {"format": "pt", "run": frozen.run_id, **tied})
-        entries = in_file_order(_outer_entries(tensors.carried, slots, len(layout.chunks)))
-        write(
-            aside / OUTER_NAME, entries, tensors.outer(entries, slots, b"".join(frozen.hashes)), {"run": frozen.run_id}
-        )
+        write(aside / MODEL_NAME, tensors.model(), {"format": "pt", "run": frozen.run_id, **tied})
+        write(aside / OUTER_NAME, tensors.outer(slots), {"run": frozen.run_id})
         disk.write_whole(aside / MANIFEST_NAME, to_json(saved).encode(), fsync=True, mode=PUBLIC_FILE)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk would stay full
@@ -123,12 +108,12 @@ def _aside(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.new")
 
 
-def restore(folder: Path, outer: OuterState, layout: Layout) -> None:
+def restore(folder: Path, outer: OuterState) -> None:
     """Commit 0 of `outer` from a saved model, each chunk checked against its saved hash.
 
     Raises ConfigError if the folder is not whole, or holds another model, chunk size or outer optimizer.
     """
-    folder = where_saved(folder)
+    folder, layout = where_saved(folder), outer.layout
     saved = load_manifest(folder)
     for what, theirs, ours in (
         ("model (manifest)", saved.manifest.digest.hex(), layout.manifest.digest.hex()),
@@ -137,20 +122,14 @@ def restore(folder: Path, outer: OuterState, layout: Layout) -> None:
     ):
         if theirs != ours:
             raise ConfigError(f"{folder}: saved with {what} {theirs}, this run has {ours}; make them equal to resume")
-    model = Reader(folder / MODEL_NAME)
-    try:
-        more = Reader(folder / OUTER_NAME)
-        try:
-            _restore(folder, model, more, outer, layout)
-        finally:
-            more.close()
-    finally:
-        model.close()
+    with closing(Reader(folder / MODEL_NAME)) as model, closing(Reader(folder / OUTER_NAME)) as more:
+        _restore(folder, model, more, outer)
     if outer.state_hash() != saved.state_hash:
         raise ConfigError(f"{folder}: the files do not have the state hash that {MANIFEST_NAME} names")
 
 
-def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState, layout: Layout) -> None:
+def _restore(folder: Path, model: Reader, more: Reader, outer: OuterState) -> None:
+    layout = outer.layout
     hash_bytes = DIGEST_BYTES * len(layout.chunks)
     if more.num_bytes(_HASHES, "U8") != hash_bytes:
         raise ConfigError(f"{folder / OUTER_NAME}: {_HASHES} has another size than {hash_bytes} bytes")
@@ -188,25 +167,27 @@ class _Tensors:
 
     def __init__(self, frozen: FrozenState, layout: Layout) -> None:
         self._frozen = frozen
-        self.carried = [t for t in layout.manifest.tensors if t.role is not Role.BUFFER_LOCAL]
-        self._spec = {t.name: t for t in self.carried}
-        self._chunks: dict[str, list[Chunk]] = {t.name: [] for t in self.carried}
+        self._carried = [t for t in layout.manifest.tensors if t.role is not Role.BUFFER_LOCAL]
+        self._chunks: dict[str, list[Chunk]] = {t.name: [] for t in self._carried}
         for chunk in layout.chunks:
             self._chunks[layout.name_of(chunk.index)].append(chunk)
 
-    def model(self, entries: list[Entry]) -> Iterator[bytes]:
-        for entry in entries:
-            for part in self._parts(entry.name, 0):
-                yield _rounded(part, entry.dtype) if _is_rounded(self._spec[entry.name]) else part
+    def model(self) -> Iterator[Entry]:
+        for spec in self._carried:
+            parts = self._parts(spec.name, 0)
+            if _is_rounded(spec):
+                parts = map(partial(_rounded, dtype=spec.dtype), parts)
+            yield Entry(spec.name, spec.dtype, spec.shape, parts)
 
-    def outer(self, entries: list[Entry], slots: tuple[str, ...], hashes: bytes) -> Iterator[bytes]:
-        rows = {f"slot/{slot}/": 1 + i for i, slot in enumerate(slots)} | {"value/": 0}
-        for entry in entries:
-            if entry.name == _HASHES:
-                yield hashes
-                continue
-            prefix = next(p for p in rows if entry.name.startswith(p))
-            yield from self._parts(entry.name.removeprefix(prefix), rows[prefix])
+    def outer(self, slots: tuple[str, ...]) -> Iterator[Entry]:
+        hashes = self._frozen.hashes
+        yield Entry(_HASHES, "U8", (len(hashes), DIGEST_BYTES), hashes)
+        for spec in self._carried:
+            if spec.role is Role.TRAINABLE:
+                for row, slot in enumerate(slots, 1):
+                    yield Entry(f"slot/{slot}/{spec.name}", "F32", spec.shape, self._parts(spec.name, row))
+            elif _is_rounded(spec):
+                yield Entry(f"value/{spec.name}", "F32", spec.shape, self._parts(spec.name, 0))
 
     def _parts(self, name: str, row: int) -> Iterator[bytes]:
         for chunk, strip in _in_order(self._chunks[name]):
@@ -226,20 +207,6 @@ def _in_order(chunks: list[Chunk]) -> Iterator[tuple[Chunk, int]]:
 def _is_rounded(spec: TensorSpec) -> bool:
     """An averaged buffer in half precision: the model file has it rounded, so the exact value goes beside it."""
     return spec.role is Role.BUFFER_MEAN and spec.dtype != "F32"
-
-
-def _own_bytes(spec: TensorSpec) -> int:
-    return spec.num_elements * DTYPE_BYTES[spec.dtype]
-
-
-def _outer_entries(tensors: list[TensorSpec], slots: tuple[str, ...], num_chunks: int) -> Iterator[Entry]:
-    yield Entry(_HASHES, "U8", (num_chunks, DIGEST_BYTES), num_chunks * DIGEST_BYTES)
-    for spec in tensors:
-        if spec.role is Role.TRAINABLE:
-            for slot in slots:
-                yield Entry(f"slot/{slot}/{spec.name}", "F32", spec.shape, 4 * spec.num_elements)
-        elif _is_rounded(spec):
-            yield Entry(f"value/{spec.name}", "F32", spec.shape, 4 * spec.num_elements)
 
 
 def _rounded(part: bytes, dtype: str) -> bytes:

@@ -10,71 +10,51 @@ from __future__ import annotations
 import logging
 import os
 import re
-import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 
+from atoll.node.dataplane.chunk_file import ChunkFile
 from atoll.node.dataplane.chunk_store import ChunkRecord
 from atoll.node.dataplane.outer_state import OuterState, state_key
-from atoll.node.dataplane.outer_update import record_bytes
-from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.disk import disk_error, make_folder, open_new, sync_folder
-from atoll.protocol.errors import StateError
+from atoll.protocol.disk import disk_error, make_folder, sync_folder
+from atoll.protocol.errors import HostError, StateError
 from atoll.protocol.layout import Layout, chunk_hash
 
 log = logging.getLogger(__name__)
 
-_MAGIC = b"ATOLLSN1"
-_HEADER = struct.Struct("<8s32sQ")  # magic, key of run and layout, number of chunks; the table; a digest of both
-_ENTRY = struct.Struct("<IQ32s")  # chunk, version, hash
 _NAME = re.compile(r"commit-(\d{1,20})\.snapshot")
 FROZEN = "frozen.snapshot"
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    version: int
-    hash: bytes
-    offset: int
-    size: int
+class SnapshotFile(ChunkFile):
+    """One snapshot; the records are checked as they are read."""
 
+    hashed = staticmethod(chunk_hash)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SnapshotFile:
-    """One snapshot, its table checked; the records are checked as they are read."""
-
-    path: Path
-    _places: dict[int, _Place] = field(repr=False)
-
-    @property
+    @cached_property
     def oldest(self) -> int:
         """The lowest version of a chunk: the log must have all commits after it."""
-        return min((p.version for p in self._places.values()), default=0)
+        return min(self._versions(), default=0)
 
-    @property
+    @cached_property
     def newest(self) -> int:
         """The highest version of a chunk: the first commit at which the whole state can be."""
-        return max((p.version for p in self._places.values()), default=0)
+        return max(self._versions(), default=0)
 
     def version(self, chunk: int) -> int | None:
-        """None if the chunk is not in this file."""
-        place = self._places.get(chunk)
-        return place.version if place else None
+        """None if the chunk is not in this file, or damaged there."""
+        with self._lock:
+            return self._entry(chunk)[2] if chunk in self._entries else None
 
-    def read(self, chunk: int) -> ChunkRecord:
-        """Raises StateError, naming the file, if the record is not the one that was written."""
-        place = self._places[chunk]
+    def record(self, chunk: int) -> ChunkRecord:
+        """Raises StateError, naming the file, if the record is not the one that was written, or cannot be read."""
+        _, _, version, value = self._entry(chunk)
         try:
-            with self.path.open("rb") as file:
-                file.seek(place.offset)
-                data = file.read(place.size)
-        except OSError as error:
-            raise StateError(f"{self.path}: {error.strerror}") from None
-        if chunk_hash(data) != place.hash:
-            raise StateError(f"{self.path}: the record of chunk {chunk} is damaged")
-        return ChunkRecord(place.version, place.hash, data)
+            return ChunkRecord(version, value, self.read(chunk))
+        except HostError as error:
+            raise StateError(str(error)) from error
 
 
 class Snapshots:
@@ -82,14 +62,11 @@ class Snapshots:
 
     def __init__(self, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str) -> None:
         self._folder = folder
-        self._aside = folder / "snapshot.new"
-        self._rebuilt = folder / "rebuilt.new"
         self._lock = threading.Lock()
         self.num_cleared = 0
         """How often snapshots were removed by `clear` or `roll_back`."""
         self.spared: int | None = None
         """The commit of a snapshot that `add` made and `write` leaves, however many younger ones there are."""
-        self._sizes = [record_bytes(layout, slots, c.index) for c in layout.chunks]
         self._key = state_key(layout, slots, run_id)
         self._sync_chunks = layout.sync_chunks
         self._frozen_chunks = [c.index for c in layout.chunks[layout.num_sync_chunks :] if c.num_elements]
@@ -108,15 +85,11 @@ class Snapshots:
 
         Raises StateError if a chunk is missing, or its bytes do not have its hash any more; HostError for the disk.
         """
-        if self._frozen_chunks and self.frozen is None:
-            self._write_frozen(outer, num_cleared)
-        newest = self._write_aside(self._aside, outer, self._sync_chunks, lambda chunk: _checked(outer, chunk))
-        self._put_in_place(self._aside, num_cleared, f"commit-{newest}.snapshot")
+        self._write_frozen(outer, num_cleared)
+        self._write("snapshot.new", self._sync_chunks, partial(_checked, outer), num_cleared)
         with self._lock:
             gone = [f for f in self.files[keep:] if f.newest != self.spared]
-            self.files = tuple(f for f in self.files if f not in gone)
-            for old in gone:
-                old.path.unlink(missing_ok=True)
+            self._remove(gone)
 
     def add(
         self, outer: OuterState, commit: int, read: Callable[[int], ChunkRecord], check: Callable[[], None]
@@ -127,31 +100,20 @@ class Snapshots:
         Raises StateError if snapshots were removed meanwhile, HostError for the disk.
         """
         num_cleared = self.num_cleared
-        if self._frozen_chunks and self.frozen is None:
-            self._write_frozen(outer, num_cleared)
-        self._write_aside(self._rebuilt, outer, self._sync_chunks, read)
-        try:
-            check()
-        except BaseException:
-            self._rebuilt.unlink(missing_ok=True)
-            raise
-        if not self._put_in_place(self._rebuilt, num_cleared, f"commit-{commit}.snapshot"):
-            self._rebuilt.unlink(missing_ok=True)
+        self._write_frozen(outer, num_cleared)
+        if not self._write("rebuilt.new", self._sync_chunks, read, num_cleared, check):
             raise StateError(f"{self._folder}: the snapshots were removed meanwhile")
         self.spared = commit
-
-    def _write_frozen(self, outer: OuterState, num_cleared: int) -> None:
-        self._write_aside(self._aside, outer, self._frozen_chunks, lambda chunk: _checked(outer, chunk))
-        self._put_in_place(self._aside, num_cleared, FROZEN)
 
     def clear(self) -> None:
         """Removes all, for good: what is discarded must not come back."""
         with self._lock:
             self.num_cleared += 1
             self.spared = None
-            for path in sorted(self._folder.iterdir()):
+            self._remove(self.files)
+            self.frozen = None
+            for path in sorted(self._folder.glob("*.snapshot")):  # what is being written goes when its writer is done
                 path.unlink(missing_ok=True)
-            self.files, self.frozen = (), None
             sync_folder(self._folder)
 
     def roll_back(self, commit: int) -> None:
@@ -159,103 +121,77 @@ class Snapshots:
         with self._lock:
             self.num_cleared += 1
             self.spared = None
-            void = [f for f in self.files if f.newest > commit]
-            self.files = tuple(f for f in self.files if f not in void)
-            for file in void:
-                file.path.unlink(missing_ok=True)
+            self._remove([f for f in self.files if f.newest > commit])
             sync_folder(self._folder)
 
-    def _write_aside(
-        self, aside: Path, outer: OuterState, chunks: Sequence[int], read: Callable[[int], ChunkRecord]
-    ) -> int:
-        """A synced file under another name; the highest version in it."""
-        table = bytearray(_HEADER.pack(_MAGIC, self._key, len(chunks)))
-        newest = 0
-        try:
-            with open_new(aside) as file:
-                file.seek(self._table_bytes(len(chunks)))
-                for chunk in chunks:
-                    record = read(chunk)
-                    file.write(record.data)
-                    table += _ENTRY.pack(chunk, record.version, record.hash)
-                    newest = max(newest, record.version)
-                file.seek(0)
-                file.write(table + self._digest(table))
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException as error:
-            aside.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise disk_error(error, aside, sum(self._sizes[c] for c in chunks)) from error
-            raise
-        return newest
+    def _remove(self, gone: Sequence[SnapshotFile]) -> None:
+        self.files = tuple(f for f in self.files if f not in gone)
+        for file in gone:
+            file.remove()
 
-    def _put_in_place(self, aside: Path, num_cleared: int, name: str) -> bool:
-        """False if snapshots were removed meanwhile."""
-        path = self._folder / name
+    # --- writing
+
+    def _write_frozen(self, outer: OuterState, num_cleared: int) -> None:
+        if self._frozen_chunks and self.frozen is None:
+            self._write("snapshot.new", self._frozen_chunks, partial(_checked, outer), num_cleared)
+
+    def _write(
+        self,
+        aside: str,
+        chunks: Sequence[int],
+        read: Callable[[int], ChunkRecord],
+        num_cleared: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """A file of these chunks, under another name until it is synced. False, and nothing comes of it, if snapshots
+        were removed meanwhile."""
+        file = SnapshotFile(self._folder / aside, self._key, chunks, is_new=True, fsync=True)
+        is_there = False
+        try:
+            for chunk in chunks:
+                record = read(chunk)
+                file.put(chunk, record.data, record.hash, record.version)
+            file.seal()
+            check()
+            is_there = self._put_in_place(file, is_frozen=chunks is self._frozen_chunks, num_cleared=num_cleared)
+        finally:
+            if not is_there:
+                file.remove()
+        return is_there
+
+    def _put_in_place(self, file: SnapshotFile, *, is_frozen: bool, num_cleared: int) -> bool:
+        path = self._folder / (FROZEN if is_frozen else f"commit-{file.newest}.snapshot")
         with self._lock:
             if num_cleared != self.num_cleared:
                 return False
             try:
-                os.replace(aside, path)
+                os.replace(file.path, path)
                 sync_folder(self._folder)
             except OSError as error:
                 raise disk_error(error, path) from error
-            if name == FROZEN:
-                self.frozen = self._open(path, self._frozen_chunks)
-            else:
-                self._add(self._open(path, self._sync_chunks))
+            file.path = path
+            self._add(file)
         return True
-
-    # --- opening
-
-    def _open_all(self) -> None:
-        for path in sorted(self._folder.iterdir()):
-            try:
-                if path.name.endswith(".new"):
-                    path.unlink(missing_ok=True)
-                elif path.name == FROZEN:
-                    self.frozen = self._open(path, self._frozen_chunks)
-                elif _NAME.fullmatch(path.name):
-                    self._add(self._open(path, self._sync_chunks))
-            except StateError as error:
-                log.warning("removed a snapshot: %s", error)
-                path.unlink(missing_ok=True)
 
     def _add(self, file: SnapshotFile) -> None:
         """It takes the place of one with its name."""
-        others = (f for f in self.files if f.path != file.path)
-        self.files = tuple(sorted((file, *others), key=lambda f: -f.newest))
+        if file.path.name == FROZEN:
+            self.frozen = file
+        else:
+            others = (f for f in self.files if f.path != file.path)
+            self.files = tuple(sorted((file, *others), key=lambda f: -f.newest))
 
-    def _open(self, path: Path, expected: Iterable[int]) -> SnapshotFile:
-        chunks = list(expected)
-        size = self._table_bytes(len(chunks))
-        try:
-            with path.open("rb") as file:
-                head = file.read(size)
-                end = os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise StateError(f"{path}: {error.strerror}") from None
-        table = head[:-DIGEST_BYTES]
-        if len(head) != size or head[-DIGEST_BYTES:] != self._digest(table):
-            raise StateError(f"{path}: torn, or of another run")
-        magic, key, count = _HEADER.unpack_from(table)
-        if (magic, key, count) != (_MAGIC, self._key, len(chunks)):
-            raise StateError(f"{path}: of another run or model")
-        places, offset = {}, size
-        for place in range(count):
-            chunk, version, value = _ENTRY.unpack_from(table, _HEADER.size + place * _ENTRY.size)
-            places[chunk] = _Place(version, value, offset, self._sizes[chunk])
-            offset += self._sizes[chunk]
-        if end != offset:
-            raise StateError(f"{path}: {end} bytes, {offset} are expected")
-        return SnapshotFile(path=path, _places=places)
-
-    def _table_bytes(self, count: int) -> int:
-        return _HEADER.size + count * _ENTRY.size + DIGEST_BYTES
-
-    def _digest(self, table: bytes | bytearray) -> bytes:
-        return Digest("atoll/snapshot/v1").data(bytes(table)).finish()
+    def _open_all(self) -> None:
+        for path in sorted(self._folder.iterdir()):
+            if path.name.endswith(".new"):
+                path.unlink(missing_ok=True)
+            elif path.name == FROZEN or _NAME.fullmatch(path.name):
+                chunks = self._frozen_chunks if path.name == FROZEN else self._sync_chunks
+                try:
+                    self._add(SnapshotFile(path, self._key, chunks, is_new=False, fsync=True))
+                except (StateError, HostError) as error:
+                    log.warning("removed a snapshot: %s", error)
+                    path.unlink(missing_ok=True)
 
 
 def _checked(outer: OuterState, chunk: int) -> ChunkRecord:

@@ -51,15 +51,21 @@ class StoreFiles:
 
     def __init__(self, folder: Path, kind: StoreKind, places: PlaceMap) -> None:
         index, records = _path(folder, kind.name, "index"), _path(folder, kind.name, "chunks")
-        self._lock_file = _locked(index, ChunkIndex.size_bytes(len(kind.record_bytes)))
+        self._lock_file = _opened(index, ChunkIndex.size_bytes(len(kind.record_bytes)))
         try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.index = ChunkIndex(memoryview(_mapped(index, 0)), kind.key)
             self.records: Bytes = np.frombuffer(_mapped(records, places.file_bytes), np.uint8)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, BlockingIOError):
+                raise StateError(f"{index}: in use by another node; give each node its own --home") from None
+            if isinstance(error, OSError):
+                raise disk_error(error, records) from error
             raise
 
     def close(self) -> None:
+        """The lock goes with the descriptor."""
         os.close(self._lock_file)
         self._lock_file = -1
 
@@ -107,33 +113,24 @@ def _path(folder: Path, name: str, suffix: str) -> Path:
     return folder / f"{name}.{suffix}"
 
 
-def _locked(path: Path, size_bytes: int) -> int:
-    """A descriptor that holds the folder for this process alone, until it is closed or the process ends."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise TornState(f"{path}: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise StateError(f"{path}: in use by another node; give each node its own --home") from None
-    if os.fstat(descriptor).st_size < size_bytes:
-        os.close(descriptor)
-        raise TornState(f"{path}: truncated")
-    return descriptor
-
-
 def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
+    """By a descriptor of its own: a mapping keeps what is locked by its descriptor."""
+    descriptor = _opened(path, size_bytes)
+    try:
+        return mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, size_bytes: int) -> int:
+    """A descriptor. Raises TornState if the file is not there, or smaller."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            if os.fstat(descriptor).st_size < size_bytes:
-                raise TornState(f"{path}: truncated")
-            return mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
     except FileNotFoundError as error:
         raise TornState(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise disk_error(error, path) from error
+    if os.fstat(descriptor).st_size < size_bytes:
+        os.close(descriptor)
+        raise TornState(f"{path}: truncated")
+    return descriptor

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from atoll.node.dataplane.bases import cast_base
+from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
-from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits, outliers
+from atoll.node.dataplane.outliers import LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.store_files import Bytes
 from atoll.protocol.codecs import arithmetic, kernels, scratch, unchanged
 from atoll.protocol.codecs.table import UNCHANGED
@@ -27,30 +28,25 @@ Floats = npt.NDArray[np.float32]
 _LARGEST = np.finfo(np.float32).max
 
 
+@dataclass(eq=False)
 class SyncData:
-    """`snapshot` is the shared buffer of `layout.buffer_bytes`; `dtypes` maps trainable names to the worker's dtype,
-    each of which has a base (`bases.check_base_dtypes`). Nothing here grows with the model: it is made in an event
-    loop."""
+    """Nothing here grows with the model: it is made in an event loop."""
 
-    def __init__(
-        self,
-        layout: Layout,
-        travels: Spec,
-        outer: OuterState,
-        snapshot: memoryview,
-        dtypes: Mapping[str, str],
-        *,
-        last_payload: Callable[[int], bytes | None] = lambda chunk: None,
-    ) -> None:
-        """`last_payload`: of a chunk in the commit that the base is; None if it is not here."""
-        self.layout = layout
-        self._travels = travels
-        self._outer = outer
-        self._snapshot = np.frombuffer(snapshot, np.uint8)
-        self._dtypes = dtypes
-        self._last_payload = last_payload
-        self._nearest: list[tuple[float, Outlier]] = []  # of each chunk that was averaged, by share of the limit
-        self.chunks = layout.sync_chunks
+    layout: Layout
+    travels: Spec
+    outer: OuterState
+    snapshot: memoryview
+    """The shared buffer, of `layout.buffer_bytes`."""
+    dtypes: Mapping[str, str]
+    """The worker's own, by the name of the trainable tensor; each has a base (`bases.check_base_dtypes`)."""
+    last_payload: Callable[[int], bytes | None] = lambda chunk: None
+    """Of a chunk in the commit that the base is; None if it is not here."""
+    _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
+    """Of each chunk that was averaged, by share of the limit."""
+
+    @property
+    def chunks(self) -> tuple[int, ...]:
+        return self.layout.sync_chunks
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, or the value of a buffer, or that it is unchanged.
@@ -58,55 +54,47 @@ class SyncData:
         Raises NonFiniteError naming the tensor.
         """
         spec = self._sync_chunk(chunk)
-        local = gathered(self._snapshot, spec)
+        local = gathered(np.frombuffer(self.snapshot, np.uint8), spec)
         if self._is_unchanged(spec, local):
-            return unchanged(spec.num_elements, self._wire_dtype(spec))
-        way = self._travels.of(spec.role)
+            return unchanged(spec.num_elements, self.layout.wire_dtype(spec))
+        way = self.travels.of(spec.role)
         if way.aggregation is Aggregation.LOWEST:
             return self._encode(spec, local, None)
         values = local.view(np.float32)
         if way.contribution is Contribution.VALUE:
             return self._encode(spec, values, None)
-        with self._outer.pinned(chunk) as record:
-            base = record.values
-            dtype = self._dtypes[self.layout.name_of(chunk)]
-            if dtype != "F32":
-                base = scratch.floats("base", spec.num_elements)
-                cast_base(record.values, dtype, base)
+        with self.outer.pinned(chunk) as record:
+            base = base_of(record.values, self.dtypes[self.layout.name_of(chunk)])
             return self._encode(spec, base, values)
 
     def _is_unchanged(self, spec: Chunk, local: Bytes) -> bool:
         """Whether a buffer is what the workers received of the base, bit for bit. A trainable tensor never is: its
         momentum moves it whatever the contributions are."""
-        if self._travels.of(spec.role).contribution is Contribution.DELTA:
+        if self.travels.of(spec.role).contribution is Contribution.DELTA:
             return False
-        with self._outer.pinned(spec.index) as record:
+        with self.outer.pinned(spec.index) as record:
             return np.array_equal(local, self._buffer_base(spec, record).view(np.uint8))
 
     def _buffer_base(self, spec: Chunk, record: PinnedChunk) -> npt.NDArray[Any]:
         """The base of a buffer's chunk as all sites hold it, cast included: its dtype is in the manifest."""
         dtype = self.layout.manifest.tensors[spec.tensor].dtype
-        if spec.role is not Role.BUFFER_MEAN or dtype == "F32":
-            return record.values
-        base = scratch.floats("base", spec.num_elements)
-        cast_base(record.values, dtype, base)
-        return base
+        return base_of(record.values, dtype) if spec.role is Role.BUFFER_MEAN else record.values
 
     def max_bytes(self, chunk: int) -> int:
         """The most an encoded contribution or payload of this chunk can have."""
         spec = self._sync_chunk(chunk)
-        return self._travels.max_bytes(spec.role, spec.num_elements, DTYPE_BYTES[self._wire_dtype(spec)])
+        return self.travels.max_bytes(spec.role, spec.num_elements, DTYPE_BYTES[self.layout.wire_dtype(spec)])
 
     def check(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """Raises InvalidMessage unless it is an encoded chunk of this place in the layout, and finite: what a peer sent
         must not fail later, in the average of all or after the commit."""
         spec = self._sync_chunk(chunk)
-        self._check(spec, data, self._travels.of(spec.role).up)
+        self._check(spec, data, self.travels.of(spec.role).up)
 
     def _check(self, spec: Chunk, data: bytes | bytearray | memoryview, codec: str, below: float = math.inf) -> None:
         try:
-            codec = self._travels.of(spec.role).codec_in(data, codec)
-            kernels.check(data, codec, spec.num_elements, self._wire_dtype(spec), below=below)
+            codec = self.travels.of(spec.role).codec_in(data, codec)
+            kernels.check(data, codec, spec.num_elements, self.layout.wire_dtype(spec), below=below)
         except InvalidMessage as error:
             raise InvalidMessage(f"chunk {spec.index} of {self.layout.name_of(spec.index)!r}: {error}") from None
 
@@ -123,7 +111,7 @@ class SyncData:
         total = sum(tokens for tokens, _ in contributions)
         if not contributions or any(tokens <= 0 for tokens, _ in contributions):
             raise InvalidMessage(f"reduction of chunk {chunk}: every contributor needs tokens above 0")
-        way = self._travels.of(spec.role)
+        way = self.travels.of(spec.role)
         if way.aggregation is Aggregation.LOWEST:
             first = _read(contributions[0][1])
             self.check(chunk, first)
@@ -144,19 +132,19 @@ class SyncData:
             # A mean of finite values is finite: what is beyond is the rounding of weights and sums.
             np.clip(average, -_LARGEST, _LARGEST, out=average)
         try:
-            return kernels.encode(way.down, average, zstd_level=self._travels.zstd_level)
+            return kernels.encode(way.down, average, zstd_level=self.travels.zstd_level)
         except NonFiniteError as error:
             raise AverageError(f"the average of {_place(name, spec)}: {error}", name) from None
 
     def _add_difference(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float:
         """`average += weight * contribution`; the norm of the contribution."""
-        return kernels.accumulate(data, self._travels.of(spec.role).up, weight, average)
+        return kernels.accumulate(data, self.travels.of(spec.role).up, weight, average)
 
     def _add_buffer(self, spec: Chunk, data: bytes, weight: np.float32, average: Floats) -> float | None:
         """The same of a buffer's value; the norm of its difference from the base, None if it is unchanged."""
-        way = self._travels.of(spec.role)
+        way = self.travels.of(spec.role)
         codec = way.codec_in(data, way.up)
-        with self._outer.pinned(spec.index) as record:
+        with self.outer.pinned(spec.index) as record:
             base = self._buffer_base(spec, record)
             if codec == UNCHANGED:
                 self._check(spec, data, codec)
@@ -168,19 +156,20 @@ class SyncData:
             return arithmetic.norm(value, minus=base)
 
     def _is_base_finite(self, spec: Chunk) -> bool:
-        with self._outer.pinned(spec.index) as record:
+        with self.outer.pinned(spec.index) as record:
             return arithmetic.is_finite(record.values)
 
     def _outliers(self, spec: Chunk, norms: list[float]) -> tuple[Outlier, ...]:
-        with self._outer.pinned(spec.index) as record:
+        with self.outer.pinned(spec.index) as record:
             base_norm = arithmetic.norm(record.values)
-        if self._travels.of(spec.role).contribution is Contribution.VALUE:
-            return outliers(norms, base_norm, lambda: 0.0, num_others=1, largest=math.inf)
-        largest = LARGEST_CONTRIBUTION
-        held_against = limits(norms, base_norm, lambda: self._last_norm(spec), num_others=2, largest=largest)
-        shares = [norm / limit for norm, limit in zip(norms, held_against, strict=True)]
-        place = shares.index(max(shares))
-        self._nearest.append((shares[place], (place, norms[place], held_against[place])))
+        is_value = self.travels.of(spec.role).contribution is Contribution.VALUE
+        num_others, largest = (1, math.inf) if is_value else (2, LARGEST_CONTRIBUTION)
+        last_norm = (lambda: 0.0) if is_value else (lambda: self._last_norm(spec))
+        held_against = limits(norms, base_norm, last_norm, num_others=num_others, largest=largest)
+        if not is_value:
+            shares = [norm / limit for norm, limit in zip(norms, held_against, strict=True)]
+            place = shares.index(max(shares))
+            self._nearest.append((shares[place], (place, norms[place], held_against[place])))
         return above(norms, held_against, largest)
 
     def stood_out(self) -> Outlier | None:
@@ -189,17 +178,17 @@ class SyncData:
 
     def _last_norm(self, spec: Chunk) -> float:
         """Of the last average; 0 if it is not known."""
-        payload = self._last_payload(spec.index)
+        payload = self.last_payload(spec.index)
         if payload is None:
             return 0.0
         last = scratch.floats("last", spec.num_elements)
-        kernels.decode(payload, self._travels.of(spec.role).down, spec.num_elements, last)
+        kernels.decode(payload, self.travels.of(spec.role).down, spec.num_elements, last)
         return arithmetic.norm(last)
 
     def check_payload(self, chunk: int, data: bytes | bytearray | memoryview) -> None:
         """The same of an average: none of differences may be so large that outer updates of it overflow."""
         spec = self._sync_chunk(chunk)
-        way = self._travels.of(spec.role)
+        way = self.travels.of(spec.role)
         below = LARGEST_AVERAGE if way.contribution is Contribution.DELTA else math.inf
         self._check(spec, data, way.down, below)
 
@@ -207,9 +196,9 @@ class SyncData:
         return payload_hash(data)
 
     def _encode(self, spec: Chunk, values: npt.NDArray[Any], minus: Floats | None) -> bytes:
-        codec, dtype = self._travels.of(spec.role).up, self._wire_dtype(spec)
+        codec, dtype = self.travels.of(spec.role).up, self.layout.wire_dtype(spec)
         try:
-            return kernels.encode(codec, values, minus=minus, zstd_level=self._travels.zstd_level, dtype=dtype)
+            return kernels.encode(codec, values, minus=minus, zstd_level=self.travels.zstd_level, dtype=dtype)
         except NonFiniteError as error:
             name = self.layout.name_of(spec.index)
             advice = "lower the learning rate or look for the loss that overflowed"
@@ -224,9 +213,6 @@ class SyncData:
         if not 0 <= chunk < self.layout.num_sync_chunks or not self.layout.chunks[chunk].num_elements:
             raise InvalidMessage(f"chunk {chunk} takes no part in syncs; there are {len(self.chunks)} that do")
         return self.layout.chunks[chunk]
-
-    def _wire_dtype(self, spec: Chunk) -> str:
-        return self.layout.manifest.tensors[spec.tensor].dtype if spec.role is Role.BUFFER_LOWEST else "F32"
 
 
 def _place(name: str, spec: Chunk) -> str:

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 
 from atoll.node.dataplane.optim import OuterOptimizer
@@ -41,6 +43,7 @@ MAX_EARLY = 256
 """Streams held at once."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Hub:
     """Lives in one event loop; `close` it at the end. `service.py` asks it what peers ask for.
 
@@ -48,33 +51,23 @@ class Hub:
     without one all of it may be in memory.
     """
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        incarnation: int,
-        dialer: Dialer,
-        pool: Executor,
-        spill: Spill | None = None,
-        fsync: bool = False,
-    ) -> None:
-        self.run_id = run_id
-        self.incarnation = incarnation
-        self.dialer = dialer
+    run_id: str
+    incarnation: int
+    dialer: Dialer
+    pool: Executor
+    spill: Spill | None = None
+
+    def __post_init__(self) -> None:
         self.max_retained_bytes = 0
-        self.spill = spill
         self.counters = Counters()
         self.uplink = Uplink()
         self.donor: DonorServer | None = None
         self.expected_donors = ExpectedDonors()
-        self.donations = Donations(identity=self.identity, dialer=dialer, donor=self.served_donor)
+        self.donations = Donations(identity=self.identity, dialer=self.dialer, donor=self.served_donor)
         self.site_id = 0
         """Given by the coordinator; 0 until then."""
-        self.pool = pool
-        self.fsync = fsync
         self._log: PayloadLog | None = None
         self._exchanges: dict[int, Exchange] = {}  # by sync: the newest attempt
-        self._retained: dict[int, Retained] = {}  # by sync
         self._dropped: deque[int] = deque(maxlen=DROPPED_REMEMBERED)
         self._num_early = 0
         self._begun = asyncio.Event()
@@ -82,8 +75,7 @@ class Hub:
     @property
     def retained_bytes(self) -> int:
         """Of contributions, and of payloads reduced here."""
-        payloads = sum(exchange.reducer.payload_bytes for exchange in self._exchanges.values())
-        return payloads + sum(retained.num_bytes for retained in self._retained.values())
+        return sum(e.reducer.payload_bytes + e.retained.num_bytes for e in self._exchanges.values())
 
     # --- life
 
@@ -135,8 +127,8 @@ class Hub:
 
     def share(self, plan: Plan, data: SyncData, *, site_id: int) -> Callable[[], Share]:
         """What the plan asks of this site, to be made in a thread: see `share_of`."""
-        retained = self._retained[plan.sync].arrived() if plan.sync in self._retained else []
-        return partial(share_of, plan, data, site_id, retained, self.spill)
+        before = self._exchanges.get(plan.sync)
+        return partial(share_of, plan, data, site_id, before.retained.arrived() if before else [], self.spill)
 
     def begin(
         self, plan: Plan, data: SyncData, share: Share, *, site_id: int, tokens: int, weights: Sequence[int]
@@ -154,21 +146,21 @@ class Hub:
         old = self._exchanges.get(plan.sync)
         if old is not None and _order(old.plan) > _order(plan):
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
-        retained = self._retained.get(plan.sync) or Retained(self.pool, self.spill)
+        retained = old.retained if old is not None else Retained(self.pool, self.spill)
         header = self.header(site_id, plan.term)
+        attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink)
+        need = share.bytes_to_retain(attempt.where, self.max_retained_bytes, self.spill)
         exchange = Exchange(
-            Attempt(plan, data, header, tokens=tokens, pool=self.pool, counters=self.counters, uplink=self.uplink),
-            share,
-            weights=weights,
+            attempt=attempt,
+            share=share,
+            said=weights,
             log=self._log,
-            fsync=self.fsync,
             retained=retained,
-            max_retained_bytes=self.max_retained_bytes,
-            spill=self.spill,
+            has_room=retained.num_bytes + need <= self.max_retained_bytes,
             dialer=self.dialer,
         )
         # One sync is under way at a time. A site that was evicted may never have heard how an earlier one ended.
-        for sync in [sync for sync in self._retained if sync < plan.sync]:
+        for sync in [sync for sync in self._exchanges if sync < plan.sync]:
             self.drop_sync(sync)
         if old is not None:
             old.cancel()
@@ -176,7 +168,6 @@ class Hub:
                 old.close(StaleError(f"{_name(old.plan)} is over, {_name(plan)} runs"))
             old.reducer.forget_payloads()
         self._exchanges[plan.sync] = exchange
-        self._retained[plan.sync] = retained
         used = [member for exchange in self._exchanges.values() for member in exchange.plan.contributors]
         self.dialer.disconnect_others(used, Purpose.EXCHANGE)
         self._begun.set()
@@ -196,9 +187,7 @@ class Hub:
             exchange.cancel()
             exchange.close(StaleError(f"sync {sync} is over here"))
             exchange.reducer.forget_payloads()
-        retained = self._retained.pop(sync, None)
-        if retained is not None:
-            retained.drop()
+            exchange.retained.drop()
         if sync not in self._dropped:
             self._dropped.append(sync)
 
@@ -229,7 +218,7 @@ class Hub:
         index = Index(outer.layout.manifest, outer.slots)
         index.learn(sources)
         donors = Donors(
-            index,
+            index=index,
             header=self.header(site_id, 0),
             dialer=self.dialer,
             counters=self.counters,
@@ -238,9 +227,7 @@ class Hub:
             expected=self.expected_donors,
             pace=pace,
         )
-        fetch = Fetch(
-            donors=donors, outer=outer, payload_log=log, optimizer=optimizer, pool=self.pool, fsync=self.fsync
-        )
+        fetch = Fetch(donors=donors, outer=outer, payload_log=log, optimizer=optimizer, pool=self.pool)
         try:
             return await fetch.run()
         finally:
@@ -263,43 +250,40 @@ class Hub:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + EARLY_HOLD_S
         while True:
-            exchange = self._exchanges.get(message.sync)
-            early = self._too_early(message, exchange)
-            if early is None:
-                assert exchange is not None
-                return exchange, _member(message, exchange)
-            remaining_s = deadline - loop.time()
-            if remaining_s <= 0 or self._num_early >= MAX_EARLY:
-                raise NotYetError(early)
+            try:
+                return self._found(message)
+            except NotYetError:
+                remaining_s = deadline - loop.time()
+                if remaining_s <= 0 or self._num_early >= MAX_EARLY:
+                    raise
             self._num_early += 1
             try:
-                async with asyncio.timeout(remaining_s):
-                    await self._begun.wait()
-            except TimeoutError:
-                continue
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(remaining_s):
+                        await self._begun.wait()
             finally:
                 self._num_early -= 1
 
-    def _too_early(self, message: peer_pb2.ExchangeOpen, exchange: Exchange | None) -> str | None:
-        """Why this stream should come again; None for now. Raises StaleError."""
+    def _found(self, message: peer_pb2.ExchangeOpen) -> tuple[Exchange, Member]:
+        exchange = self._exchanges.get(message.sync)
         asked = f"sync {message.sync}, term {message.plan_term}, attempt {message.attempt}"
         if exchange is None:
             if message.sync in self._dropped or (
                 len(self._dropped) == DROPPED_REMEMBERED and message.sync < min(self._dropped)
             ):
                 raise StaleError(f"{asked}: that sync is over here, the last one is {max(self._dropped)}")
-            return f"{asked}: no plan for it is here yet"
+            raise NotYetError(f"{asked}: no plan for it is here yet")
         order = (message.plan_term, message.attempt)
         if order < _order(exchange.plan):
             raise StaleError(f"{asked} is over, {_name(exchange.plan)} runs")
         if order > _order(exchange.plan):
-            return f"{asked} is early, {_name(exchange.plan)} runs"
+            raise NotYetError(f"{asked} is early, {_name(exchange.plan)} runs")
         closed = exchange.attempt.closed
         if isinstance(closed, NotYetError):
-            return str(closed)
+            raise NotYetError(str(closed))
         if closed is not None:
             raise closed
-        return None
+        return exchange, _member(message, exchange)
 
 
 def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 
+from atoll.node.exchange.catchup.donor_server import Request
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
-from atoll.node.exchange.sync.exchange import Exchange
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
-from atoll.protocol.messages import Member
 from atoll.protocol.status import abort
-from atoll.protocol.v1 import common_pb2, peer_pb2
+from atoll.protocol.v1 import peer_pb2
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,11 +66,14 @@ class PeerService:
 
     @_refusing
     async def exchange(self, _requests: Any, context: Context) -> None:
-        exchange, member, has_payloads = await self._open(context)
+        request = await _first_message(peer_pb2.ExchangeRequest, context)
+        if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
+            raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
+        exchange, member = await self.hub.find(request.open)
         key = (exchange.plan.sync, member.site_id)
         if (old := self._streams.get(key)) is not None:
             old.cancel()  # a peer has one stream; this one replaces a broken one
-        stream = asyncio.create_task(Downstream(exchange, context, member, has_payloads).run())
+        stream = asyncio.create_task(Downstream(exchange, context, member, set(request.open.has_payloads)).run())
         self._streams[key] = stream
         try:
             await asyncio.wait({stream})
@@ -86,22 +88,13 @@ class PeerService:
             if self._streams.get(key) is stream:
                 del self._streams[key]
 
-    async def _open(self, context: Context) -> tuple[Exchange, Member, set[int]]:
-        request = await _first_message(peer_pb2.ExchangeRequest, context)
-        if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
-            raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
-        exchange, member = await self.hub.find(request.open)
-        return exchange, member, set(request.open.has_payloads)
-
     @_refusing
     async def fetch_state(self, data: bytes, context: Context) -> None:
-        request = parse(peer_pb2.FetchStateRequest, data)
-        await self._give(self.hub.served_donor().state(request), request.header, context)
+        await self._give(parse(peer_pb2.FetchStateRequest, data), context)
 
     @_refusing
     async def fetch_payloads(self, data: bytes, context: Context) -> None:
-        request = parse(peer_pb2.FetchPayloadsRequest, data)
-        await self._give(self.hub.served_donor().payloads(request), request.header, context)
+        await self._give(parse(peer_pb2.FetchPayloadsRequest, data), context)
 
     @_refusing
     async def donate(self, _requests: Any, context: Context) -> None:
@@ -120,12 +113,9 @@ class PeerService:
         check_header(parse(peer_pb2.ProbeRequest, data).header, self.hub.run_id)
         return peer_pb2.ProbeResponse(header=wire.to_proto(self.hub.identity())).SerializeToString()
 
-    async def _give(self, frames: AsyncGenerator[bytes], header: common_pb2.Header, context: Context) -> None:
-        try:
-            who = f"site {header.site_id} ({context.peer()})"
-            await self.hub.served_donor().give(frames, context.write, who)
-        finally:
-            await frames.aclose()  # its place is free again
+    async def _give(self, request: Request, context: Context) -> None:
+        who = f"site {request.header.site_id} ({context.peer()})"
+        await self.hub.served_donor().give(request, context.write, who)
 
 
 async def _first_message(cls: type[Opening], context: Context) -> Opening:

@@ -32,14 +32,13 @@ def write(path: Path, text: str, tensors: Sequence[StateTensor]) -> None:
     digest = new_digest(text)
     for data in by_name.values():
         digest.data(data)
-    entries = safetensors_file.in_file_order(
+    entries = [
         safetensors_file.Entry(
-            item.name, DTYPE_NAMES[item.values.dtype], tuple(item.values.shape), by_name[item.name].nbytes
+            item.name, DTYPE_NAMES[item.values.dtype], tuple(item.values.shape), [by_name[item.name]]
         )
         for item in tensors
-    )
-    pieces = (by_name[entry.name] for entry in entries)
-    safetensors_file.write(path, entries, pieces, {KEY: text, HASH_KEY: digest.finish().hex()})
+    ]
+    safetensors_file.write(path, entries, {KEY: text, HASH_KEY: digest.finish().hex()})
 
 
 def as_bytes(values: Tensor) -> memoryview:

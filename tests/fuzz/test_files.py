@@ -66,7 +66,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = dp.payloads(outer)
     dp.logged(log, outer, 1, found)
     dp.apply_all(outer, found, 1)
-    saved_model.save(folder / "model", outer, LAYOUT, ("momentum",), {"run_step": 20, "run_tokens": 5, "settings": {}})
+    dp.save(folder / "model", outer, LAYOUT, ("momentum",), {"run_step": 20, "run_tokens": 5, "settings": {}})
     outer.close()
     log.close()
     return folder
@@ -130,7 +130,7 @@ def test_a_saved_model_is_restored_whole_or_refused(whole: Path, data: st.DataOb
             overwrite(data, data.draw(st.sampled_from(sorted((folder / "model").iterdir()))))
         outer = OuterState.create(folder / "state", LAYOUT, ("momentum",), dp.RUN)
         try:
-            saved_model.restore(folder / "model", outer, LAYOUT)
+            saved_model.restore(folder / "model", outer)
         except ConfigError:
             return
         else:

@@ -184,7 +184,7 @@ def openings(draw: st.DrawFn) -> peer_pb2.ExchangeOpen:
 def held_by(hub: Hub) -> Any:
     return (
         sorted(hub._dropped),
-        {sync: snapshot(retained._items) for sync, retained in hub._retained.items()},
+        {sync: snapshot(e.retained._items) for sync, e in hub._exchanges.items()},
         {
             sync: (e.plan, e.attempt.closed, len(e.reducer.payloads), snapshot(e.reducer._missing))
             for sync, e in hub._exchanges.items()
@@ -252,7 +252,7 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
             assert isinstance(ended.value.args[0], grpc.StatusCode)
-            for held in hub._retained.values():
+            for held in [e.retained for e in hub._exchanges.values()]:
                 for (site_id, incarnation, chunk), item in held._items.items():
                     encoded = item.data if isinstance(item, Encoded) else item.read()
                     assert (site_id, incarnation) == (2, 1)
@@ -261,7 +261,7 @@ def test_what_a_stream_brings_is_held_whole_or_refused(
                     assert len(encoded) <= disk.data.max_bytes(chunk)
                 assert held.num_bytes <= sum(disk.data.max_bytes(chunk) for chunk in whole)
             await asyncio.get_running_loop().run_in_executor(hub.pool, int)  # after what was handed in before
-            num_held = sum(held.num_bytes for held in hub._retained.values())
+            num_held = sum(held.num_bytes for held in [e.retained for e in hub._exchanges.values()])
             assert spill.memory_bytes + spill.disk_bytes == num_held
 
     asyncio.run(main())
@@ -313,7 +313,7 @@ def test_a_donor_answers_in_bounded_frames_or_refuses(disk: Disk, method: str, d
                 await getattr(PeerService(hub), method)(request, context)
             assert all(len(frame) <= transport.MAX_FRAME_BYTES for frame in context.sent)
             assert hub.donor is not None
-            assert not hub.donor.num_requests, "its place is free again"
+            assert not hub.donor.places, "its place is free again"
 
     asyncio.run(main())
 
@@ -337,7 +337,7 @@ class LyingDonor(DonorClient):
 @asynccontextmanager
 async def lying(frames: Sequence[bytes]) -> AsyncIterator[LyingDonor]:
     client = LyingDonor(
-        LIAR,
+        donor=LIAR,
         ask=dialled(Dialer(None)),
         header=HEADER,
         counters=Counters(),
@@ -462,7 +462,7 @@ def test_what_a_donor_that_dialled_sends_is_what_was_asked_for_or_an_error(disk:
         opened = peer_pb2.DonateOpen(header=wire.to_proto(replace(HEADER, site_id=2)), to_site_id=1, to_incarnation=1)
         stream = expected.accept(opened, HEADER, context)
         donor = m.Donor(site_id=2, incarnation=1, address="127.0.0.1:1", commit=1)
-        client = DonorClient(donor, ask=expected.ask, header=HEADER, counters=Counters(), pace=PACE)
+        client = DonorClient(donor=donor, ask=expected.ask, header=HEADER, counters=Counters(), pace=PACE)
         got = []
         with suppress(InvalidMessage, *REFUSALS, PeerError):
             async for received in client.chunks(wanted, lambda c: record_bytes(LAYOUT, ("momentum",), c)):
@@ -508,7 +508,7 @@ def test_a_donor_that_dialled_answers_any_request_and_says_how_it_ended(disk: Di
             *frames, last = [peer_pb2.DonateRequest.FromString(frame).WhichOneof("body") for frame in call.sent]
             assert (set(frames) <= {"frame"}, last) == (True, "end")
             assert hub.donor is not None
-            assert not hub.donor.num_requests, "its place is free again"
+            assert not hub.donor.places, "its place is free again"
 
     asyncio.run(main())
 

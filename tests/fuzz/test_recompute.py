@@ -108,7 +108,7 @@ def test_every_chunk_comes_out_with_the_bits_of_the_sites(
 
     def at_a_site(payload: bytes) -> bytes:
         with np.errstate(all="ignore"):
-            return updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer)).tobytes()
+            return updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer))
 
     def at_the_coordinator(payload: bytes) -> bytes:
         return recomputed(

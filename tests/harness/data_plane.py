@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from atoll.node.dataplane import publish
+from atoll.node.dataplane import publish, saved_model
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -65,8 +66,24 @@ def tensor(layout: Layout, buffer: memoryview, name: str) -> np.ndarray[tuple[in
 
 def seeded(folder: Path, layout: Layout, *, seed: int = 0, slots: tuple[str, ...] = ("momentum",)) -> OuterState:
     outer = OuterState.create(folder, layout, slots, RUN)
-    publish.seed_from_snapshot(outer, layout, filled(layout, seed))
+    publish.seed_from_snapshot(outer, filled(layout, seed))
     return outer
+
+
+def save(folder: Path, outer: OuterState, layout: Layout, slots: tuple[str, ...], info: Mapping[str, Any]) -> None:
+    """The outer state in the place of what `folder` held."""
+    frozen = outer.freeze()
+    try:
+        saved_model.write_aside(folder, frozen, layout, slots, info)
+    finally:
+        frozen.close()
+    saved_model.put_in_place(folder)
+
+
+def values_of(outer: OuterState, chunk: int) -> np.ndarray[Any, np.dtype[Any]]:
+    """A view, valid until the next write to any chunk."""
+    with outer.pinned(chunk) as record:
+        return record.values
 
 
 def sync_data(outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0) -> SyncData:
@@ -113,7 +130,7 @@ def logged(log: PayloadLog, outer: OuterState, number: int, found: dict[int, byt
     data = sync_data(outer, filled(outer.layout))
     for chunk, payload in found.items():
         writer.put(chunk, payload, data.payload_hash(payload))
-    writer.seal(False)
+    writer.seal()
     record = replace(record, payload_digest=writer.digest(record))
     log.commit(record)
     return record

@@ -123,7 +123,7 @@ def test_a_log_that_is_too_short_means_fetching_chunks(tmp_path: Path) -> None:
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, away = await run.add(2)
-            first.log._keep = 2
+            first.log.keep_commits = 2
             for _ in range(5):
                 await run.sync([first])
             got = await fetch(run, away, [first])
@@ -137,7 +137,7 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
     async def main() -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, busy, away = await run.add(3)
-            first.log._keep = 2
+            first.log.keep_commits = 2
             for _ in range(5):
                 await run.sync([first, busy])
 
@@ -473,7 +473,7 @@ def test_a_donors_doors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
             def client(to: Site, run_id: str = "sites") -> DonorClient:
                 header = to.hub.header(7, 0)
                 return DonorClient(
-                    site.donor() if to is site else empty.donor(),
+                    donor=site.donor() if to is site else empty.donor(),
                     ask=dialled(to.hub.dialer),
                     header=replace(header, run_id=run_id),
                     counters=empty.hub.counters,

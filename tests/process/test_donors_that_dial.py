@@ -78,7 +78,7 @@ async def nothing_is_left(transfer: Transfer) -> None:
     for site in transfer.donors:
         await until(lambda site=site: not site.hub.donations._dialled)  # type: ignore[misc]
         assert site.hub.donor is not None
-        assert not site.hub.donor.num_requests
+        assert not site.hub.donor.places
 
 
 def test_state_and_payloads_come_from_donors_that_nobody_can_dial(

@@ -36,10 +36,10 @@ def test_a_donor_gives_a_frame_at_a_time_while_it_sends(tmp_path: Path) -> None:
                 one, two = (donor.state(requested(site, chunk)) for chunk in range(2))
                 await anext(one)
                 second = asyncio.create_task(anext(two))
-                await until(lambda: uplink.num_waiting == 1)
+                await until(lambda: len(uplink.waiting) == 1)
                 assert uplink.num_given == 1
                 await one.aclose()  # written; the exchange has sent nothing since
-                assert (uplink.num_given, uplink.num_waiting) == (0, 1)
+                assert (uplink.num_given, len(uplink.waiting)) == (0, 1)
                 uplink.sent(EXCHANGE_BYTES_PER_DONOR_BYTE * len(frames[0]))
                 assert await second == frames[1]
                 await two.aclose()

@@ -57,7 +57,7 @@ class WatchedData(SyncData):
     """Counts the contributions that are encoded; may stop before one, or spoil what a reducer makes."""
 
     def __init__(self, site: Site) -> None:
-        super().__init__(site.layout, TRAVELS, site.outer, site.snapshot, site.data._dtypes)
+        super().__init__(site.layout, TRAVELS, site.outer, site.snapshot, site.data.dtypes)
         self.encoded: list[int] = []
 
     def contribution(self, chunk: int) -> bytes:
@@ -885,7 +885,7 @@ def test_12_a_site_that_reduces_nothing_has_the_weights_from_the_plan(tmp_path: 
             sites[1].hub.weigh(plan, weights(plan))
             got = await second
             assert (got.payload_digest, got.tokens) == (done.payload_digest, done.tokens)
-            assert got.received_bytes == other.attempt.traffic.received_bytes
+            assert got.received_bytes == other.attempt.received_bytes
 
     asyncio.run(main())
 

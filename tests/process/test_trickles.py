@@ -561,9 +561,9 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
                 await call.read()
             served = site.hub.donor
             assert served is not None
-            assert served.num_requests == donor_server.MAX_REQUESTS_OF_SITE
+            assert len(served.places) == donor_server.MAX_REQUESTS_OF_SITE
             client = DonorClient(
-                site.donor(),
+                donor=site.donor(),
                 ask=dialled(site.hub.dialer),
                 header=site.hub.header(7, 0),
                 counters=site.hub.counters,
@@ -571,7 +571,7 @@ def test_a_client_that_stops_reading_loses_its_place(tmp_path: Path) -> None:
             )
             with pytest.raises(NotYetError, match="3 of them of site 7"):
                 await client.hash_lists([0], len(site.layout.chunks))
-            await until(lambda: not served.num_requests)  # nobody read on
+            await until(lambda: not served.places)  # nobody read on
             assert await client.hash_lists([0], len(site.layout.chunks))
             await channel.close()
 
@@ -612,9 +612,9 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
                     await asyncio.sleep(0.2)
 
             strangers.append(asyncio.create_task(let_them_read()))
-            await until(lambda: served.num_requests == donor_server.MAX_REQUESTS)
+            await until(lambda: len(served.places) == donor_server.MAX_REQUESTS)
             client = DonorClient(
-                site.donor(),
+                donor=site.donor(),
                 ask=dialled(site.hub.dialer),
                 header=site.hub.header(7, 0),
                 counters=site.hub.counters,
@@ -625,7 +625,7 @@ def test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor(tmp_path
                 with suppress(NotYetError):
                     hashes = await client.hash_lists([0], len(site.layout.chunks))
             assert len(hashes[0]) == len(site.layout.chunks)
-            assert served.num_requests <= donor_server.MAX_REQUESTS + 1, "who gives way is gone soon"
+            assert len(served.places) <= donor_server.MAX_REQUESTS + 1, "who gives way is gone soon"
             await ended(*strangers)
             await channel.close()
 

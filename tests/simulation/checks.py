@@ -270,7 +270,7 @@ class Checks:
         folder, saved = node.folder / "model", saved_model.load_manifest(node.folder / "model")
         self.require(saved.commit == commit, f"{node.process} saved commit {saved.commit} in place of {commit}")
         found = OuterState.create(node.folder / "as-saved", self._layout, slots, self._settings.run_id)
-        saved_model.restore(folder, found, self._layout)
+        saved_model.restore(folder, found)
         found.close()
         shutil.rmtree(node.folder / "as-saved")
         self._models[commit] = str(node.process), saved.state_hash

@@ -291,7 +291,6 @@ class SimNode:
                 dialer=Dialer(None, self._machine.network),
                 pool=InlineExecutor(),
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
-                fsync=self.settings.sync.fsync,
             )
             hub.fetch_state = _broken_off_at_times(hub.fetch_state, self._seed)  # type: ignore[method-assign]
             listener = Listener(None, PeerService(hub).handlers, self._machine.network)
@@ -370,15 +369,14 @@ class _BreaksOff(OuterOptimizer):
     """After so many commits."""
 
     def __init__(self, optimizer: OuterOptimizer, num_commits: int) -> None:
-        self.slots = optimizer.slots
-        self._optimizer = optimizer
+        super().__init__(optimizer.settings)
         self._left = num_commits
 
     def at(self, record: m.Commit) -> OuterUpdate:
         self._left -= 1
         if self._left < 0:
             raise PeerError(f"the link broke before commit {record.commit}")
-        return self._optimizer.at(record)
+        return super().at(record)
 
 
 class SimDataPlane(DataPlane):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
@@ -32,20 +33,14 @@ IDLE_S = 30.0
 """A site that asks for nothing for so long, or does not take the end of an answer, is left."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Donations:
     """Lives in one event loop. `donor` raises NotYetError while there is nothing to give."""
 
-    def __init__(
-        self,
-        *,
-        identity: Callable[[], Header],
-        dialer: Dialer,
-        donor: Callable[[], DonorServer],
-    ) -> None:
-        self._identity = identity
-        self._dialer = dialer
-        self._donor = donor
-        self._dialled: dict[Member, asyncio.Task[None]] = {}
+    identity: Callable[[], Header]
+    dialer: Dialer
+    donor: Callable[[], DonorServer]
+    _dialled: dict[Member, asyncio.Task[None]] = field(default_factory=dict, init=False)
 
     def dial(self, member: Member) -> None:
         """Once, however often it is asked for."""
@@ -65,14 +60,14 @@ class Donations:
         """Until that site wants nothing more, or cannot be reached."""
         where = f"site {member.site_id} at {member.address}, which asked to be dialled"
         try:
-            channel = await self._dialer.channel(member, Purpose.DONATE)
+            channel = await self.dialer.channel(member, Purpose.DONATE)
         except AtollError as error:
             log.info("%s: %s", where, error)
             return
         try:
             await together([self._streams(channel, member, where) for _ in range(STREAMS_PER_DONOR)])
         finally:
-            self._dialer.disconnect(member, Purpose.DONATE)
+            self.dialer.disconnect(member, Purpose.DONATE)
 
     async def _streams(self, channel: grpc.aio.Channel, member: Member, where: str) -> None:
         """One after the other."""
@@ -91,7 +86,7 @@ class Donations:
         call = open_stream(channel, DONATE_METHOD)
         asked = False
         try:
-            me = wire.to_proto(self._identity())
+            me = wire.to_proto(self.identity())
             opened = peer_pb2.DonateOpen(header=me, to_site_id=member.site_id, to_incarnation=member.incarnation)
             async with asyncio.timeout(IDLE_S):
                 await call.write(peer_pb2.DonateRequest(open=opened).SerializeToString())
@@ -99,7 +94,7 @@ class Donations:
             if not isinstance(data, bytes):
                 return False
             asked = True
-            self._dialer.reached(member)
+            self.dialer.reached(member)
             await self._answer(call, data, where)
             async with asyncio.timeout(IDLE_S):
                 await call.done_writing()
@@ -109,7 +104,7 @@ class Donations:
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
             if asked or not isinstance(error, grpc.RpcError):
                 return asked  # it does not want the rest, and may have another request
-            self._dialer.failed(member)
+            self.dialer.failed(member)
             raise from_rpc_error(error, where) from None
         except asyncio.CancelledError:
             if was_cancelled():
@@ -127,24 +122,12 @@ class Donations:
 
         ended = peer_pb2.DonateEnd()
         try:
-            await self._give(data, write, where)
+            request = parse(peer_pb2.DonateResponse, data)
+            if (body := request.WhichOneof("body")) is None:
+                raise InvalidMessage("a request for nothing")
+            await self.donor().give(getattr(request, body), write, where)
         except NotRead:
             raise
         except AtollError as error:
             ended = peer_pb2.DonateEnd(code=code_of(error).value[0], details=details_of(error))
         await write_within(IDLE_S, call.write, peer_pb2.DonateRequest(end=ended).SerializeToString(), where)
-
-    async def _give(self, data: bytes, write: Callable[[bytes], Awaitable[None]], where: str) -> None:
-        request = parse(peer_pb2.DonateResponse, data)
-        donor = self._donor()
-        match request.WhichOneof("body"):
-            case "state":
-                frames = donor.state(request.state)
-            case "payloads":
-                frames = donor.payloads(request.payloads)
-            case _:
-                raise InvalidMessage("a request for nothing")
-        try:
-            await donor.give(frames, write, where)
-        finally:
-            await frames.aclose()  # its place is free again

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import grpc.aio
@@ -12,7 +13,7 @@ from google.protobuf.message import Message
 
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
-from atoll.node.exchange.peers.frames import MIN_PART_BYTES, Encoded, PartAssembler, parse
+from atoll.node.exchange.peers.frames import Encoded, PartAssembler, parse
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.rpc import FETCH_PAYLOADS_METHOD, FETCH_STATE_METHOD, call_errors
 from atoll.protocol import wire
@@ -23,15 +24,6 @@ from atoll.protocol.v1 import peer_pb2
 
 FIRST_ANSWER_STALLS = 0.75
 """Within which a donor answers, or cannot be reached this way; what is left of the stall limit is for another."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReceivedChunk:
-    """A chunk's record as a donor sent it; `version` is the donor's word."""
-
-    chunk: int
-    version: int
-    data: bytes
 
 
 class Answer(Protocol):
@@ -61,35 +53,34 @@ def dialled(dialer: Dialer) -> Ask:
     return ask
 
 
+@dataclass(eq=False, kw_only=True)
 class DonorClient:
     """All methods raise PeerError, NotYetError (busy), StateError (not there), RefusedError or InvalidMessage."""
 
-    def __init__(
-        self,
-        donor: Donor,
-        *,
-        ask: Ask,
-        answered: Callable[[Donor], None] = lambda donor: None,
-        header: Header,
-        counters: Counters,
-        pace: Pace,
-        share: int = 1,
-    ) -> None:
-        """`answered` is called at the first answer. `share`: how many requests, to all donors, share this site's
-        link."""
-        self.donor = donor
-        self.has_answered = False
-        self.where = f"donor site {donor.site_id} at {donor.address} (run {header.run_id}, catching up)"
-        self._ask = ask
-        self._answered = answered
-        self._header = header
-        self._counters = counters
-        self._pace = pace
-        self._share = share
+    donor: Donor
+    ask: Ask
+    answered: Callable[[Donor], None] = lambda donor: None
+    """Called at the first answer."""
+    header: Header
+    counters: Counters
+    pace: Pace
+    share: int = 1
+    """How many requests, to all donors, share this site's link."""
+    is_here: bool = False
+    """The donor has dialled this site."""
+    has_answered: bool = field(default=False, init=False)
+    was_silent: bool = field(default=False, init=False)
+    """It failed before the first answer."""
+    num_failures: int = field(default=0, init=False)
+
+    @property
+    def where(self) -> str:
+        donor = self.donor
+        return f"donor site {donor.site_id} at {donor.address} (run {self.header.run_id}, catching up)"
 
     async def hash_lists(self, commits: list[int], num_chunks: int) -> dict[int, list[bytes]]:
         """The chunk hashes at those of `commits` that the donor still knows, `num_chunks` each."""
-        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self._header), hashes_of=commits)
+        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self.header), hashes_of=commits)
         found: dict[int, list[bytes]] = {}
         async for data in self._call(FETCH_STATE_METHOD, request):
             response = parse(peer_pb2.FetchStateResponse, data)
@@ -111,65 +102,55 @@ class DonorClient:
                 raise InvalidMessage(f"{self.where}: {len(hashes)} of {num_chunks} hashes at commit {commit}")
         return found
 
-    async def chunks(self, chunks: list[int], size_bytes: Callable[[int], int]) -> AsyncIterator[ReceivedChunk]:
-        """The records of `chunks`, in that order; each has exactly `size_bytes(chunk)`."""
-        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self._header), chunks=chunks)
-        waiting = iter(chunks)
-        pieces: list[bytes] = []
-        received = version = 0
-        chunk = -1
+    async def chunks(self, chunks: list[int], size_bytes: Callable[[int], int]) -> AsyncIterator[Encoded]:
+        """The records of `chunks`, in that order; each has exactly `size_bytes(chunk)`, and a version by the donor's
+        word."""
+        request = peer_pb2.FetchStateRequest(header=wire.to_proto(self.header), chunks=chunks)
+        left, asked = self._asked(chunks, size_bytes)
         async for data in self._call(FETCH_STATE_METHOD, request):
             response = parse(peer_pb2.FetchStateResponse, data)
             if not response.chunks or response.hash_lists:
                 raise InvalidMessage(f"{self.where}: a message that is not of the chunks that were asked for")
             for part in response.chunks:
-                if not pieces:
-                    chunk, version, received = next(waiting, -1), part.version, 0
-                total = size_bytes(chunk) if chunk >= 0 else 0
-                if (part.chunk, part.version, part.offset_bytes, part.total_bytes) != (chunk, version, received, total):
-                    raise InvalidMessage(
-                        f"{self.where}: chunk {part.chunk} at version {part.version}, byte {part.offset_bytes} of "
-                        f"{part.total_bytes}, where chunk {chunk} at version {version}, byte {received} of {total} "
-                        "comes next"
-                    )
-                size = len(part.data)
-                if received + size > total or (received + size < total and size < MIN_PART_BYTES):
-                    raise InvalidMessage(f"{self.where}: a part of {size} bytes at {received} of {total}")
-                pieces.append(part.data)
-                received += size
-                if received == total:
-                    whole, pieces = b"".join(pieces), []
-                    yield ReceivedChunk(chunk, version, whole)
-        if pieces or next(waiting, -1) >= 0:
-            raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
+                if (record := asked.add(part)) is not None:
+                    if record.num_bytes != size_bytes(part.chunk):
+                        raise InvalidMessage(f"{self.where}: a record of {record.num_bytes} bytes, chunk {part.chunk}")
+                    yield record
+        self._check_end(left, asked)
 
     async def payloads(
         self, commit: int, chunks: list[int], max_bytes: Callable[[int], int]
     ) -> AsyncIterator[list[Encoded]]:
-        """The payloads of `chunks` in a commit, some at a time."""
-        request = peer_pb2.FetchPayloadsRequest(header=wire.to_proto(self._header), commit=commit, chunks=chunks)
-        wanted = set(chunks)
-
-        def expect(chunk: int) -> int:
-            if chunk not in wanted:
-                raise InvalidMessage(f"{self.where}: the payload of chunk {chunk}, which was not asked for")
-            wanted.remove(chunk)
-            return max_bytes(chunk)
-
-        assembler = PartAssembler(expect)
+        """The payloads of `chunks` in a commit, in that order, some at a time."""
+        request = peer_pb2.FetchPayloadsRequest(header=wire.to_proto(self.header), commit=commit, chunks=chunks)
+        left, asked = self._asked(chunks, max_bytes)
         async for data in self._call(FETCH_PAYLOADS_METHOD, request):
             parts = parse(peer_pb2.FetchPayloadsResponse, data).parts
             if not parts:
                 raise InvalidMessage(f"{self.where}: a message without payloads")
-            yield [item for part in parts if (item := assembler.add(part)) is not None]
-        if wanted:
+            yield [item for part in parts if (item := asked.add(part)) is not None]
+        self._check_end(left, asked)
+
+    def _asked(self, chunks: list[int], max_bytes: Callable[[int], int]) -> tuple[deque[int], PartAssembler]:
+        """For these chunks, one after the other; and those that have not begun yet."""
+        left = deque(chunks)
+
+        def expect(chunk: int) -> int:
+            if not left or chunk != left.popleft():
+                raise InvalidMessage(f"{self.where}: chunk {chunk} does not come next")
+            return max_bytes(chunk)
+
+        return left, PartAssembler(expect)
+
+    def _check_end(self, left: deque[int], asked: PartAssembler) -> None:
+        if left or asked.is_amid_chunk:
             raise PeerError(f"{self.where}: the stream ended early", self.donor.site_id)
 
     async def _call(self, method: str, request: Message) -> AsyncIterator[bytes]:
-        answer = await self._ask(self.donor, method, request.SerializeToString())
+        answer = await self.ask(self.donor, method, request.SerializeToString())
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # for the donor: the time to work on what it sent is not its own
-        progress = Progress(self._pace, waited_s, self._share)
+        progress = Progress(self.pace, waited_s, self.share)
         try:
             with call_errors(self.where, self.donor.site_id):
                 while True:
@@ -180,13 +161,13 @@ class DonorClient:
                         return
                     if not self.has_answered:
                         self.has_answered = True
-                        self._answered(self.donor)
+                        self.answered(self.donor)
                     waited_s += loop.time() - began
                     progress.moved(len(data), waited_s)
                     problem = progress.problem(waited_s)
                     if problem:
                         raise PeerError(f"{self.where}: {problem}", self.donor.site_id)
-                    self._counters.received_bytes += len(data)
+                    self.counters.received_bytes += len(data)
                     yield data
         except TimeoutError:
             raise PeerError(f"{self.where}: no byte for {self._limit_s:.1f} s", self.donor.site_id) from None
@@ -196,4 +177,4 @@ class DonorClient:
     @property
     def _limit_s(self) -> float:
         """Of the wait for some byte."""
-        return self._pace.stall_s * (1 if self.has_answered else FIRST_ANSWER_STALLS)
+        return self.pace.stall_s * (1 if self.has_answered else FIRST_ANSWER_STALLS)

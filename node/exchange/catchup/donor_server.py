@@ -10,8 +10,8 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -25,6 +25,8 @@ from atoll.protocol.errors import InvalidMessage, NotYetError, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.v1 import peer_pb2
+
+Request = peer_pb2.FetchStateRequest | peer_pb2.FetchPayloadsRequest
 
 MAX_REQUESTS = 6
 """Served at once; more are told to come again, unless one of them has had its turn."""
@@ -45,32 +47,30 @@ in time, and at such a pace enough of them (see progress.py)."""
 HASHES_PER_FRAME = FRAME_BYTES // DIGEST_BYTES - 16
 
 
-class DonorServer:
-    """`outer()` is None while this node has no outer state."""
+@dataclass(slots=True, eq=False)
+class _Place:
+    """One request that is served."""
 
-    def __init__(
-        self,
-        *,
-        run_id: str,
-        layout: Layout,
-        outer: Callable[[], OuterState | None],
-        log: PayloadLog,
-        pool: Executor,
-        counters: Counters,
-        pace: Pace,
-        uplink: Uplink,
-    ) -> None:
-        self._run_id = run_id
-        self._layout = layout
-        self._outer = outer
-        self._log = log
-        self._pool = pool
-        self._counters = counters
-        self._uplink = uplink
-        self.pace = pace
-        self._places: list[_Place] = []
-        self._served_at: OrderedDict[int, float] = OrderedDict()  # by site, the last at the end
-        self._cut_off: set[asyncio.Task[object]] = set()  # to make room for others
+    site_id: int
+    task: asyncio.Task[object]
+    began_at: float
+
+
+@dataclass(eq=False, kw_only=True)
+class DonorServer:
+    run_id: str
+    layout: Layout
+    outer: Callable[[], OuterState | None]
+    """None while this node has no outer state."""
+    log: PayloadLog
+    pool: Executor
+    counters: Counters
+    pace: Pace
+    uplink: Uplink
+    places: list[_Place] = field(default_factory=list, init=False)
+    """Of the requests that are served."""
+    _served_at: OrderedDict[int, float] = field(default_factory=OrderedDict, init=False)  # by site, the last at the end
+    _cut_off: set[asyncio.Task[object]] = field(default_factory=set, init=False)  # to make room for others
 
     async def state(self, request: peer_pb2.FetchStateRequest) -> AsyncGenerator[bytes]:
         """Frames of hash lists, then of chunks. Lists that are not held are left out.
@@ -78,16 +78,16 @@ class DonorServer:
         Raises InvalidMessage, RefusedError; NotYetError if too many ask at once; StateError for a chunk without a
         valid record here.
         """
-        check_header(request.header, self._run_id)
-        chunks = self._checked(request.chunks, len(self._layout.chunks))
+        check_header(request.header, self.run_id)
+        chunks = self._checked(request.chunks, len(self.layout.chunks))
         if len(request.hashes_of) > MAX_HASH_LISTS:
             raise InvalidMessage(f"{len(request.hashes_of)} hash lists asked for, at most {MAX_HASH_LISTS} are given")
-        outer = self._outer()
+        outer = self.outer()
         if outer is None:
             raise StateError("no outer state is here yet")
         with self._admitted(request.header.site_id):
             for commit in request.hashes_of:
-                hashes = await asyncio.get_running_loop().run_in_executor(self._pool, outer.chunk_hashes, commit)
+                hashes = await asyncio.get_running_loop().run_in_executor(self.pool, outer.chunk_hashes, commit)
                 for first in range(0, len(hashes or ()), HASHES_PER_FRAME):
                     some = b"".join((hashes or [])[first : first + HASHES_PER_FRAME])
                     listed = peer_pb2.HashList(commit=commit, first_chunk=first, hashes=some)
@@ -101,18 +101,18 @@ class DonorServer:
 
     async def payloads(self, request: peer_pb2.FetchPayloadsRequest) -> AsyncGenerator[bytes]:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
-        check_header(request.header, self._run_id)
-        chunks: Sequence[int] = self._checked(request.chunks, self._layout.num_sync_chunks)
+        check_header(request.header, self.run_id)
+        chunks: Sequence[int] = self._checked(request.chunks, self.layout.num_sync_chunks)
         if not chunks:
-            chunks = self._layout.sync_chunks
+            chunks = self.layout.sync_chunks
         # In a thread: a commit has the log's lock while it is written.
-        if not await asyncio.get_running_loop().run_in_executor(self._pool, self._log.has, request.commit):
+        if not await asyncio.get_running_loop().run_in_executor(self.pool, self.log.has, request.commit):
             raise StateError(f"commit {request.commit} is not in the payload log here")
 
         def read(some: list[int]) -> list[bytes]:
             items = []
             for chunk in some:
-                data = self._log.read(request.commit, chunk)
+                data = self.log.read(request.commit, chunk)
                 items.append(Encoded(chunk, data, payload_hash(data)))
             return list(pack_frames(items, wrapped=False))
 
@@ -128,29 +128,29 @@ class DonorServer:
         for chunk in chunks:
             if chunk >= limit:
                 raise InvalidMessage(f"chunk {chunk} is asked for, there are {limit}")
-        return [chunk for chunk in chunks if self._layout.chunks[chunk].num_elements]
+        return [chunk for chunk in chunks if self.layout.chunks[chunk].num_elements]
 
     def _groups(self, chunks: Sequence[int]) -> Iterator[list[int]]:
         """Chunks that are read together: small ones, or one large one."""
-        return batches(chunks, lambda chunk: self._layout.chunks[chunk].num_bytes, FRAME_BYTES // 2, MAX_CHUNKS)
+        return batches(chunks, lambda chunk: self.layout.chunks[chunk].num_bytes, FRAME_BYTES // 2, MAX_CHUNKS)
 
     @contextmanager
     def _admitted(self, site_id: int) -> Iterator[None]:
-        num_own = sum(place.site_id == site_id for place in self._places)
+        num_own = sum(place.site_id == site_id for place in self.places)
         now = asyncio.get_running_loop().time()
         if num_own >= MAX_REQUESTS_OF_SITE or not self._has_room(site_id, now):
             raise NotYetError(
-                f"{len(self._places)} requests are served here already, {num_own} of them of site "
+                f"{len(self.places)} requests are served here already, {num_own} of them of site "
                 f"{site_id}; ask again, or another site"
             )
         task = asyncio.current_task()
         assert task is not None
         place = _Place(site_id, task, began_at=now)
-        self._places.append(place)
+        self.places.append(place)
         try:
             yield
         finally:
-            self._places.remove(place)
+            self.places.remove(place)
             self._served_at.pop(site_id, None)
             self._served_at[site_id] = asyncio.get_running_loop().time()
             if len(self._served_at) > MAX_REMEMBERED:
@@ -159,7 +159,7 @@ class DonorServer:
     def _has_room(self, site_id: int, now: float) -> bool:
         """The request that has had its place for longest, and for a turn, gives way to a site that was not served
         since it came."""
-        held = [place for place in self._places if place.task not in self._cut_off]
+        held = [place for place in self.places if place.task not in self._cut_off]
         if len(held) < MAX_REQUESTS:
             return True
         turn_s = TURN_STALLS * self.pace.stall_s
@@ -171,11 +171,16 @@ class DonorServer:
         first.task.cancel()
         return True
 
-    async def give(self, frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], who: str) -> None:
-        """Writes the frames of `state` or `payloads` as fast as the other side takes them.
+    async def give(self, request: Request, write: Callable[[bytes], Awaitable[None]], who: str) -> None:
+        """Writes the frames of `state` or `payloads` as fast as the other side takes them, and raises as they do.
 
         Raises NotRead if it hardly does, or not at all, or if it has had its turn: it has a place that others wait for.
         """
+        frames = self.state(request) if isinstance(request, peer_pb2.FetchStateRequest) else self.payloads(request)
+        async with aclosing(frames):  # its place is free again
+            await self._write(frames, write, who)
+
+    async def _write(self, frames: AsyncIterator[bytes], write: Callable[[bytes], Awaitable[None]], who: str) -> None:
         loop = asyncio.get_running_loop()
         waited_s = 0.0  # in writes: the time to read from the disk is not the other side's
         progress = Progress(self.pace, waited_s, share=MAX_REQUESTS)
@@ -196,29 +201,15 @@ class DonorServer:
             task.uncancel()
             raise NotRead(f"{who} has had its turn, and others wait for its place") from None
 
-    @property
-    def num_requests(self) -> int:
-        """That are served."""
-        return len(self._places)
-
     def _in_pool(self, work: Callable[[], list[bytes]]) -> asyncio.Future[list[bytes]]:
-        return asyncio.get_running_loop().run_in_executor(self._pool, work)
+        return asyncio.get_running_loop().run_in_executor(self.pool, work)
 
     @asynccontextmanager
     async def _turn(self, frame: bytes) -> AsyncGenerator[None]:
         """Around handing out one frame; it ends when the next one is asked for, so when this one is written."""
-        async with self._uplink.give(len(frame), self.pace.stall_s / TURNS_PER_STALL):
-            self._counters.sent_bytes += len(frame)
+        async with self.uplink.give(len(frame), self.pace.stall_s / TURNS_PER_STALL):
+            self.counters.sent_bytes += len(frame)
             yield
-
-
-@dataclass(slots=True, eq=False)
-class _Place:
-    """One request that is served."""
-
-    site_id: int
-    task: asyncio.Task[object]
-    began_at: float
 
 
 def _state_frames(outer: OuterState, chunks: list[int]) -> list[bytes]:

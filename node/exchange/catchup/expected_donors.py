@@ -6,8 +6,10 @@ Whoever is not expected at this moment is turned away. See docs/decisions/0012-d
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import itertools
 from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
 import grpc.aio
@@ -35,79 +37,48 @@ class DonorStream:
 
     def __init__(self, site: Site, context: Context) -> None:
         self.site = site
+        self.is_busy = False
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._context = context
+        self.context = context
 
     def end(self) -> None:
         if not self.over.done():
             self.over.set_result(None)
 
-    async def ask(self, request: bytes, where: str) -> None:
-        try:
-            await self._context.write(request)
-        except grpc.aio.BaseError as error:
-            raise PeerError(f"{where}: its stream broke ({error})", self.site[0]) from None
-
-    async def read(self, where: str) -> bytes | None:
-        """The next frame; None if that was all. Raises why the donor did not go on, PeerError if it does not say."""
-        reading = asyncio.ensure_future(self._context.read())
+    async def read(self) -> object:
+        """The next message; None if the stream is not wanted or not there any more."""
+        reading = asyncio.ensure_future(self.context.read())
         try:
             await asyncio.wait((reading, self.over), return_when=asyncio.FIRST_COMPLETED)
-            data = reading.result() if reading.done() else None
-        except grpc.aio.BaseError as error:
-            raise PeerError(f"{where}: its stream broke ({error})", self.site[0]) from None
+            return reading.result() if reading.done() else None
         finally:
             reading.cancel()
-        if not isinstance(data, bytes):
-            raise PeerError(f"{where}: its stream broke", self.site[0])
-        message = parse(peer_pb2.DonateRequest, data)
-        match message.WhichOneof("body"):
-            case "frame":
-                return message.frame
-            case "end" if message.end.code == grpc.StatusCode.OK.value[0]:
-                return None
-            case "end":
-                raise error_of(_CODES.get(message.end.code, grpc.StatusCode.UNKNOWN), message.end.details, where)
-        raise InvalidMessage(f"{where}: a message that does not belong here")
-
-
-class _Streams:
-    """Of one donor."""
-
-    def __init__(self) -> None:
-        self.idle: deque[DonorStream] = deque()
-        self.busy: list[DonorStream] = []
-        self.changed = asyncio.Event()
-
-    def notify(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self.idle) + len(self.busy)
 
 
 class ExpectedDonors:
     """Lives in one event loop."""
 
     def __init__(self) -> None:
-        self._streams: dict[Site, _Streams] = {}
-        self._arrived = asyncio.Event()
+        self._streams: dict[Site, list[DonorStream]] = {}  # the oldest first
+        self._changed = asyncio.Event()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def expect(self, sites: Collection[Site]) -> None:
         """Besides those that are here; others that were expected before are not any more."""
         for site in [site for site, streams in self._streams.items() if not streams and site not in sites]:
             del self._streams[site]
         for site in sites:
-            self._streams.setdefault(site, _Streams())
+            self._streams.setdefault(site, [])
 
     def dismiss(self) -> None:
         """Nobody is expected any more."""
-        for streams in self._streams.values():
-            for stream in [*streams.idle, *streams.busy]:
-                stream.end()
-            streams.notify()
+        for stream in itertools.chain.from_iterable(self._streams.values()):
+            stream.end()
         self._streams.clear()
+        self._notify()
 
     def is_here(self, donor: Donor) -> bool:
         return bool(self._streams.get((donor.site_id, donor.incarnation)))
@@ -122,27 +93,26 @@ class ExpectedDonors:
 
     async def wait_for_first(self, limit_s: float) -> None:
         """Until a donor is here, but not longer than this."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while not self.num_here:
-                    self._arrived.clear()
-                    await self._arrived.wait()
-        except TimeoutError:
-            return
+                    await self._changed.wait()
 
     async def take(self, site: Site, where: str) -> DonorStream:
         """One that waits for a request. Raises PeerError if the donor has left."""
-        while (streams := self._streams.get(site)) is not None and not streams.idle:
+        left_at: float | None = None
+        while (streams := self._streams.get(site)) is not None:
+            if (stream := next((s for s in streams if not s.is_busy), None)) is not None:
+                stream.is_busy = True
+                return stream
+            now = asyncio.get_running_loop().time()
+            left_at = None if streams else left_at or now
             try:
-                async with asyncio.timeout(None if streams.busy else REOPEN_S):
-                    await streams.changed.wait()
+                async with asyncio.timeout(None if left_at is None else left_at + REOPEN_S - now):
+                    await self._changed.wait()
             except TimeoutError:
                 break
-        if streams is None or not streams.idle:
-            raise PeerError(f"{where}: its connections are gone", site[0])
-        stream = streams.idle.popleft()
-        streams.busy.append(stream)
-        return stream
+        raise PeerError(f"{where}: its connections are gone", site[0])
 
     async def ask(self, donor: Donor, method: str, request: bytes) -> Answer:
         """Over the next free one of the connections that the donor opened to this site."""
@@ -167,39 +137,50 @@ class ExpectedDonors:
         if len(streams) >= STREAMS_PER_DONOR:
             raise RefusedError(f"{len(streams)} streams of site {site[0]} are here already")
         stream = DonorStream(site, context)
-        streams.idle.append(stream)
-        streams.notify()
-        self._arrived.set()
+        streams.append(stream)
+        self._notify()
         return stream
 
     def gone(self, stream: DonorStream) -> None:
         """Its call has ended."""
         stream.end()
-        streams = self._streams.get(stream.site)
-        if streams is None:
-            return
-        for some in (streams.idle, streams.busy):
-            if stream in some:
-                some.remove(stream)
-        streams.notify()
+        if stream in (streams := self._streams.get(stream.site, [])):
+            streams.remove(stream)
+        self._notify()
 
 
+@dataclass(eq=False)
 class _Asked:
     """A request over the next stream that is free."""
 
-    def __init__(self, expected: ExpectedDonors, site: Site, request: bytes, where: str) -> None:
-        self._expected = expected
-        self._site = site
-        self._request = request
-        self._where = where
-        self._stream: DonorStream | None = None
+    expected: ExpectedDonors
+    site: Site
+    request: bytes
+    where: str
+    stream: DonorStream | None = None
 
     async def read(self) -> bytes | None:
-        if self._stream is None:
-            self._stream = await self._expected.take(self._site, self._where)
-            await self._stream.ask(self._request, self._where)
-        return await self._stream.read(self._where)
+        """The next frame; None if that was all. Raises why the donor did not go on, PeerError if it does not say."""
+        try:
+            if self.stream is None:
+                self.stream = await self.expected.take(self.site, self.where)
+                await self.stream.context.write(self.request)
+            data = await self.stream.read()
+        except grpc.aio.BaseError as error:
+            raise PeerError(f"{self.where}: its stream broke ({error})", self.site[0]) from None
+        if not isinstance(data, bytes):
+            raise PeerError(f"{self.where}: its stream broke", self.site[0])
+        message = parse(peer_pb2.DonateRequest, data)
+        match message.WhichOneof("body"):
+            case "frame":
+                return message.frame
+            case "end" if message.end.code == grpc.StatusCode.OK.value[0]:
+                return None
+            case "end":
+                code = _CODES.get(message.end.code, grpc.StatusCode.UNKNOWN)
+                raise error_of(code, message.end.details, self.where)
+        raise InvalidMessage(f"{self.where}: a message that does not belong here")
 
     def cancel(self) -> None:
-        if self._stream is not None:
-            self._stream.end()
+        if self.stream is not None:
+            self.stream.end()

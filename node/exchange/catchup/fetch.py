@@ -21,13 +21,14 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.outer_update import record_bytes
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.exchange.catchup.donor_client import DonorClient, ReceivedChunk
-from atoll.node.exchange.catchup.donors import DonorKey, Donors, donor_key
+from atoll.node.exchange.catchup.donor_client import DonorClient
+from atoll.node.exchange.catchup.donors import Donors
+from atoll.node.exchange.peers.dialer import Key, key_of
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.jobs import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, PeerError, StateError
-from atoll.protocol.layout import chunk_hash
+from atoll.protocol.layout import Chunk, Role, chunk_hash
 from atoll.protocol.messages import Commit, Donor
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import max_payload_bytes
@@ -60,14 +61,13 @@ class Fetch:
     payload_log: PayloadLog
     optimizer: OuterOptimizer
     pool: Executor
-    fsync: bool
 
     def __post_init__(self) -> None:
         self._index = self.donors.index
         self._layout = self.outer.layout
         self._list_lock = asyncio.Lock()
         self._trusted: set[int] = set()  # chunks whose record is known to be right
-        self._asked_alone: DonorKey | None = None  # it gave the right payloads, after several donors together had not
+        self._asked_alone: Key | None = None  # it gave the right payloads, after several donors together had not
         self._num_fetched = 0
 
     # --- the whole
@@ -101,11 +101,7 @@ class Fetch:
 
     def _trust_own_state(self) -> None:
         """A whole state on this disk is right, unless it was attested otherwise."""
-        commit = self.outer.commit
-        if commit is None:
-            return
-        held = self.outer.state_hash()
-        if self._index.attested.get(commit, held) == held:
+        if self._checked_result() is not None:
             self._trusted.update(range(len(self._layout.chunks)))
 
     def _is_replayable(self) -> bool:
@@ -144,22 +140,17 @@ class Fetch:
     def _needed(self) -> list[int]:
         """In a thread: chunks that have to be fetched; the others are trusted."""
         versions = self.outer.versions
-        needed = []
-        for chunk in self._layout.chunks:
-            version, value = versions[chunk.index], self.outer.hash_of(chunk.index)
-            frozen = chunk.index >= self._layout.num_sync_chunks
-            self._trusted.add(chunk.index)
+
+        def is_right(chunk: Chunk) -> bool:
+            version, value, frozen = versions[chunk.index], self.outer.hash_of(chunk.index), chunk.role is Role.FROZEN
             if not chunk.num_elements:
-                continue
-            reachable = version is not None and (frozen or self._index.can_replay(version))
-            if (
-                reachable
-                and value is not None
-                and self._index.is_valid(chunk.index, version or 0, value, frozen=frozen)
-            ):
-                continue
-            self._trusted.remove(chunk.index)
-            needed.append(chunk.index)
+                return True
+            if version is None or value is None or not (frozen or self._index.can_replay(version)):
+                return False
+            return self._index.is_valid(chunk.index, version, value, frozen=frozen)
+
+        needed = [chunk.index for chunk in self._layout.chunks if not is_right(chunk)]
+        self._trusted = set(range(len(self._layout.chunks))).difference(needed)
         return needed
 
     def _record_bytes(self, chunk: int) -> int:
@@ -170,7 +161,7 @@ class Fetch:
             await self._take(client, received)
             batch.discard(received.chunk)
 
-    async def _take(self, client: DonorClient, received: ReceivedChunk) -> None:
+    async def _take(self, client: DonorClient, received: Encoded) -> None:
         chunk, version = received.chunk, received.version
         frozen = chunk >= self._layout.num_sync_chunks
         if not frozen and version not in self._index.lists:
@@ -249,7 +240,7 @@ class Fetch:
     async def _is_obtainable(self, record: Commit) -> bool:
         """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
         for _ in range(DONORS_ASKED_FOR):
-            has_all = await self._in_pool(lambda: self.payload_log.open_commit(record).complete)
+            has_all = await self._in_pool(lambda: not self.payload_log.open_commit(record).missing())
             if has_all or any(d.commit >= record.commit for d in self._index.donors):
                 return True
             await self.donors.ask_again(f"no donor holds commit {record.commit}")
@@ -260,7 +251,7 @@ class Fetch:
         if self._asked_alone is None and (file := await self._payloads_from(record, None)) is not None:
             return file
         # One of the donors sent something else: all from one of them, each in turn, and none of them holds up the rest.
-        keys = [donor_key(donor) for donor in self._index.donors if donor.commit >= record.commit]
+        keys = [key_of(donor) for donor in self._index.donors if donor.commit >= record.commit]
         for key in sorted(keys, key=lambda key: key != self._asked_alone):
             self.donors.moved()  # each has a time of its own
             try:
@@ -273,7 +264,7 @@ class Fetch:
                 return file
         raise StateError(f"no donor has payloads of commit {record.commit} with the digest of its record")
 
-    async def _payloads_from(self, record: Commit, only: DonorKey | None) -> PayloadFile | None:
+    async def _payloads_from(self, record: Commit, only: Key | None) -> PayloadFile | None:
         """From `only` this donor, or from all. None if they do not have the digest of the record."""
         # What is here of several donors may be wrong.
         file = await self._in_pool(lambda: self.payload_log.open_commit(record, anew=only is not None))
@@ -283,7 +274,7 @@ class Fetch:
             await self._fetch_payload_batch(client, record, file, batch)
 
         def may(donor: Donor) -> bool:
-            return donor.commit >= record.commit and only in (None, donor_key(donor))
+            return donor.commit >= record.commit and only in (None, key_of(donor))
 
         lack = f"no donor has the payloads of commit {record.commit}"
         await self.donors.share_out(missing, self._payload_bytes, fetch, may, all_may_lack=lack)
@@ -291,7 +282,7 @@ class Fetch:
         def finish() -> bool:
             if file.digest(record) != record.payload_digest:
                 return False
-            file.seal(self.fsync)
+            file.seal()
             self.payload_log.commit(record)
             return True
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Commit, Donor, Sources
 
 
+@dataclass(eq=False)
 class Index:
     """Attested state hashes, commit records and donors; and the hash lists whose root is an attested hash."""
 
-    def __init__(self, manifest: Manifest, slots: tuple[str, ...]) -> None:
-        self._manifest = manifest
-        self._slots = slots
-        self.attested: dict[int, bytes] = {}
-        self.commits: dict[int, Commit] = {}
-        self.donors: tuple[Donor, ...] = ()
-        self.lists: dict[int, list[bytes]] = {}
-        self.unavailable: set[int] = set()
-        """Commits whose payloads no donor has any more."""
+    manifest: Manifest
+    slots: tuple[str, ...]
+    attested: dict[int, bytes] = field(default_factory=dict)
+    commits: dict[int, Commit] = field(default_factory=dict)
+    donors: tuple[Donor, ...] = ()
+    lists: dict[int, list[bytes]] = field(default_factory=dict)
+    unavailable: set[int] = field(default_factory=set)
+    """Commits whose payloads no donor has any more."""
 
     def learn(self, sources: Sources, here: Iterable[Donor] = ()) -> None:
         """`here`: donors that have dialled this site. They stay where the coordinator has others to tell of now."""
@@ -37,7 +38,7 @@ class Index:
 
     def add_list(self, commit: int, hashes: list[bytes]) -> bool:
         """Whether the list is the attested one."""
-        if self.attested.get(commit) != state_hash(self._manifest, self._slots, hashes):
+        if self.attested.get(commit) != state_hash(self.manifest, self.slots, hashes):
             return False
         self.lists[commit] = hashes
         return True

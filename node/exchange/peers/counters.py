@@ -9,17 +9,12 @@ from atoll.protocol.errors import DigestMismatch, InvalidMessage, RefusedError, 
 
 
 @dataclass(slots=True)
-class Traffic:
-    """Bytes of messages between nodes, without the transport's own."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-
-
-@dataclass(slots=True)
-class Counters(Traffic):
+class Counters:
     """Of a node since it started."""
 
+    sent_bytes: int = 0
+    """Of messages between nodes, without the transport's own."""
+    received_bytes: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """Messages refused here, by reason: corrupt, invalid, stale, refused."""
     moved_bytes: int = 0

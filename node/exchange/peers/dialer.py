@@ -83,7 +83,7 @@ class Dialer:
         """The one connection to that peer for this purpose, opened once it is the peer's turn. It connects at its
         first call, and again after it broke only as often as grpc's own back-off lets it. Raises PeerError where too
         many wait for the address."""
-        place = purpose, _key(callee)
+        place = purpose, key_of(callee)
         async with self._dialling.setdefault(place, asyncio.Lock()):
             if place not in self._channels:
                 await self._turn(callee)
@@ -98,11 +98,11 @@ class Dialer:
 
         After one wrong byte in its framing an HTTP/2 connection may stay up with every later stream on it hanging.
         """
-        self._close(purpose, _key(callee))
+        self._close(purpose, key_of(callee))
 
     def disconnect_others(self, callees: Collection[Callee], purpose: Purpose) -> None:
         """All of this purpose but those to `callees`."""
-        used = {_key(callee) for callee in callees}
+        used = {key_of(callee) for callee in callees}
         for found, key in list(self._channels):
             if found is purpose and key not in used:
                 self._close(purpose, key)
@@ -146,9 +146,10 @@ class Dialer:
         wait_s = full_at + DIAL_EVERY_S - now - DIALS_AT_ONCE * DIAL_EVERY_S
         if wait_s > LONGEST_QUEUE_S:
             self._full_at[callee.address] = full_at
+            named_by = {site_id for site_id, _, named in self._peers if named == callee.address}
             raise PeerError(
                 f"site {callee.site_id} at {callee.address}: that address is dialled too often; "
-                f"{len(self._naming(callee.address))} members name it",
+                f"{len(named_by)} members name it",
                 callee.site_id,
             )
         self._full_at[callee.address] = full_at + DIAL_EVERY_S
@@ -156,11 +157,8 @@ class Dialer:
             self._full_at.popitem(last=False)
         return max(0.0, wait_s)
 
-    def _naming(self, address: str) -> set[int]:
-        return {site_id for site_id, _, named in self._peers if named == address}
-
     def _peer(self, callee: Callee) -> _Peer:
-        key = _key(callee)
+        key = key_of(callee)
         peer = self._peers.pop(key, None) or _Peer()
         self._peers[key] = peer  # the last used at the end
         while len(self._peers) > MAX_REMEMBERED:
@@ -168,5 +166,5 @@ class Dialer:
         return peer
 
 
-def _key(callee: Callee) -> Key:
+def key_of(callee: Callee) -> Key:
     return callee.site_id, callee.incarnation, callee.address

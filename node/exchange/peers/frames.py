@@ -31,11 +31,13 @@ _Message = TypeVar("_Message", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An encoded chunk, contribution or payload, with its hash."""
+    """An encoded chunk, contribution or payload, with its hash; or a record as a donor sends it, without."""
 
     chunk: int
     data: bytes
     hash: bytes
+    version: int = 0
+    """Of a record."""
 
     @property
     def num_bytes(self) -> int:
@@ -131,8 +133,13 @@ class PartAssembler:
         self._received = 0
         self._pieces: list[bytes] = []
 
-    def add(self, part: peer_pb2.Part) -> Encoded | None:
+    @property
+    def is_amid_chunk(self) -> bool:
+        return bool(self._pieces)
+
+    def add(self, part: peer_pb2.Part | peer_pb2.ChunkState) -> Encoded | None:
         """The chunk if this part completes it. Its hash is not checked yet. Raises InvalidMessage."""
+        carried, version = (part.hash, 0) if isinstance(part, peer_pb2.Part) else (b"", part.version)
         data = part.data
         chunk, total = part.chunk, part.total_bytes
         if not self._pieces:
@@ -150,7 +157,7 @@ class PartAssembler:
         last = self._received + len(data) == total
         if not last and len(data) < MIN_PART_BYTES:
             raise InvalidMessage(f"chunk {chunk}: a part of {len(data)} bytes, all but the last have {MIN_PART_BYTES}")
-        if len(part.hash) != (DIGEST_BYTES if last else 0):
+        if len(carried) != (DIGEST_BYTES if last and isinstance(part, peer_pb2.Part) else 0):
             raise InvalidMessage(f"chunk {chunk}: the last part, and no other, carries a hash of {DIGEST_BYTES} bytes")
         self._pieces.append(data)
         self._received += len(data)
@@ -158,4 +165,4 @@ class PartAssembler:
             return None
         whole = b"".join(self._pieces) if len(self._pieces) > 1 else data
         self._pieces = []
-        return Encoded(chunk, whole, part.hash)
+        return Encoded(chunk, whole, carried, version)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import grpc.aio
 
@@ -31,27 +33,19 @@ LEASES_IF_REACHED = 10.0
 """Until the next look at a peer; at one that cannot be dialled: one lease."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Prober:
     """`watch` peers; `found` hears of each change of the set that cannot be dialled. One not tried yet is not in it.
     `failed` hears of what goes wrong here, and is no fault of a peer."""
 
-    def __init__(
-        self,
-        *,
-        header: Callable[[], Header],
-        dialer: Dialer,
-        limits: Callable[[], TimeLimits],
-        found: Callable[[tuple[int, ...]], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        self._header = header
-        self._dialer = dialer
-        self._limits = limits
-        self._found = found
-        self._failed = failed
-        self._watched: dict[Member, asyncio.Task[None]] = {}
-        self._problems: dict[int, str] = {}  # by site id
-        self._turn = asyncio.Semaphore(AT_ONCE)
+    header: Callable[[], Header]
+    dialer: Dialer
+    limits: Callable[[], TimeLimits]
+    found: Callable[[tuple[int, ...]], None]
+    failed: Callable[[BaseException], None]
+    _watched: dict[Member, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _problems: dict[int, str] = field(default_factory=dict, init=False)  # by site id
+    _turn: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE), init=False)
 
     def watch(self, members: tuple[Member, ...]) -> None:
         """Instead of those before."""
@@ -64,11 +58,11 @@ class Prober:
                 task = self._watched[member] = asyncio.get_running_loop().create_task(self._look(member))
                 task.add_done_callback(self._ended)
         if self._unreachable() != before:
-            self._found(self._unreachable())
+            self.found(self._unreachable())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
+            self.failed(error)
 
     async def close(self) -> None:
         await end(self._watched.values())
@@ -77,26 +71,24 @@ class Prober:
         return tuple(sorted(self._problems))
 
     async def _look(self, member: Member) -> None:
-        is_new = True
-        while True:
+        for is_new in itertools.chain([True], itertools.repeat(False)):
             problem = await self._try(member, is_new=is_new)
-            is_new = False
             self._note(member, problem)
-            lease_s = self._limits().lease_s
+            lease_s = self.limits().lease_s
             await asyncio.sleep(lease_s if problem else LEASES_IF_REACHED * lease_s)
 
     async def _try(self, member: Member, *, is_new: bool) -> str:
         problem = ""
         for count in range(TRIES):
             if count:
-                await asyncio.sleep(self._limits().heartbeat_s)
+                await asyncio.sleep(self.limits().heartbeat_s)
             try:
                 async with nullcontext() if is_new else self._turn:
                     await self._probe(member)
-                self._dialer.reached(member)
+                self.dialer.reached(member)
                 return ""
             except AtollError as error:
-                self._dialer.failed(member)
+                self.dialer.failed(member)
                 problem = str(error)
         return problem
 
@@ -112,29 +104,29 @@ class Prober:
             log.warning("%s; it cannot reduce for this site", problem)
         else:
             log.info("site %d can be dialled at %s now", member.site_id, member.address)
-        self._found(self._unreachable())
+        self.found(self._unreachable())
 
     async def _probe(self, member: Member) -> None:
         """Raises PeerError, RefusedError or another of atoll's errors, with the reason."""
         where = f"cannot dial site {member.site_id} at {member.address}"
-        limit_s = self._limits().connect_s
-        channel = await self._dialer.channel(member, Purpose.PROBE)
+        limit_s = self.limits().connect_s
+        channel = await self.dialer.channel(member, Purpose.PROBE)
         try:
             call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(
                 PROBE_METHOD, request_serializer=None, response_deserializer=None
             )
             with call_errors(where, member.site_id):
                 async with asyncio.timeout(limit_s):
-                    data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self._header())).SerializeToString())
+                    data = await call(peer_pb2.ProbeRequest(header=wire.to_proto(self.header())).SerializeToString())
         except TimeoutError:
             raise PeerError(f"{where}: no answer within {limit_s:g} s", member.site_id) from None
         finally:
-            self._dialer.disconnect(member, Purpose.PROBE)
+            self.dialer.disconnect(member, Purpose.PROBE)
         self._check(wire.from_proto(Header, parse(peer_pb2.ProbeResponse, data).header), member, where)
 
     def _check(self, answer: Header, member: Member, where: str) -> None:
         theirs = (answer.run_id, answer.site_id, answer.incarnation)
-        ours = (self._header().run_id, member.site_id, member.incarnation)
+        ours = (self.header().run_id, member.site_id, member.incarnation)
         if theirs != ours:
             raise InvalidMessage(
                 f"{where}: run {theirs[0]!r}, site {theirs[1]}, start {theirs[2]} answers there, not run {ours[0]!r}, "

@@ -31,11 +31,7 @@ class Uplink:
         self._num_exchanges = 0
         self._num_sending = 0
         self._credit_bytes = 0  # negative: the exchange has to send first
-        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
-
-    @property
-    def num_waiting(self) -> int:
-        return len(self._waiting)
+        self.waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -81,12 +77,12 @@ class Uplink:
             end()
 
     async def _turn(self, num_bytes: int, limit_s: float) -> None:
-        if not self._waiting and self._may_give():
+        if not self.waiting and self._may_give():
             self._begin(num_bytes)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         place = (turn, num_bytes)
-        self._waiting.append(place)
+        self.waiting.append(place)
         try:
             async with asyncio.timeout(limit_s):
                 await turn
@@ -98,8 +94,8 @@ class Uplink:
                 self._end()
             raise
         finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
+            if place in self.waiting:
+                self.waiting.remove(place)
 
     def _may_give(self) -> bool:
         if not self._num_exchanges:
@@ -117,8 +113,8 @@ class Uplink:
 
     def _grant(self) -> None:
         """In the order of asking."""
-        while self._waiting and self._may_give():
-            turn, num_bytes = self._waiting.popleft()
+        while self.waiting and self._may_give():
+            turn, num_bytes = self.waiting.popleft()
             if not turn.cancelled():  # else it gives up, or goes without a turn
                 self._begin(num_bytes)
                 turn.set_result(None)

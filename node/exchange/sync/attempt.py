@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from atoll.node.dataplane.sync_data import SyncData
-from atoll.node.exchange.peers.counters import Counters, Traffic
+from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.progress import Pace, Progress
@@ -24,37 +24,43 @@ FRAME_RATES = 4
 """A link so many times as fast as the slowest that is accepted brings a frame to each peer within half a stall."""
 
 
+@dataclass(eq=False)
 class Attempt:
     """Its state is changed in the event loop only."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        data: SyncData,
-        header: Header,
-        *,
-        tokens: int,
-        pool: Executor,
-        counters: Counters,
-        uplink: Uplink,
-    ) -> None:
-        """`tokens`: this site's weight. Raises RefusedError unless the plan lists this start of this site."""
-        self.plan = plan
-        self.tokens = tokens
+    plan: Plan
+    data: SyncData
+    header: Header
+    tokens: int
+    """This site's weight."""
+    pool: Executor
+    counters: Counters
+    uplink: Uplink
+
+    def __post_init__(self) -> None:
+        """Raises RefusedError unless the plan lists this start of this site."""
+        plan = self.plan
         self.digest = plan_digest(plan)
-        self.data = data
-        self.header = header
-        self.pool = pool
-        self.counters = counters
-        self.uplink = uplink
-        self.where = f"run {header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
-        self.me, self.contributes = self._own_place()
+        self.where = f"run {self.header.run_id}, sync {plan.sync}, attempt {plan.attempt}"
+        self.members = {member.site_id: (member, False) for member in plan.receivers}
+        self.members.update((member.site_id, (member, True)) for member in plan.contributors)
+        """Who is in the plan, by site id, and whether it contributes. A thousand sites open their streams at once: each
+        is looked up, not searched."""
+        header = self.header
+        if header.site_id not in self.members:
+            raise RefusedError(f"plan of sync {plan.sync} does not list site {header.site_id}")
+        self.me, self.contributes = self.members[header.site_id]
+        if self.me.incarnation != header.incarnation:
+            raise RefusedError(
+                f"plan of sync {plan.sync} is for incarnation {self.me.incarnation} of this site, this is "
+                f"{header.incarnation}"
+            )
         self.pace = Pace(stall_s=plan.stall_limit_s, slowest_bytes_per_s=plan.slowest_bytes_per_s)
         self.num_others = len(plan.contributors) - 1
         # Progress is seen in whole frames, and a site sends to all others at once.
         fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, self.num_others)
         self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
-        self.traffic = Traffic()
+        self.sent_bytes = self.received_bytes = 0
         self.loop = asyncio.get_running_loop()
         self.moved_bytes, self.moved_at = 0, self.loop.time()
         self.finished: asyncio.Future[None] = self.loop.create_future()
@@ -64,26 +70,6 @@ class Attempt:
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- who is in it
-
-    @cached_property
-    def members(self) -> dict[int, tuple[Member, bool]]:
-        """Who is in the plan, by site id, and whether it contributes. A thousand sites open their streams at once: each
-        is looked up, not searched."""
-        found = {member.site_id: (member, False) for member in self.plan.receivers}
-        found.update((member.site_id, (member, True)) for member in self.plan.contributors)
-        return found
-
-    def _own_place(self) -> tuple[Member, bool]:
-        plan, header = self.plan, self.header
-        found = self.members.get(header.site_id)
-        if found is None:
-            raise RefusedError(f"plan of sync {plan.sync} does not list site {header.site_id}")
-        if found[0].incarnation != header.incarnation:
-            raise RefusedError(
-                f"plan of sync {plan.sync} is for incarnation {found[0].incarnation} of this site, this is "
-                f"{header.incarnation}"
-            )
-        return found
 
     def is_contributor(self, site_id: int) -> bool:
         return self.members.get(site_id, (None, False))[1]
@@ -124,10 +110,6 @@ class Attempt:
         if self.closed is None or isinstance(reason, RefusedError):
             self.closed = reason
 
-    def raise_if_cancelled(self) -> None:
-        if self.finished.cancelled():
-            raise asyncio.CancelledError
-
     def verify(self, items: list[Encoded], check: Callable[[int, bytes], None]) -> None:
         """In a thread: hash and form of encoded chunks. Raises DigestMismatch, InvalidMessage."""
         for item in items:
@@ -138,12 +120,12 @@ class Attempt:
     # --- what moved
 
     def sent(self, num_bytes: int) -> None:
-        self.traffic.sent_bytes += num_bytes
+        self.sent_bytes += num_bytes
         self.counters.sent_bytes += num_bytes
         self.uplink.sent(num_bytes)
 
     def received(self, num_bytes: int) -> None:
-        self.traffic.received_bytes += num_bytes
+        self.received_bytes += num_bytes
         self.counters.received_bytes += num_bytes
 
     def moved(self, num_bytes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -11,32 +12,27 @@ from atoll.node.exchange.sync.attempt import Attempt
 from atoll.protocol.messages import Plan
 
 
+@dataclass(eq=False)
 class Collection:
-    """`changed` is called in the event loop when more are there."""
-
-    def __init__(self, attempt: Attempt, log: PayloadLog, changed: Callable[[], None]) -> None:
-        self._attempt = attempt
-        self._log = log
-        self._changed = changed
-        self._file: PayloadFile | None = None
-        self._stored: set[int] = set()
+    attempt: Attempt
+    log: PayloadLog
+    changed: Callable[[], None]
+    """Called in the event loop when more are there."""
+    file: PayloadFile = field(init=False)
+    """From `begin` on."""
+    _stored: set[int] = field(default_factory=set, init=False)
 
     def begin(self) -> None:
         """In a thread: what an earlier run of this attempt left in the log is there again.
 
         Raises StaleError, and leaves nothing in the log, if the attempt was cancelled before its turn came."""
-        plan = self._attempt.plan
-        self._file = self._log.begin(plan.sync, plan.term, plan.attempt, is_over=self._attempt.finished.cancelled)
-        self._stored = set(self._attempt.data.chunks).difference(self._file.missing())
-
-    @property
-    def file(self) -> PayloadFile:
-        assert self._file is not None, "begin() comes before"
-        return self._file
+        plan = self.attempt.plan
+        self.file = self.log.begin(plan.sync, plan.term, plan.attempt, is_over=self.attempt.finished.cancelled)
+        self._stored = set(self.attempt.data.chunks).difference(self.file.missing())
 
     @property
     def is_complete(self) -> bool:
-        return len(self._stored) == len(self._attempt.data.chunks)
+        return len(self._stored) == len(self.attempt.data.chunks)
 
     def has(self, chunk: int) -> bool:
         return chunk in self._stored
@@ -50,21 +46,21 @@ class Collection:
         fresh = [item for item in items if item.chunk not in self._stored]
 
         def work() -> None:
-            self._attempt.verify(fresh, self._attempt.data.check_payload)
+            self.attempt.verify(fresh, self.attempt.data.check_payload)
             for item in fresh:
                 self.file.put(item.chunk, item.data, item.hash)
 
-        await self._attempt.in_pool(work)
+        await self.attempt.in_pool(work)
         return self.note([item.chunk for item in fresh])
 
     def note(self, chunks: list[int]) -> int:
         """Their payloads are in the file; how many were missing."""
         before = len(self._stored)
         self._stored.update(chunks)
-        self._changed()
+        self.changed()
         return len(self._stored) - before
 
-    def seal(self, plan: Plan, *, fsync: bool) -> bytes:
+    def seal(self, plan: Plan) -> bytes:
         """In a thread: all payloads stay; their digest in `plan`."""
-        self.file.seal(fsync)
+        self.file.seal()
         return self.file.digest(plan)

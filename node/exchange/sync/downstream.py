@@ -4,9 +4,11 @@ writing."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from atoll.node.exchange.peers.frames import PartAssembler, pack_frames, parse
-from atoll.node.exchange.peers.jobs import Jobs, end
+from atoll.node.exchange.peers.frames import pack_frames, parse
+from atoll.node.exchange.peers.jobs import end, take_chunks
 from atoll.node.exchange.peers.rpc import Context, write_within
 from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.turns import ServedPeer
@@ -15,49 +17,46 @@ from atoll.protocol.messages import Member
 from atoll.protocol.v1 import peer_pb2
 
 HELD_PER_MESSAGE = 1 << 15
-VERIFIES_AHEAD = 4
-"""Frames whose contributions wait for a thread before reading pauses."""
 EARLY_PAYLOADS = 2
 """Sent at once, the others after the contributions. The connection that carries them was idle since the last sync:
 TCP starts slowly on it, better while contributions still fill the uplink than when nothing else does."""
 
 
+@dataclass(eq=False)
 class Downstream:
     """`run` ends when every payload made here has been sent to `member`."""
 
-    def __init__(self, exchange: Exchange, context: Context, member: Member, has_payloads: set[int]) -> None:
-        self._attempt = exchange.attempt
-        self._reducer = exchange.reducer
-        self._turns = exchange.turns
-        self._context = context
-        self._member = member
-        self._has_payloads = has_payloads
-        self._contributes = exchange.reducer.takes_from(member.site_id)
+    exchange: Exchange
+    context: Context
+    member: Member
+    has_payloads: set[int]
+
+    def __post_init__(self) -> None:
+        self._attempt = self.exchange.attempt
+        self._reducer = self.exchange.reducer
+        self._contributes = self._reducer.takes_from(self.member.site_id)
 
     async def run(self) -> None:
         """Raises RefusedError or NotYetError when the attempt ends before; InvalidMessage for what the peer sent."""
-        with self._attempt.uplink.exchange():
-            await self._run()
-
-    async def _run(self) -> None:
-        await self._send_held()
-        reader = asyncio.create_task(self._read())
-        writer = asyncio.create_task(self._write())
-        try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():
-                reader.result()
-            await writer
-        finally:
-            await end([reader, writer])
+        with self._attempt.uplink.exchange(), self.exchange.turns.served(self.member.site_id) as peer:
+            await self._send_held()
+            reader = asyncio.create_task(self._read())
+            writer = asyncio.create_task(self._write_to(peer))
+            try:
+                await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+                if reader.done():
+                    reader.result()
+                await writer
+            finally:
+                await end([reader, writer])
 
     async def _send(self, frame: bytes) -> None:
-        who = f"site {self._member.site_id} ({self._attempt.where})"
-        await write_within(self._attempt.pace.stall_s, self._context.write, frame, who)
+        who = f"site {self.member.site_id} ({self._attempt.where})"
+        await write_within(self._attempt.pace.stall_s, self.context.write, frame, who)
         self._attempt.sent(len(frame))
 
     async def _send_held(self) -> None:
-        held = await self._reducer.held_of(self._member) if self._contributes else []
+        held = await self._reducer.held_of(self.member) if self._contributes else []
         for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
             chunks = held[first : first + HELD_PER_MESSAGE]
             more = first + HELD_PER_MESSAGE < len(held)
@@ -67,44 +66,36 @@ class Downstream:
     # --- contributions
 
     async def _read(self) -> None:
-        site_id = self._member.site_id
-        assembler = PartAssembler(self._expect)
-        jobs = Jobs(VERIFIES_AHEAD)
-        try:
-            while True:
-                data = await jobs.read(self._context.read())
-                if not isinstance(data, bytes):
-                    break
-                self._attempt.received(len(data))
-                request = parse(peer_pb2.ExchangeRequest, data)
-                if request.WhichOneof("body") != "contribution":
-                    raise InvalidMessage(f"site {site_id} sent a message that does not belong here")
-                parts = request.contribution.parts
-                if not parts:
-                    raise InvalidMessage(f"site {site_id} sent a message without contributions")
-                if self._contributes:
-                    self._reducer.hear(site_id, parts)
-                done = [item for part in parts if (item := assembler.add(part)) is not None]
-                if done:
-                    await jobs.begin(self._reducer.take(self._member, done))
-        finally:
-            await jobs.finish()  # what arrived whole is kept
+        await take_chunks(self._parts, self._expect, lambda items: self._reducer.take(self.member, items))
+        site_id = self.member.site_id
         if self._contributes and self._reducer.misses(site_id):
             raise PeerError(f"site {site_id} ended its contributions early", site_id)
 
+    async def _parts(self) -> Sequence[peer_pb2.Part] | None:
+        data = await self.context.read()
+        if not isinstance(data, bytes):
+            return None
+        site_id = self.member.site_id
+        self._attempt.received(len(data))
+        request = parse(peer_pb2.ExchangeRequest, data)
+        if request.WhichOneof("body") != "contribution":
+            raise InvalidMessage(f"site {site_id} sent a message that does not belong here")
+        parts = request.contribution.parts
+        if not parts:
+            raise InvalidMessage(f"site {site_id} sent a message without contributions")
+        if self._contributes:
+            self._reducer.hear(site_id, parts)
+        return parts
+
     def _expect(self, chunk: int) -> int:
         if not self._contributes:
-            raise InvalidMessage(f"site {self._member.site_id} is a receiver of this sync and contributes nothing")
+            raise InvalidMessage(f"site {self.member.site_id} is a receiver of this sync and contributes nothing")
         return self._reducer.expect(chunk)
 
     # --- payloads
 
-    async def _write(self) -> None:
-        with self._turns.served(self._member.site_id) as peer:
-            await self._write_to(peer)
-
     async def _write_to(self, peer: ServedPeer) -> None:
-        attempt, reducer, site_id = self._attempt, self._reducer, self._member.site_id
+        attempt, reducer, site_id = self._attempt, self._reducer, self.member.site_id
         now = attempt.loop.time
         sign_of_life_s = attempt.plan.stall_limit_s / 4
         said_at = now()
@@ -114,12 +105,12 @@ class Downstream:
             if attempt.closed is not None:
                 raise attempt.closed
             early = peer.takes_early = num_seen < EARLY_PAYLOADS
-            delay_s = 0.0 if early else self._turns.delay_s(site_id, now())
+            delay_s = 0.0 if early else self.exchange.turns.delay_s(site_id, now())
             if num_seen < len(reducer.payloads) and delay_s == 0:
                 fresh = reducer.payloads[num_seen : EARLY_PAYLOADS if early else None]
                 num_seen += len(fresh)
                 with attempt.uplink.sending():
-                    missing = (item for item in fresh if item.chunk not in self._has_payloads)
+                    missing = (item for item in fresh if item.chunk not in self.has_payloads)
                     for frame in pack_frames(missing, attempt.frame_bytes):
                         await self._send(frame)
                         reducer.given(site_id, len(frame))

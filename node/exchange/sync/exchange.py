@@ -3,8 +3,9 @@ are collected in the log. Each part of it owns its state; here they are put toge
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.exchange.peers.dialer import Dialer
@@ -14,12 +15,11 @@ from atoll.node.exchange.sync.collection import Collection
 from atoll.node.exchange.sync.reducer import Reducer
 from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
-from atoll.node.exchange.sync.spill import Spill
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.watchdog import Watchdog
 from atoll.node.exchange.sync.weights import Weights
-from atoll.protocol.errors import NotYetError, RefusedError, StaleError
+from atoll.protocol.errors import NotYetError, RefusedError
 from atoll.protocol.messages import Plan
 from atoll.protocol.plans import with_weights
 
@@ -35,53 +35,46 @@ class ExchangeResult:
     """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Exchange:
     """Made by `Hub.begin`; `run` it once. It answers its peers until the hub drops the sync or begins another
     attempt."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        share: Share,
-        *,
-        weights: Sequence[int],
-        log: PayloadLog,
-        fsync: bool,
-        retained: Retained,
-        max_retained_bytes: int,
-        spill: Spill | None,
-        dialer: Dialer,
-    ) -> None:
-        """`weights`: of the contributors, if they were said. Raises NoRoomError if the plan asks this site to hold too
-        much."""
-        need = share.bytes_to_retain(attempt.where, max_retained_bytes, spill)
-        self.attempt = attempt
-        self.retained = retained
-        self.weights = Weights(attempt, weights, retained.weights)
+    attempt: Attempt
+    share: InitVar[Share]
+    said: InitVar[Sequence[int]]
+    """The weights of the contributors; nothing before they are said."""
+    log: PayloadLog
+    retained: Retained
+    has_room: InitVar[bool]
+    dialer: Dialer
+
+    def __post_init__(self, share: Share, said: Sequence[int], has_room: bool) -> None:
+        attempt, retained = self.attempt, self.retained
+        self.weights = Weights(attempt, said, retained.weights)
         self.turns = Turns(r.parent.site_id for r in share.of_others if r.parent and attempt.contributes)
-        self.collection = Collection(attempt, log, self._check_complete)
+        self.collection = Collection(attempt, self.log, self._check_complete)
         self.reducer = Reducer(
-            attempt,
-            share,
+            attempt=attempt,
+            share=share,
             weights=self.weights,
             retained=retained,
             collection=self.collection,
             turns=self.turns,
-            has_room=retained.num_bytes + need <= max_retained_bytes,
+            has_room=has_room,
         )
         self.upstreams = [
             Upstream(
-                attempt,
-                reduction,
+                attempt=attempt,
+                reduction=reduction,
                 reducer=self.reducer,
                 collection=self.collection,
                 turns=self.turns,
-                dialer=dialer,
+                dialer=self.dialer,
             )
             for reduction in share.of_others
         ]
         self.watchdog = Watchdog(attempt=attempt, weights=self.weights, reducer=self.reducer, upstreams=self.upstreams)
-        self._fsync = fsync
 
     @property
     def plan(self) -> Plan:
@@ -107,10 +100,9 @@ class Exchange:
         await self.reducer.make_room()
         try:
             restored = await attempt.in_pool(self._begin)
-        except StaleError:
-            attempt.raise_if_cancelled()
-            raise
-        attempt.raise_if_cancelled()
+        finally:
+            if attempt.finished.cancelled():
+                raise asyncio.CancelledError
         self.turns.start(attempt.loop.time())
         for upstream in self.upstreams:
             attempt.spawn(upstream.run())
@@ -120,12 +112,12 @@ class Exchange:
         await attempt.finished
         tokens = self.weights.vector()
         averaged = with_weights(attempt.plan, tokens)
-        digest = await attempt.in_pool(lambda: self.collection.seal(averaged, fsync=self._fsync))
+        digest = await attempt.in_pool(lambda: self.collection.seal(averaged))
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
-            sent_bytes=attempt.traffic.sent_bytes,
-            received_bytes=attempt.traffic.received_bytes,
+            sent_bytes=attempt.sent_bytes,
+            received_bytes=attempt.received_bytes,
             stood_out=self.reducer.stood_out(),
         )
 

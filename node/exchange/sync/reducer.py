@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import InitVar, dataclass
 
 from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.progress import Worth
@@ -24,29 +25,23 @@ REDUCTIONS_AT_ONCE = 16
 """More than the pool has threads; a task for each of a million chunks would hold up the event loop."""
 
 
+@dataclass(eq=False, kw_only=True)
 class Reducer:
     """Of one attempt. It averages from `start` on, and answers its peers before and after."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        share: Share,
-        *,
-        weights: Weights,
-        retained: Retained,
-        collection: Collection,
-        turns: Turns,
-        has_room: bool,
-    ) -> None:
-        """`has_room`: beside the contributions of other attempts that are retained; else `make_room` comes first."""
+    attempt: Attempt
+    share: InitVar[Share]
+    weights: Weights
+    retained: Retained
+    collection: Collection
+    turns: Turns
+    has_room: InitVar[bool]
+    """Beside the contributions of other attempts that are retained; else `make_room` comes first."""
+
+    def __post_init__(self, share: Share, has_room: bool) -> None:
         self.own = share.own
         self.payloads: list[Encoded] = []  # in the order they were finished
         self.payload_bytes = 0
-        self._attempt = attempt
-        self._weights = weights
-        self._retained = retained
-        self._collection = collection
-        self._turns = turns
         self._has_room = asyncio.Event()
         if has_room:
             self._has_room.set()
@@ -56,9 +51,9 @@ class Reducer:
         self._ready = deque(share.complete)  # to be reduced
         self._num_reducing = 0
         self._received_bytes = dict.fromkeys(share.num_missing, 0)  # by child
-        self._progress = {site_id: attempt.new_progress() for site_id in share.num_missing}
+        self._progress = {site_id: self.attempt.new_progress() for site_id in share.num_missing}
         self._worth_of = {site_id: Worth(share.own.num_bytes) for site_id in share.num_missing}
-        self._worth_to = {site_id: Worth(share.own.num_bytes) for site_id in attempt.members}
+        self._worth_to = {site_id: Worth(share.own.num_bytes) for site_id in self.attempt.members}
 
     # --- before it averages, and after
 
@@ -72,10 +67,10 @@ class Reducer:
         children = {(child.site_id, child.incarnation) for child in self.own.children}
 
         def wanted(key: Key) -> bool:
-            return self._attempt.closed is not None or (key[2] in self._missing and key[:2] in children)
+            return self.attempt.closed is not None or (key[2] in self._missing and key[:2] in children)
 
         try:
-            await self._retained.keep(wanted)
+            await self.retained.keep(wanted)
         finally:
             self._has_room.set()
 
@@ -83,11 +78,11 @@ class Reducer:
         """In a thread: payloads that an earlier run of this attempt left in the log, and their bytes."""
         done = []
         for chunk in self.own.chunks:
-            if self._collection.has(chunk):
-                payload = self._collection.file.read(chunk)
-                done.append(Encoded(chunk, payload, self._attempt.data.payload_hash(payload)))
+            if self.collection.has(chunk):
+                payload = self.collection.file.read(chunk)
+                done.append(Encoded(chunk, payload, self.attempt.data.payload_hash(payload)))
         for _ in range(len(self._ready) if done else 0):  # nobody else takes from its left before `start`
-            if not self._collection.has(chunk := self._ready.popleft()):
+            if not self.collection.has(chunk := self._ready.popleft()):
                 self._ready.append(chunk)
         return done, sum(item.num_bytes for item in done)
 
@@ -105,16 +100,16 @@ class Reducer:
         """An exchange is part of reference cycles, and the collector may not come for many syncs, as it counts objects,
         not bytes."""
         payloads, self.payloads, self.payload_bytes = self.payloads, [], 0
-        free(payloads, self._attempt.pool)
+        free(payloads, self.attempt.pool)
 
     # --- contributions that arrive
 
     def expect(self, chunk: int) -> int:
         """The bound on the bytes of a contribution. Raises InvalidMessage if this site does not reduce `chunk`."""
         if chunk not in self._missing:
-            site_id = self._attempt.me.site_id
-            raise InvalidMessage(f"{self._attempt.where}: chunk {chunk} is not reduced by site {site_id}")
-        return self._attempt.data.max_bytes(chunk)
+            site_id = self.attempt.me.site_id
+            raise InvalidMessage(f"{self.attempt.where}: chunk {chunk} is not reduced by site {site_id}")
+        return self.attempt.data.max_bytes(chunk)
 
     def takes_from(self, site_id: int) -> bool:
         """Whether that site contributes to what is reduced here."""
@@ -133,14 +128,14 @@ class Reducer:
         this attempt began."""
         await self._has_room.wait()
         site_id, incarnation = child.site_id, child.incarnation
-        if not self._retained.holds_any(site_id, incarnation):
+        if not self.retained.holds_any(site_id, incarnation):
             return []
 
         def work() -> tuple[list[int], list[int]]:
-            found = sorted(c for c in self._retained.chunks_of(site_id, incarnation) if c in self._missing)
+            found = sorted(c for c in self.retained.chunks_of(site_id, incarnation) if c in self._missing)
             return found, [c for c in found if site_id in self._missing[c]]
 
-        chunks, not_noted = await self._attempt.in_pool(work)
+        chunks, not_noted = await self.attempt.in_pool(work)
         for place, chunk in enumerate(not_noted, 1):
             self._arrived(site_id, chunk)
             if place % AT_ONCE == 0:
@@ -152,12 +147,12 @@ class Reducer:
         missing = sum(len(part.data) for part in parts if site_id in self._missing.get(part.chunk, ()))
         fresh = self._worth_of[site_id].of(missing)
         self._received_bytes[site_id] += fresh
-        self._progress[site_id].moved(fresh, self._attempt.loop.time())
-        self._attempt.moved(fresh)
+        self._progress[site_id].moved(fresh, self.attempt.loop.time())
+        self.attempt.moved(fresh)
 
     async def take(self, child: Member, items: list[Encoded]) -> None:
         """Whole contributions. Raises DigestMismatch, InvalidMessage; HostError, which ends the attempt too."""
-        attempt, retained, start = self._attempt, self._retained, (child.site_id, child.incarnation)
+        attempt, retained, start = self.attempt, self.retained, (child.site_id, child.incarnation)
         fresh = [item for item in items if retained.is_new(*start, item)]
 
         def work() -> list[Encoded | Spilled]:
@@ -188,24 +183,24 @@ class Reducer:
 
     def _reduce_ready(self) -> None:
         """As many at once as the threads need; nothing before `start`, or after the end."""
-        if self._is_started and self._attempt.closed is None:
+        if self._is_started and self.attempt.closed is None:
             for _ in range(min(len(self._ready), REDUCTIONS_AT_ONCE - self._num_reducing)):
                 self._num_reducing += 1
-                self._attempt.spawn(self._reduce_some())
+                self.attempt.spawn(self._reduce_some())
 
     async def _reduce_some(self) -> None:
         """One chunk after the other, while any is ready."""
         try:
             while self._ready:
                 chunk = self._ready.popleft()
-                if not self._collection.has(chunk):
+                if not self.collection.has(chunk):
                     await self._reduce(chunk)
         finally:
             self._num_reducing -= 1
 
     async def _reduce(self, chunk: int) -> None:
-        attempt = self._attempt
-        contributions = [(self._weights.of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
+        attempt = self.attempt
+        contributions = [(self.weights.of(c), self._contribution(c, chunk)) for c in attempt.plan.contributors]
 
         def work() -> Encoded:
             try:
@@ -213,30 +208,30 @@ class Reducer:
             except AverageError as error:
                 raise self._with_sites(error) from None
             encoded = Encoded(chunk, data, attempt.data.payload_hash(data))
-            self._collection.file.put(chunk, data, encoded.hash)
+            self.collection.file.put(chunk, data, encoded.hash)
             return encoded
 
         encoded = await attempt.in_pool(work)
         self.payloads.append(encoded)
         self.payload_bytes += encoded.num_bytes
-        self._collection.note([chunk])
-        self._turns.new_payload()
+        self.collection.note([chunk])
+        self.turns.new_payload()
 
     def _contribution(self, member: Member, chunk: int) -> bytes | Callable[[], bytes]:
         """Or what reads it in a thread. Raises StaleError if it was dropped."""
-        if member.site_id == self._attempt.me.site_id:
-            return lambda: self._attempt.data.contribution(chunk)
-        found = self._retained.get(member.site_id, member.incarnation, chunk)
+        if member.site_id == self.attempt.me.site_id:
+            return lambda: self.attempt.data.contribution(chunk)
+        found = self.retained.get(member.site_id, member.incarnation, chunk)
         if found is None:
-            where = self._attempt.where
+            where = self.attempt.where
             raise StaleError(f"{where}: the contribution of site {member.site_id} to chunk {chunk} was dropped")
         return found.read if isinstance(found, Spilled) else found.data
 
     def _with_sites(self, error: AverageError) -> AverageError:
         """Which sites' contributions stand out."""
-        ids = [c.site_id for c in self._attempt.plan.contributors]
+        ids = [c.site_id for c in self.attempt.plan.contributors]
         named = tuple((ids[place], norm, limit) for place, norm, limit in error.outliers)
-        text = f"{self._attempt.where}: {error}"
+        text = f"{self.attempt.where}: {error}"
         if named:
             text += f" of site{'s' if len(named) > 1 else ''} {', '.join(str(site_id) for site_id, _, _ in named)}"
         return AverageError(text, error.tensor, named)
@@ -244,23 +239,23 @@ class Reducer:
     def stood_out(self) -> tuple[int, float, float] | None:
         """Of all contributions that were averaged here, the site whose was nearest to its limit, its norm and the
         limit."""
-        found = self._attempt.data.stood_out()
-        return None if found is None else (self._attempt.plan.contributors[found[0]].site_id, *found[1:])
+        found = self.attempt.data.stood_out()
+        return None if found is None else (self.attempt.plan.contributors[found[0]].site_id, *found[1:])
 
     # --- those who wait for payloads
 
     def given(self, site_id: int, num_bytes: int) -> None:
         """Payloads, to a site that says that it lacks them."""
-        self._attempt.moved(self._worth_to[site_id].of(num_bytes))
+        self.attempt.moved(self._worth_to[site_id].of(num_bytes))
 
     def waiting(self, for_site_id: int) -> peer_pb2.Waiting | None:
         """For a site that waits for payloads: that contributions of others are missing here, or this site's own are
         still on their way. None: it is this site's turn."""
-        site_ids = self.missing_site_ids or list(self._turns.unsent)
+        site_ids = self.missing_site_ids or list(self.turns.unsent)
         if not site_ids:
             return None
         return peer_pb2.Waiting(
-            moved_bytes=self._attempt.moved_bytes,
+            moved_bytes=self.attempt.moved_bytes,
             site_ids=site_ids,
             received_bytes=self._received_bytes.get(for_site_id, 0),
         )
@@ -284,7 +279,7 @@ class Reducer:
         return None if late is None else self._late(late, text)
 
     def _late(self, child: Member, problem: str) -> PeerError:
-        return self._attempt.peer_error(
+        return self.attempt.peer_error(
             child,
             f"{problem}; {self._num_missing[child.site_id]} of its contributions to the {len(self.own.chunks)} "
             "chunks reduced here are missing",

@@ -10,6 +10,7 @@ import itertools
 import logging
 import shutil
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.exchange.peers.frames import Encoded
@@ -20,16 +21,16 @@ from atoll.protocol.plans import payload_hash
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Spilled:
     """A contribution on the disk."""
 
-    def __init__(self, item: Encoded, path: Path) -> None:
-        self.chunk = item.chunk
-        self.hash = item.hash
-        self.num_bytes = item.num_bytes
-        self.path = path
-        self.is_dropped = False
-        """Its sync is over, or it is in the way of a newer attempt. Set before its file is removed."""
+    chunk: int
+    hash: bytes
+    num_bytes: int
+    path: Path
+    is_dropped: bool = False
+    """Its sync is over, or it is in the way of a newer attempt. Set before its file is removed."""
 
     def read(self) -> bytes:
         """In a thread. Raises StaleError if it was dropped meanwhile, HostError for the disk, also for other bytes than
@@ -91,7 +92,7 @@ class Spill:
         self._disk.write_new(path, item.data)
         with self._lock:
             self.disk_bytes += item.num_bytes
-        return Spilled(item, path)
+        return Spilled(item.chunk, item.hash, item.num_bytes, path)
 
     def release(self, item: Encoded | Spilled) -> None:
         """In a thread: it is not wanted any more."""

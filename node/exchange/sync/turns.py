@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -32,11 +32,9 @@ class ServedPeer:
 
     async def wait(self, timeout_s: float) -> None:
         """Until something has changed for it since `changed` was cleared, or for so long."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self.changed.wait()
-        except TimeoutError:
-            pass
 
 
 class Turns:

@@ -5,22 +5,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import grpc
-import grpc.aio
 
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
-from atoll.node.exchange.peers.frames import (
-    FRAME_BYTES,
-    MAX_HAS_PAYLOADS,
-    Encoded,
-    PartAssembler,
-    batches,
-    pack_frames,
-    parse,
-)
-from atoll.node.exchange.peers.jobs import Jobs, end
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MAX_HAS_PAYLOADS, Encoded, batches, pack_frames, parse
+from atoll.node.exchange.peers.jobs import end, take_chunks
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream, call_errors, open_stream
 from atoll.node.exchange.sync.attempt import Attempt
@@ -30,14 +23,11 @@ from atoll.node.exchange.sync.reduction import Reduction
 from atoll.node.exchange.sync.turns import Turns
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, PeerError, RefusedError
-from atoll.protocol.status import from_rpc_error
 from atoll.protocol.v1 import peer_pb2
 
 MAX_BATCH_CHUNKS = 256
 BATCHES_AHEAD = 2
 """Encoded batches that wait for the stream."""
-STORES_AHEAD = 4
-"""Frames whose payloads wait for the disk before reading pauses."""
 MAX_CORRUPT = 3
 """Streams that may end with bytes that are not right, before the peer has failed."""
 PATIENCE_WINDOWS = 1
@@ -48,30 +38,25 @@ RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
 
 
+@dataclass(eq=False, kw_only=True)
 class Upstream:
     """`run` ends when every payload of this reduction is stored; it raises PeerError when the parent cannot give
     them."""
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        reduction: Reduction,
-        *,
-        reducer: Reducer,
-        collection: Collection,
-        turns: Turns,
-        dialer: Dialer,
-    ) -> None:
-        """`reducer`: of the chunks that are averaged here."""
+    attempt: Attempt
+    reduction: Reduction
+    reducer: Reducer
+    """Of the chunks that are averaged here."""
+    collection: Collection
+    turns: Turns
+    dialer: Dialer
+
+    def __post_init__(self) -> None:
+        attempt, reduction = self.attempt, self.reduction
         assert reduction.parent is not None, "the top averages"
         self.parent = reduction.parent
         self.chunks = reduction.chunks
-        self._attempt = attempt
-        self._reducer = reducer
-        self._collection = collection
-        self._turns = turns
-        self._dialer = dialer
-        self._expected = reduction.expected
+        self._where = f"site {self.parent.site_id} at {self.parent.address}"
         self._num_wanted = len(reduction.chunks)  # payloads that are not stored yet
         self.phase = "connecting"
         self.progress = attempt.new_progress()
@@ -90,11 +75,14 @@ class Upstream:
         self._num_useful_bytes = 0
         self._num_corrupt = 0
         self._last_error: AtollError | None = None
-        self.is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        return not self._num_wanted
 
     @property
     def all_sent(self) -> bool:
-        return self.parent.site_id not in self._turns.unsent
+        return self.parent.site_id not in self.turns.unsent
 
     def restart_clocks(self, now: float) -> None:
         """What was before is not held against the peer."""
@@ -103,31 +91,30 @@ class Upstream:
 
     async def run(self) -> None:
         delay_s = RETRY_FIRST_S
-        self._waits_since = self._peer_moved_at = self._now()
+        self._waits_since = self._peer_moved_at = self.attempt.loop.time()
         while self._num_wanted:
-            before, began_at = self._num_useful_bytes, self._now()
+            before, began_at = self._num_useful_bytes, self.attempt.loop.time()
             held = False
             try:
                 await self._stream()
             except AtollError as error:
                 self._judge(error)
-                held = isinstance(error, NotYetError) and self._now() - began_at > RETRY_MOST_S / 2
+                held = isinstance(error, NotYetError) and self.attempt.loop.time() - began_at > RETRY_MOST_S / 2
             if self._num_useful_bytes > before or held:  # a peer that holds streams takes the next one when it begins
                 delay_s = RETRY_FIRST_S
             if self._num_wanted:
                 self.phase = "connecting"
                 self.waits_for = ()
-                self._attempt.counters.reconnects += not held
+                self.attempt.counters.reconnects += not held
                 await asyncio.sleep(delay_s)
                 delay_s = min(2 * delay_s, RETRY_MOST_S)
-        self.is_done = True
 
     def check(self, now: float) -> None:
         """Raises PeerError if the peer makes no progress."""
         problem = "" if self.is_done else self.progress.problem(now)
         if not problem:
             return
-        self._dialer.disconnect(self.parent, Purpose.EXCHANGE)
+        self.dialer.disconnect(self.parent, Purpose.EXCHANGE)
         waits = f"; it says that it waits for sites {', '.join(map(str, self.waits_for))}" if self.waits_for else ""
         because = f"; the last error: {self._last_error}" if self._last_error else ""
         raise self._failure(f"{problem}{waits}{because}")
@@ -136,8 +123,8 @@ class Upstream:
         """Raises what another try cannot mend."""
         self._last_error = error
         if isinstance(error, InvalidMessage | PeerError):
-            self._dialer.disconnect(self.parent, Purpose.EXCHANGE)
-            self._dialer.failed(self.parent)
+            self.dialer.disconnect(self.parent, Purpose.EXCHANGE)
+            self.dialer.failed(self.parent)
         if isinstance(error, InvalidMessage):
             self._num_corrupt += 1
             if self._num_corrupt >= MAX_CORRUPT:
@@ -148,38 +135,35 @@ class Upstream:
             raise error
 
     def _failure(self, text: str) -> PeerError:
-        return self._attempt.peer_error(self.parent, text, sending=not self.all_sent, phase=self.phase)
+        return self.attempt.peer_error(self.parent, text, sending=not self.all_sent, phase=self.phase)
 
     def restore(self) -> None:
         """In a thread, before `run`: an earlier run of the attempt may have left payloads in the log."""
-        self._num_wanted = self._collection.num_missing(self._expected)
+        self._num_wanted = self.collection.num_missing(self.reduction.expected)
 
     async def _in_pool(self, chosen: Callable[[int], bool]) -> list[int]:
         """Those of its chunks, found in a thread."""
-        return await self._attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])
-
-    def _now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return await self.attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])
 
     def _moved(self, num_bytes: int) -> None:
         self._num_useful_bytes += num_bytes
-        self.progress.moved(num_bytes, self._now())
-        self._attempt.moved(num_bytes)
+        self.progress.moved(num_bytes, self.attempt.loop.time())
+        self.attempt.moved(num_bytes)
 
     async def _stream(self) -> None:
         """One stream until all payloads are stored. Raises the reason if it ends before."""
-        channel = await self._dialer.channel(self.parent, Purpose.EXCHANGE)
+        channel = await self.dialer.channel(self.parent, Purpose.EXCHANGE)
         call = open_stream(channel, EXCHANGE_METHOD)
         sender: asyncio.Task[None] | None = None
-        where = f"site {self.parent.site_id} at {self.parent.address}"
         try:
-            with call_errors(where, self.parent.site_id):
+            with call_errors(self._where, self.parent.site_id):
                 opening = (await self._open()).SerializeToString()
-                await call.write(opening)
-                self._attempt.sent(len(opening))
+                with suppress(asyncio.InvalidStateError):  # the call has ended: reading says why
+                    await call.write(opening)
+                self.attempt.sent(len(opening))
                 held = await self._read_held(call)
-                self._dialer.reached(self.parent)
-                missing = self.chunks if self._attempt.contributes else []
+                self.dialer.reached(self.parent)
+                missing = self.chunks if self.attempt.contributes else []
                 if held and missing:
                     missing = await self._in_pool(lambda chunk: chunk not in held)
                 self.phase = "sending contributions" if missing else "waiting for payloads"
@@ -187,20 +171,15 @@ class Upstream:
                 sender.add_done_callback(self._sender_done)
                 await self._receive(call)
         except InvalidMessage as error:
-            self._attempt.counters.refuse(error)
+            self.attempt.counters.refuse(error)
             raise
-        except asyncio.InvalidStateError:  # a write to an ended call says only that it has ended; its status says why
-            metadata = await call.initial_metadata(), await call.trailing_metadata()
-            raise from_rpc_error(
-                grpc.aio.AioRpcError(await call.code(), *metadata, await call.details()), where
-            ) from None
         finally:
             call.cancel()
             await end([sender] if sender is not None else [])
 
     async def _open(self) -> peer_pb2.ExchangeRequest:
-        attempt = self._attempt
-        have = await self._in_pool(self._collection.has) if self._num_wanted < len(self.chunks) else []
+        attempt = self.attempt
+        have = await self._in_pool(self.collection.has) if self._num_wanted < len(self.chunks) else []
         return peer_pb2.ExchangeRequest(
             open=peer_pb2.ExchangeOpen(
                 header=wire.to_proto(attempt.header),
@@ -219,13 +198,13 @@ class Upstream:
         await call.write(frame)
         self._num_written_bytes += len(frame)
         self._moved(self._worth_up.of(len(frame)))
-        self._attempt.sent(len(frame))
+        self.attempt.sent(len(frame))
 
     async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
         data = await call.read()
         if not isinstance(data, bytes):
             return None
-        self._attempt.received(len(data))
+        self.attempt.received(len(data))
         return parse(peer_pb2.ExchangeResponse, data)
 
     async def _read_held(self, call: Stream) -> set[int]:
@@ -238,7 +217,7 @@ class Upstream:
                 raise self._invalid("the first message must say what is held")
             before = len(held)
             held.update(chunks := frozenset(response.held.chunks))
-            if not chunks <= self._expected:
+            if not chunks <= self.reduction.expected:
                 raise self._invalid("it holds chunks that it does not reduce")
             if response.held.more and len(held) == before:
                 raise self._invalid("it goes on about what it holds and says nothing new")
@@ -246,13 +225,13 @@ class Upstream:
                 return held
 
     def _invalid(self, text: str) -> InvalidMessage:
-        return InvalidMessage(f"site {self.parent.site_id} at {self.parent.address}: {text}")
+        return InvalidMessage(f"{self._where}: {text}")
 
     # --- up
 
     async def _send(self, call: Stream, chunks: list[int]) -> None:
         """Contributions, encoded a few batches ahead."""
-        attempt = self._attempt
+        attempt = self.attempt
         waiting: deque[asyncio.Future[list[bytes]]] = deque()
         with attempt.uplink.sending():
             try:
@@ -268,69 +247,63 @@ class Upstream:
         await call.done_writing()
         if attempt.contributes:
             self.phase = "waiting for payloads"
-            now = self._now()
+            now = self.attempt.loop.time()
             self.restart_clocks(now)
-            self._turns.sent(self.parent.site_id, now)
+            self.turns.sent(self.parent.site_id, now)
 
     def _sender_done(self, task: asyncio.Task[None]) -> None:
         """A broken stream is the reader's to judge; what failed on this site fails the attempt."""
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, grpc.RpcError | asyncio.InvalidStateError):
-            self._attempt.fail(error)
+            self.attempt.fail(error)
 
     async def _write_all(self, call: Stream, frames: list[bytes]) -> None:
         for frame in frames:
             await self._write(call, frame)
 
     def _encode(self, chunks: list[int]) -> list[bytes]:
-        data = self._attempt.data
+        data = self.attempt.data
         items = []
         for chunk in chunks:
             encoded = data.contribution(chunk)
             items.append(Encoded(chunk, encoded, data.payload_hash(encoded)))
-        return list(pack_frames(items, self._attempt.frame_bytes))
+        return list(pack_frames(items, self.attempt.frame_bytes))
 
     # --- down
 
     def _expect_payload(self, chunk: int) -> int:
-        if chunk not in self._expected:
+        if chunk not in self.reduction.expected:
             raise self._invalid(f"the payload of chunk {chunk}, which it does not make")
-        return self._attempt.data.max_bytes(chunk)
+        return self.attempt.data.max_bytes(chunk)
 
     async def _receive(self, call: Stream) -> None:
         """Payloads, stored beside the reading; ends when all are there."""
-        assembler = PartAssembler(self._expect_payload)
-        stores = Jobs(STORES_AHEAD)
-        try:
-            while True:
-                response = await stores.read(self._read(call))
-                if response is None:
-                    break
-                if response.WhichOneof("body") == "waiting":
-                    self._peer_waits(response.waiting)
-                    continue
-                parts = response.payload.parts
-                if not parts:
-                    raise self._invalid("a message that does not belong here")
-                self.waits_for = ()
-                missing = sum(len(part.data) for part in parts if not self._collection.has(part.chunk))
-                self._moved(self._worth_down.of(missing))
-                done = [item for part in parts if (item := assembler.add(part)) is not None]
-                if done:
-                    await stores.begin(self._store(done))
-        finally:
-            await stores.finish()
+        await take_chunks(lambda: self._payload_parts(call), self._expect_payload, self._store)
         if self._num_wanted:
             raise PeerError("the stream ended early", self.parent.site_id)
 
+    async def _payload_parts(self, call: Stream) -> Sequence[peer_pb2.Part] | None:
+        while (response := await self._read(call)) is not None:
+            if response.WhichOneof("body") == "waiting":
+                self._peer_waits(response.waiting)
+                continue
+            parts = response.payload.parts
+            if not parts:
+                raise self._invalid("a message that does not belong here")
+            self.waits_for = ()
+            missing = sum(len(part.data) for part in parts if not self.collection.has(part.chunk))
+            self._moved(self._worth_down.of(missing))
+            return parts
+        return None
+
     async def _store(self, items: list[Encoded]) -> None:
-        num_stored = await self._collection.store(items)  # several are under way at once
+        num_stored = await self.collection.store(items)  # several are under way at once
         self._num_wanted -= num_stored
 
     def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
         """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner
         than it is judged here. What it says of this site is known better here."""
-        now, num_contributors = self._now(), self._attempt.num_others + 1
+        now, num_contributors = self.attempt.loop.time(), self.attempt.num_others + 1
         if len(waiting.site_ids) >= num_contributors:
             raise self._invalid(f"it waits for {len(waiting.site_ids)} sites, and {num_contributors} contribute")
         self.waits_for = tuple(waiting.site_ids)
@@ -343,16 +316,16 @@ class Upstream:
         if (more := received - self._peer_received_bytes) > 0:
             self._peer_received_bytes = received
             self.progress.moved(more, now)
-            self._attempt.counters.moved_bytes += more  # but it still says that it waits for this peer
+            self.attempt.counters.moved_bytes += more  # but it still says that it waits for this peer
         if self._is_excused(now):
             self.progress.restart(now)
 
     def _is_excused(self, now: float) -> bool:
         """Whether those that the peer says it waits for may really hold it up, and for so long."""
-        attempt, peer = self._attempt, self.parent.site_id
+        attempt, peer = self.attempt, self.parent.site_id
         window_s = PATIENCE_WINDOWS * attempt.pace.window_s
         if now - self._waits_since > self._patience_s or now - self._peer_moved_at > window_s:
             return False
         if attempt.me.site_id in self.waits_for:  # it was sent everything, or its contributions are on their way here
-            return self._reducer.takes_from(peer) and self._reducer.misses(peer)
+            return self.reducer.takes_from(peer) and self.reducer.misses(peer)
         return any(attempt.is_contributor(site_id) and site_id != peer for site_id in self.waits_for)

@@ -95,8 +95,8 @@ MUTATIONS = (
         name="payloads that are given for ever",
         rule="of what a site is given again and again only so much is progress",
         where="node.exchange.sync.reducer:Reducer.given",
-        old="        self._attempt.moved(self._worth_to[site_id].of(num_bytes))\n",
-        new="        self._attempt.moved(num_bytes)\n",
+        old="        self.attempt.moved(self._worth_to[site_id].of(num_bytes))\n",
+        new="        self.attempt.moved(num_bytes)\n",
         tests=("tests/process/test_trickles.py::test_who_takes_its_payloads_again_and_again_gets_nobody_any_further",),
     ),
     Mutation(
@@ -122,7 +122,7 @@ MUTATIONS = (
         name="what a peer holds is looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
         where="node.exchange.sync.reducer:Reducer.held_of",
-        old="        chunks, not_noted = await self._attempt.in_pool(work)\n",
+        old="        chunks, not_noted = await self.attempt.in_pool(work)\n",
         new="        chunks, not_noted = work()\n",
         tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),
     ),
@@ -157,8 +157,8 @@ MUTATIONS = (
         name="a dropped contribution is replaced by the own one",
         rule="a chunk is averaged over the plan's contributors or not at all",
         where="node.exchange.sync.reducer:Reducer._contribution",
-        old="        if member.site_id == self._attempt.me.site_id:\n            return lambda",
-        new="        if self._retained.get(member.site_id, member.incarnation, chunk) is None:\n"
+        old="        if member.site_id == self.attempt.me.site_id:\n            return lambda",
+        new="        if self.retained.get(member.site_id, member.incarnation, chunk) is None:\n"
         "            return lambda",
         tests=(
             "tests/process/test_spilled_exchanges.py"
@@ -169,8 +169,8 @@ MUTATIONS = (
         name="payload that outer updates overflow by",
         rule="nothing is logged, and so applied, that outer updates would overflow by",
         where="node.exchange.sync.collection:Collection.store.work",
-        old="self._attempt.verify(fresh, self._attempt.data.check_payload)",
-        new="self._attempt.verify(fresh, self._attempt.data.check)",
+        old="self.attempt.verify(fresh, self.attempt.data.check_payload)",
+        new="self.attempt.verify(fresh, self.attempt.data.check)",
         tests=("tests/process/test_exchange.py::test_a_reducer_that_makes_absurd_payloads_is_named_by_all",),
     ),
     Mutation(
@@ -242,7 +242,7 @@ MUTATIONS = (
         name="held for a sync whose end was missed",
         rule="what a reducer retains is of the sync under way",
         where="node.exchange.hub:Hub.begin",
-        old="for sync in [sync for sync in self._retained if sync < plan.sync]:",
+        old="for sync in [sync for sync in self._exchanges if sync < plan.sync]:",
         new="for sync in list[int]():",
         tests=(
             "tests/process/test_spilled_exchanges.py"
@@ -252,7 +252,7 @@ MUTATIONS = (
     Mutation(
         name="late stream of a sync that is over",
         rule="a stream for a sync that is over is refused for good",
-        where="node.exchange.hub:Hub._too_early",
+        where="node.exchange.hub:Hub._found",
         old="            if message.sync in self._dropped or (",
         new="            if False and (",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -260,7 +260,7 @@ MUTATIONS = (
     Mutation(
         name="old attempt finds the new exchange",
         rule="messages of an older attempt are refused for good, early ones get not yet",
-        where="node.exchange.hub:Hub._too_early",
+        where="node.exchange.hub:Hub._found",
         old="if order < _order(exchange.plan):",
         new="if False:",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -285,7 +285,7 @@ MUTATIONS = (
         name="an exchange does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
         where="node.exchange.sync.upstream:Upstream._judge",
-        old="self._dialer.failed(self.parent)",
+        old="self.dialer.failed(self.parent)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
     ),
@@ -293,7 +293,7 @@ MUTATIONS = (
         name="payloads that are here are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
         where="node.exchange.sync.upstream:Upstream._in_pool",
-        old="        return await self._attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])\n",
+        old="        return await self.attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])\n",
         new="        return [chunk for chunk in self.chunks if chosen(chunk)]\n",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
     ),
@@ -309,9 +309,9 @@ MUTATIONS = (
         name="of payloads that are stored together some are not counted",
         rule="a stream ends when every payload of its reducer is stored",
         where="node.exchange.sync.upstream:Upstream._store",
-        old="        num_stored = await self._collection.store(items)  # several are under way at once\n"
+        old="        num_stored = await self.collection.store(items)  # several are under way at once\n"
         "        self._num_wanted -= num_stored\n",
-        new="        self._num_wanted -= await self._collection.store(items)\n",
+        new="        self._num_wanted -= await self.collection.store(items)\n",
         tests=("tests/process/test_exchange.py::test_all_sites_hold_the_reference_payloads",),
     ),
     Mutation(
@@ -358,7 +358,7 @@ MUTATIONS = (
         name="a probe does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
         where="node.exchange.peers.prober:Prober._try",
-        old="self._dialer.failed(member)",
+        old="self.dialer.failed(member)",
         new="pass",
         tests=("tests/unit/exchange/test_dialling.py",),
     ),

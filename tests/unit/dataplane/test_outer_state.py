@@ -22,7 +22,7 @@ from atoll.node.dataplane.places import SPARES, PlaceMap, place_bytes
 from atoll.protocol.errors import HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout, Role, chunk_hash, state_hash
 from tests.harness.chunks import cut_out
-from tests.harness.data_plane import RUN, apply_all, filled, layout, payloads, seeded, tensor, update_of
+from tests.harness.data_plane import RUN, apply_all, filled, layout, payloads, seeded, tensor, update_of, values_of
 
 SLOTS = ("momentum",)
 
@@ -41,7 +41,7 @@ def test_seeding_makes_commit_0(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="missing"):
         outer.read(0)
     buffer = filled(used)
-    publish.seed_from_snapshot(outer, used, buffer)
+    publish.seed_from_snapshot(outer, buffer)
     assert outer.commit == 0
     assert outer.missing == []
     assert set(outer.versions) == {0}
@@ -55,9 +55,9 @@ def test_seeding_makes_commit_0(tmp_path: Path) -> None:
     hashes = outer.chunk_hashes(0)
     assert hashes is not None
     assert outer.state_hash() == state_hash(used.manifest, SLOTS, hashes)
-    assert outer.values(0).dtype == np.float32
+    assert values_of(outer, 0).dtype == np.float32
     with pytest.raises(ValueError, match="read-only"):
-        outer.values(0)[0] = 1
+        values_of(outer, 0)[0] = 1
 
 
 def test_local_buffers_are_not_in_it(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_local_buffers_are_not_in_it(tmp_path: Path) -> None:
     buffer = filled(used)
     tensor(used, buffer, "mine")[:] = 99
     second = OuterState.create(tmp_path / "b", used, SLOTS, RUN)
-    publish.seed_from_snapshot(second, used, buffer)
+    publish.seed_from_snapshot(second, buffer)
     assert first.state_hash() == second.state_hash()
 
 
@@ -303,7 +303,7 @@ def test_equal_records_never_share_a_place(tmp_path: Path) -> None:
     """Chunks of zeros have one hash; a fallback must not take the place that another chunk owns."""
     used = layout(50)
     outer = OuterState.create(tmp_path, used, SLOTS, RUN)
-    publish.seed_from_snapshot(outer, used, memoryview(bytearray(used.buffer_bytes)))
+    publish.seed_from_snapshot(outer, memoryview(bytearray(used.buffer_bytes)))
     for _ in range(3):
         for chunk in range(5):
             outer.put(chunk, 0, bytes(record_bytes(used, SLOTS, chunk)))

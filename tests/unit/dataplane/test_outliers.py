@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.dataplane.outliers import FACTOR, LARGEST_AVERAGE, LARGEST_CONTRIBUTION, outliers
+from atoll.node.dataplane.outliers import FACTOR, LARGEST_AVERAGE, LARGEST_CONTRIBUTION, Outlier, above, limits
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.codecs import kernels
 from atoll.protocol.codecs.table import CODECS
@@ -27,6 +27,12 @@ from tests.harness.data_plane import apply_all, filled, layout, seeded, sync_dat
 from tests.harness.fuzzing import fuzz
 
 Floats = npt.NDArray[np.float32]
+
+
+def outliers(norms: list[float], base_norm: float, last_norm: Callable[[], float]) -> tuple[Outlier, ...]:
+    """Of contributions to a trainable chunk."""
+    held_against = limits(norms, base_norm, last_norm, num_others=2, largest=LARGEST_CONTRIBUTION)
+    return above(norms, held_against, LARGEST_CONTRIBUTION)
 
 
 def places(norms: list[float], base: float = 0.0, last: float = 0.0) -> list[int]:

@@ -13,7 +13,7 @@ from atoll.node.dataplane import snapshot
 from atoll.node.dataplane.chunk_store import ChunkRecord
 from atoll.node.dataplane.outer_state import OuterState, PinnedChunk
 from atoll.node.dataplane.payload_log import PayloadLog
-from atoll.node.dataplane.rebuild import oldest, put_aside, rebuild, record_at
+from atoll.node.dataplane.rebuild import Rebuilder
 from atoll.node.dataplane.snapshot import SnapshotFile, Snapshots
 from atoll.protocol.errors import StateError
 from atoll.protocol.layout import Layout, state_hash
@@ -58,8 +58,12 @@ class Site:
         self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, 32)
         self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN)
         self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN)
-        rebuild(self.outer, self.log, self.snapshots, OPTIMIZER)
+        self.rebuilder.rebuild()
         return self.outer
+
+    @property
+    def rebuilder(self) -> Rebuilder:
+        return Rebuilder(self.outer, self.log, self.snapshots, OPTIMIZER)
 
     def assert_is(self, commit: int) -> None:
         assert self.outer.commit == commit
@@ -187,20 +191,19 @@ def test_damage_is_found_by_the_own_hash_until_the_next_commit_and_an_older_reco
     assert site.outer.damaged() == [1]
     site.commit()  # computed from the damaged values: it has its own hash
     assert site.outer.damaged() == []
-    where = site.outer, site.log, site.snapshots, OPTIMIZER
-    assert record_at(*where, chunk=1, commit=2) == site.records[2][1]
+    assert site.rebuilder.record_at(chunk=1, commit=2) == site.records[2][1]
     with pytest.raises(StateError):
-        record_at(*where, chunk=1, commit=4)
+        site.rebuilder.record_at(chunk=1, commit=4)
     site.outer.forget(1)
     assert site.outer.missing == [1]
     assert site.outer.commit is None
-    assert rebuild(*where) == 3
+    assert site.rebuilder.rebuild() == 3
 
 
 def test_a_record_is_of_its_commit_though_the_next_one_is_applied_meanwhile(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where, pinned = (site.outer, site.log, site.snapshots, OPTIMIZER), site.outer.pinned
+    pinned = site.outer.pinned
     site.snapshot().commit()
 
     def after_a_commit(chunk: int) -> AbstractContextManager[PinnedChunk]:
@@ -209,14 +212,13 @@ def test_a_record_is_of_its_commit_though_the_next_one_is_applied_meanwhile(
         return pinned(chunk)
 
     monkeypatch.setattr(site.outer, "pinned", after_a_commit)
-    assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
+    assert site.rebuilder.record_at(chunk=1, commit=1) == site.records[1][1]
 
 
 def test_a_record_is_found_in_the_middle_of_the_next_commit(site: Site) -> None:
     site.commit()
     site.outer.apply(0, payloads(site.outer)[0], update_of(2))
-    where = site.outer, site.log, site.snapshots, OPTIMIZER
-    assert record_at(*where, chunk=1, commit=1) == site.records[1][1]
+    assert site.rebuilder.record_at(chunk=1, commit=1) == site.records[1][1]
 
 
 def test_a_record_is_found_while_another_thread_takes_snapshots_away(
@@ -241,8 +243,7 @@ def test_a_record_is_found_while_another_thread_takes_snapshots_away(
 
     def while_it_is_read(path: Path, missing_ok: bool = False) -> None:
         if not readers:
-            where = site.outer, site.log, site.snapshots, OPTIMIZER
-            readers.append(pool.submit(record_at, *where, chunk=1, commit=1))
+            readers.append(pool.submit(site.rebuilder.record_at, chunk=1, commit=1))
             assert is_reading.wait(5)
         unlink(path, missing_ok=missing_ok)
 
@@ -289,7 +290,7 @@ def test_putting_together_does_not_list_all_chunks_for_each_chunk(
 
 
 def aside(site: Site, commit: int, expected: bytes = b"") -> bytes:
-    return put_aside(site.outer, site.log, site.snapshots, OPTIMIZER, commit=commit, expected=expected)
+    return site.rebuilder.put_aside(commit, expected)
 
 
 def hash_at(site: Site, commit: int) -> bytes:
@@ -319,7 +320,7 @@ def test_a_state_that_turns_out_otherwise_is_not_kept(site: Site) -> None:
 
 def test_a_commit_before_the_oldest_snapshot_is_out_of_reach_and_the_oldest_is_known(site: Site) -> None:
     site.commit(2).snapshot().commit(2).snapshot().commit()
-    assert oldest(site.outer, site.log, site.snapshots) == 2
+    assert site.rebuilder.oldest() == 2
     with pytest.raises(StateError, match="no snapshot here is as old as commit 1"):
         aside(site, 1)
     site.assert_is(5)

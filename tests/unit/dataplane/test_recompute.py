@@ -78,7 +78,7 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
             values = np.arange(72, dtype=np.uint8) if is_raw else floats(3, 9)
             payload = kernels.encode("raw" if is_raw else "fp32", values, dtype=dtype)
         outer.put(chunk.index, 0, record)
-        expected = updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer)).tobytes()
+        expected = updated(outer.layout, chunk.index, record, payload, update_of(1, optimizer))
         found = recomputed(
             role=chunk.role, dtype=spec.dtype, num_elements=9, settings=NESTEROV, record=record, payload=payload
         )

@@ -19,13 +19,25 @@ from atoll.node.dataplane import saved_model
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Reader
 from atoll.node.dataplane.saved_manifest import place_for
-from atoll.node.dataplane.saved_model import load_manifest, restore, save
+from atoll.node.dataplane.saved_model import load_manifest, restore
 from atoll.protocol import disk
 from atoll.protocol.disk import exchange_names, sync_folder
 from atoll.protocol.errors import ConfigError, HostError, StateError
 from atoll.protocol.layout import Layout, Role
 from tests.harness.chunks import elements_of
-from tests.harness.data_plane import RUN, apply_all, filled, layout, manifest, payloads, seeded, tensor, update_of
+from tests.harness.data_plane import (
+    RUN,
+    apply_all,
+    filled,
+    layout,
+    manifest,
+    payloads,
+    save,
+    seeded,
+    tensor,
+    update_of,
+    values_of,
+)
 
 SLOTS = ("momentum",)
 INFO: dict[str, Any] = {"run_step": 40, "run_tokens": 2000, "settings": {"run_id": RUN, "seed": 3}}
@@ -60,7 +72,7 @@ def test_it_comes_back_to_the_bit(tmp_path: Path, used: Layout, outer: OuterStat
     assert saved.info["settings"] == INFO["settings"]
     assert load_manifest(folder) == saved
     other = fresh(tmp_path, used)
-    restore(folder, other, used)
+    restore(folder, other)
     assert other.commit == 0
     assert other.state_hash() == outer.state_hash(), "the hash covers no commit numbers"
 
@@ -74,7 +86,7 @@ def test_safetensors_reads_it(tmp_path: Path, used: Layout, outer: OuterState) -
         weight = file.get_tensor("weight")
         assert weight.shape == (30, 50)
         for chunk in (c for c in used.chunks if used.name_of(c.index) == "weight"):
-            assert weight.ravel()[elements_of(chunk)].tobytes() == outer.values(chunk.index).tobytes()
+            assert weight.ravel()[elements_of(chunk)].tobytes() == values_of(outer, chunk.index).tobytes()
         assert file.get_tensor("weight.scale").shape == ()
         assert file.get_tensor("zero").shape == (0, 4)
         assert file.get_tensor("count").dtype == np.int64
@@ -96,7 +108,7 @@ def test_a_tensor_has_its_elements_in_order_however_it_is_cut(tmp_path: Path, ch
     with safe_open(tmp_path / "model" / "model.safetensors", "np") as file:
         assert file.get_tensor("weight").tobytes() == tensor(used, filled(used), "weight").tobytes()
     other = fresh(tmp_path, used)
-    restore(tmp_path / "model", other, used)
+    restore(tmp_path / "model", other)
     assert other.state_hash() == outer.state_hash()
 
 
@@ -108,7 +120,7 @@ def test_averaged_buffers_are_rounded_in_the_model_and_exact_beside_it(
     halves = np.frombuffer(reader.read("mean", 0, 66), np.uint16)
     reader.close()
     (mean,) = (c.index for c in used.chunks if c.role is Role.BUFFER_MEAN)
-    exact = outer.values(mean)
+    exact = values_of(outer, mean)
     rounded = (halves.astype(np.uint32) << 16).view(np.float32)
     assert (rounded != exact).any()
     assert np.abs(rounded - exact).max() <= np.abs(exact).max() / 256
@@ -212,7 +224,7 @@ def test_a_kill_between_any_two_steps_leaves_a_model_that_every_reader_finds(
         for name in (folder, folder / "manifest.json"):
             assert load_manifest(name).commit in (2, commit - 1, commit)
         restored = fresh(tmp_path, used, name=f"fresh-{commit}")
-        restore(folder, restored, used)
+        restore(folder, restored)
         found.add(folder.exists())
     assert found == ({True} if can_exchange else {True, False}), "each state in between was seen"
     assert num_saved > 4
@@ -278,10 +290,10 @@ def test_a_state_between_commits_is_not_saved(tmp_path: Path, used: Layout, oute
 def test_another_model_chunk_size_or_optimizer_is_refused(tmp_path: Path, used: Layout, outer: OuterState) -> None:
     save(tmp_path / "model", outer, used, SLOTS, INFO)
     with pytest.raises(ConfigError, match="slots"):
-        restore(tmp_path / "model", fresh(tmp_path, used, ()), used)
+        restore(tmp_path / "model", fresh(tmp_path, used, ()))
     other = layout(333)
     with pytest.raises(ConfigError, match="chunk_elements"):
-        restore(tmp_path / "model", fresh(tmp_path, other, name="other"), other)
+        restore(tmp_path / "model", fresh(tmp_path, other, name="other"))
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "outer.safetensors"])
@@ -295,14 +307,14 @@ def test_damage_is_found_and_named(tmp_path: Path, used: Layout, outer: OuterSta
     for damaged in (bytes(data), whole[:-1], whole[:100], b"", b"\xff" * 8 + whole[8:], whole[:8] + b"[]" + whole[10:]):
         path.write_bytes(damaged)
         with pytest.raises(ConfigError, match=r"damaged|truncated|not a \.safetensors|lies outside|size"):
-            restore(folder, fresh(tmp_path, used), used)
+            restore(folder, fresh(tmp_path, used))
     header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,1e999]}}'
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     with pytest.raises(ConfigError, match=r"not a \.safetensors file"):
-        restore(folder, fresh(tmp_path, used), used)
+        restore(folder, fresh(tmp_path, used))
     path.unlink()
     with pytest.raises(ConfigError, match="not complete"):
-        restore(folder, fresh(tmp_path, used), used)
+        restore(folder, fresh(tmp_path, used))
 
 
 @pytest.mark.parametrize(

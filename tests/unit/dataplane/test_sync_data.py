@@ -17,7 +17,7 @@ from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import cut_out, elements_of
-from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor
+from tests.harness.data_plane import DTYPES, apply_all, filled, layout, payloads, seeded, sync_data, tensor, values_of
 
 
 def chunks_of(used: Layout, role: Role) -> list[int]:
@@ -46,7 +46,7 @@ def test_a_contribution_is_base_minus_local(tmp_path: Path, codec: str) -> None:
         spec = used.chunks[chunk]
         local = np.frombuffer(cut_out(snapshot, spec), np.float32)
         base = np.empty_like(local)
-        cast_base(outer.values(chunk), DTYPES[used.name_of(chunk)], base)
+        cast_base(values_of(outer, chunk), DTYPES[used.name_of(chunk)], base)
         assert data.contribution(chunk) == kernels.encode(codec, base - local) == data.contribution(chunk)
         assert len(data.contribution(chunk)) <= data.max_bytes(chunk) == max_encoded_bytes(codec, spec.num_elements)
         data.check(chunk, data.contribution(chunk))

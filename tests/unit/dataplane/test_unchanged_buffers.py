@@ -20,7 +20,7 @@ from atoll.protocol.errors import AverageError, InvalidMessage
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
-from tests.harness.data_plane import RUN, apply_all, tensor, update_of
+from tests.harness.data_plane import RUN, apply_all, tensor, update_of, values_of
 from tests.harness.fuzzing import damaged, fuzz
 
 LEAST = np.finfo(np.float32).min
@@ -58,14 +58,14 @@ def site(outer: OuterState, snapshot: memoryview, codec: str = "int8") -> SyncDa
 
 def seeded(folder: Path, first: memoryview) -> OuterState:
     outer = OuterState.create(folder, LAYOUT, ("momentum",), RUN)
-    publish.seed_from_snapshot(outer, LAYOUT, first)
+    publish.seed_from_snapshot(outer, first)
     return outer
 
 
 def received(outer: OuterState) -> memoryview:
     """A snapshot of workers that took the base and changed nothing."""
     snapshot = memoryview(bytearray(LAYOUT.buffer_bytes))
-    publish.publish_replace(outer, LAYOUT, snapshot)
+    publish.publish_replace(outer, snapshot)
     half = tensor(LAYOUT, snapshot, "half")
     cast_base(half.copy(), "BF16", half)
     return snapshot
@@ -106,11 +106,11 @@ def test_a_trainable_tensor_is_never_unchanged(tmp_path: Path) -> None:
     moved = received(outer)
     tensor(LAYOUT, moved, "weight")[:] -= np.float32(1)
     apply_all(outer, averaged([site(outer, moved)], [1]), 1)
-    before = outer.values(WEIGHT).copy()
+    before = values_of(outer, WEIGHT).copy()
     idle = site(outer, received(outer))
     assert peek_codec(idle.contribution(WEIGHT)) == "int8"
     apply_all(outer, averaged([idle, idle], [1, 2]), 2)
-    assert (outer.values(WEIGHT) != before).all()
+    assert (values_of(outer, WEIGHT) != before).all()
 
 
 @pytest.mark.parametrize("chunk", [WEIGHT])

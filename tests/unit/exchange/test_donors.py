@@ -48,7 +48,7 @@ def donors_of(
     known.donors = tuple(offered)
     header = Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=own, incarnation=1)
     return Donors(
-        known,
+        index=known,
         header=header,
         dialer=Dialer(None),
         counters=Counters(),
@@ -129,7 +129,7 @@ def test_the_only_donor_is_asked_again_after_a_rest(monkeypatch: pytest.MonkeyPa
 def test_donors_that_stay_busy_are_a_stall() -> None:
     async def main() -> None:
         donors = donors_of(1, [donor(2), donor(3)])
-        donors._pace = Pace(stall_s=0.2, slowest_bytes_per_s=1)
+        donors.pace = Pace(stall_s=0.2, slowest_bytes_per_s=1)
 
         async def fetch(client: DonorClient, batch: set[int]) -> None:
             raise NotYetError("6 requests are served here already")

@@ -131,7 +131,7 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted) as ended:
                 await PeerService(hub).exchange(None, context)
-            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._retained[1]._items)
+            return ended.value.args[0], sorted(chunk for _, _, chunk in hub._exchanges[1].retained._items)
 
     return asyncio.run(main())
 

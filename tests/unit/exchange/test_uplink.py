@@ -48,7 +48,7 @@ def test_without_an_exchange_all_frames_go_at_once() -> None:
         assert await begun(joiners) == [True] * MAX_REQUESTS
         for joiner in joiners:
             await joiner.finish()
-        assert (uplink.num_given, uplink.num_waiting) == (0, 0)
+        assert (uplink.num_given, len(uplink.waiting)) == (0, 0)
 
     asyncio.run(main())
 
@@ -120,7 +120,7 @@ def test_no_frame_waits_for_longer_than_its_limit() -> None:
                 joiner = Joiner(uplink, limit_s=0.001)
                 await joiner.begun.wait()
                 await joiner.finish()
-            assert (uplink.num_given, uplink.num_waiting) == (1, 0)
+            assert (uplink.num_given, len(uplink.waiting)) == (1, 0)
             await stuck.finish()
 
     asyncio.run(main())
@@ -138,7 +138,7 @@ def test_a_slow_receiver_does_not_keep_the_others_waiting() -> None:
             assert await begun(others) == [True, False], "one at a time, beside the slow one"
             for joiner in (slow, *others):
                 await joiner.finish()
-            assert (uplink.num_given, uplink.num_waiting) == (0, 0)
+            assert (uplink.num_given, len(uplink.waiting)) == (0, 0)
 
     asyncio.run(main())
 
@@ -154,13 +154,13 @@ def test_a_request_that_ends_gives_its_turn_to_the_next(granted: bool) -> None:
                 await first.finish()
                 if granted:
                     uplink.sent(EXCHANGE_BYTES_PER_DONOR_BYTE * SIZE)  # and it has not run since
-                    assert (uplink.num_given, uplink.num_waiting) == (1, 1)
+                    assert (uplink.num_given, len(uplink.waiting)) == (1, 1)
                 second.task.cancel()
                 await begun(joiners)
-                assert (uplink.num_given, uplink.num_waiting) == (0, 1)
+                assert (uplink.num_given, len(uplink.waiting)) == (0, 1)
             assert await begun(joiners) == [True, False, True]
             await third.finish()
-            assert (uplink.num_given, uplink.num_waiting) == (0, 0)
+            assert (uplink.num_given, len(uplink.waiting)) == (0, 0)
 
     asyncio.run(main())
 

@@ -361,7 +361,7 @@ def test_an_exchange_whose_state_a_rollback_takes_while_it_waits_to_begin_ends_n
 def at_commit_0(home: Home) -> DataPlane:
     plane = DataPlane(home, replace(SETTINGS, run_id=RUN, sync=SyncSettings(chunk_elements=400)), MANIFEST, 1)
     plane.attach_workers(DTYPES)
-    publish.seed_from_snapshot(plane.fresh_outer(), plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(plane.fresh_outer(), filled(plane.layout))
     return plane
 
 

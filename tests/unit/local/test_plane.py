@@ -46,7 +46,7 @@ def stopped_in_commit_1(home: Home, num_applied: int) -> int:
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     found = payloads(outer)
     logged(plane.log, outer, 1, found)
     chunks = [c.index for c in plane.layout.chunks[: plane.layout.num_sync_chunks]]
@@ -106,7 +106,7 @@ def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commi
     plane = DataPlane(home, settings, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     hashes = [outer.state_hash()]
     for number in (1, 2, 3):
         found = payloads(outer, (number,))
@@ -134,7 +134,7 @@ def test_what_is_shown_in_a_dispute_is_of_the_state_that_is_held_now(
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     wrong = outer.read(0).data
     asked = (Evidence.RECORD, 0, 0)
 
@@ -161,7 +161,7 @@ def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     with pytest.raises(StateError, match="the shared buffer holds, None"):
         asyncio.run(plane.publish(Difference(0, 0)))
     asyncio.run(plane.publish(Values(0)))
@@ -173,7 +173,7 @@ def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     asyncio.run(plane.publish(Values(2)))
     assert plane.publish_buffer is not None
     expected = memoryview(bytearray(plane.layout.buffer_bytes))
-    publish.publish_replace(outer, plane.layout, expected)
+    publish.publish_replace(outer, expected)
     assert plane.publish_buffer.view == expected, "values can be written whatever was there"
     with pytest.raises(StateError, match="the outer state is at commit 2"):
         asyncio.run(plane.publish(Values(1)))
@@ -185,7 +185,7 @@ def test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force(home
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.write_snapshot())
     held = plane.held()
     asyncio.run(plane.publish(Values(0)))
@@ -220,7 +220,7 @@ def test_work_that_waits_for_a_rollback_is_done_on_what_that_leaves(home: Home, 
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
     asyncio.run(plane.write_snapshot())
     asyncio.run(plane.apply(logged(plane.log, outer, 2, payloads(outer, (3,)))))
@@ -250,7 +250,7 @@ def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_writ
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     first = asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
     write, applied = safetensors_file.write, []
 
@@ -279,7 +279,7 @@ def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_writ
     saved_model.put_in_place(tmp_path / "model")
     assert plane.held() == (1 + num_later, applied[-1])
     found = OuterState.create(tmp_path / "found", plane.layout, outer.slots, RUN)
-    saved_model.restore(tmp_path / "model", found, plane.layout)
+    saved_model.restore(tmp_path / "model", found)
     assert found.state_hash() == first
     found.close()
     assert asyncio.run(plane.apply(logged(plane.log, outer, 2 + num_later, payloads(outer, (9,))))), "no place is held"
@@ -291,7 +291,7 @@ def test_a_model_that_cannot_be_written_where_it_shall_be_is_written_elsewhere(h
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="no place for a saved model"):
         asyncio.run(save_model(plane, 0, tmp_path / "file" / "model"))
@@ -308,7 +308,7 @@ def test_no_room_for_what_a_save_still_reads_fails_the_save_and_not_the_commit(
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     frozen = outer.freeze()
 
     def full(*args: Any) -> None:
@@ -346,7 +346,7 @@ def test_what_may_fill_a_disk_is_written_to_the_disk_of_the_home(tmp_path: Path)
     names.clear()
     outer = plane.fresh_outer()
     assert names == ["outer.chunks", "outer.index", "outer.json"]
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
     assert set(names[3:]) == {"commit-1.record"}
     names.clear()
@@ -361,7 +361,7 @@ def test_damage_that_a_snapshot_finds_is_mended_or_the_site_says_so(home: Home, 
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     if with_snapshot:
         asyncio.run(plane.write_snapshot())
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
@@ -386,7 +386,7 @@ def test_a_cancelled_commit_keeps_the_state_to_itself_until_its_thread_is_done(
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     record = logged(plane.log, outer, 1, payloads(outer))
     order, may_go_on, apply_chunk = list[str](), threading.Event(), plane._apply_chunk
 
@@ -429,7 +429,7 @@ def test_a_commit_that_is_cancelled_while_it_waits_for_a_snapshot_leaves_the_sna
     plane = DataPlane(home, settings, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.write_snapshot())
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
     record = logged(plane.log, outer, 2, payloads(outer, (2,)))
@@ -496,7 +496,7 @@ def test_a_snapshot_that_begins_during_a_rollback_does_not_bring_the_void_commit
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     seeded = plane.held()
     asyncio.run(plane.write_snapshot())
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
@@ -536,7 +536,7 @@ def test_damage_that_a_snapshot_finds_is_mended_while_a_commit_waits_for_it(
     plane = DataPlane(home, settings, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.write_snapshot())
     for number in (1, 2):
         asyncio.run(plane.apply(logged(plane.log, outer, number, payloads(outer, (number,)))))
@@ -548,7 +548,7 @@ def test_damage_that_a_snapshot_finds_is_mended_while_a_commit_waits_for_it(
     writer = plane.log.begin(3, 1, 0)
     for chunk, payload in found.items():
         writer.put(chunk, payload, payload_hash(payload))
-    writer.seal(False)
+    writer.seal()
     record = commit_record(3)
     record = replace(record, payload_digest=writer.digest(record))
     may_go_on, write = threading.Event(), plane.snapshots.write
@@ -588,7 +588,7 @@ def test_no_snapshot_is_made_of_a_state_that_is_distrusted(home: Home) -> None:
     plane = DataPlane(home, SETTINGS, manifest(), 2)
     plane.attach_workers(DTYPES)
     outer = plane.fresh_outer()
-    publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+    publish.seed_from_snapshot(outer, filled(plane.layout))
     asyncio.run(plane.write_snapshot())
 
     async def main() -> None:

@@ -54,7 +54,7 @@ async def commit(plane: DataPlane, number: int, truth: Truth, recorder: Recorder
     file = plane.log.begin(record.sync, record.term, record.attempt)
     for chunk, data in payloads(outer, (number, number + 50)).items():
         file.put(chunk, data, payload_hash(data))
-    file.seal(plane.settings.sync.fsync)
+    file.seal()
     record = replace(record, payload_digest=file.digest(record))
     truth.done.append((recorder.note(), record))
     truth.state_hashes.append(await plane.apply(record))
@@ -83,7 +83,7 @@ def a_run(folder: Path, settings: RunSettings, monkeypatch: pytest.MonkeyPatch) 
             plane.attach_workers(DTYPES)
             if plane.outer is None:
                 outer = plane.fresh_outer()
-                publish.seed_from_snapshot(outer, plane.layout, filled(plane.layout))
+                publish.seed_from_snapshot(outer, filled(plane.layout))
                 truth.state_hashes.append(outer.state_hash())
                 truth.chunk_hashes.append(outer.chunk_hashes(0) or [])
                 asyncio.run(plane.write_snapshot())

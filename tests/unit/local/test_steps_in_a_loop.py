@@ -142,7 +142,7 @@ class Writer:
     def digest(self, plan: Plan) -> bytes:
         return payload_digest(RUN, plan, [self._held[chunk].hash for chunk in self._chunks])
 
-    def seal(self, fsync: bool) -> None:
+    def seal(self) -> None:
         assert not self.missing()
 
 
@@ -332,7 +332,7 @@ def test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks(
     payloads = dp.payloads(there, codec="fp32")
     seed = {"the commit before": 0, "a state that is not the run's": 5}.get(starts_from)
     if seed is not None:
-        publish.seed_from_snapshot(here, layout, dp.filled(layout, seed))
+        publish.seed_from_snapshot(here, dp.filled(layout, seed))
     attested = [m.Attestation(commit=0, state_hash=there.state_hash())]
     record = dp.logged(log_there, there, 1, payloads)
     dp.apply_all(there, payloads, 1)

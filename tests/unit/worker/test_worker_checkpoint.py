@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -251,8 +252,8 @@ def test_a_process_that_dies_at_any_moment_of_a_write_leaves_one_that_can_be_loa
         at_death.append(tmp_path / f"moment-{len(at_death)}")
         shutil.copytree(folder, at_death[-1])
 
-    def pieces_of(pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        for piece in pieces:
+    def pieces_of(entry: safetensors_file.Entry) -> Iterator[safetensors_file.Buffer]:
+        for piece in entry.pieces:
             dies()
             yield piece
 
@@ -261,7 +262,7 @@ def test_a_process_that_dies_at_any_moment_of_a_write_leaves_one_that_can_be_loa
         patched.setattr(
             safetensors_file,
             "write",
-            lambda path, entries, pieces, about: write(path, entries, pieces_of(pieces), about),
+            lambda path, entries, about: write(path, [replace(e, pieces=pieces_of(e)) for e in entries], about),
         )
         patched.setattr(os, "fsync", lambda descriptor: dies())
         rank.write(2)
