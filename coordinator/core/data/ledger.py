@@ -21,8 +21,11 @@ KEPT = 0
 MAX_GRANTED = MAX_RANGES_OF_SITE // 2
 """Intervals of one lease that grants lead to: commits that list parts of them may split some, and all of it has to fit
 into one message."""
-MAX_RETURNED_TAKEN = 32
+RETURNED_TAKEN = 32
 """Intervals of returned positions in one grant, so that the lists of sites and of commits stay short."""
+RETURNED_SHARE = 16
+"""Of all of them, where these are more: else a site that leaves holes behind, again and again, makes the account longer
+than the others make it shorter."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,7 +115,7 @@ class Ledger:
         missing = min(wanted - lease.num_samples, MAX_POSITION - line.frontier)
         if missing <= 0:
             return
-        room = min(MAX_RETURNED_TAKEN, MAX_GRANTED - len(lease))
+        room = min(max(RETURNED_TAKEN, len(line.returned) // RETURNED_SHARE), MAX_GRANTED - len(lease))
         if room > 0 and line.returned:
             taken = line.returned.take(missing, room)
             lease.update(taken)

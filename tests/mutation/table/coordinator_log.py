@@ -190,6 +190,14 @@ MUTATIONS = (
         tests=("tests/unit/coordinator/test_ledger.py",),
     ),
     Mutation(
+        name="the account grows with the holes in it",
+        rule="holes that sites leave in the account are leased as fast as they come",
+        where="coordinator.core.data.ledger:Ledger.grant",
+        old="max(RETURNED_TAKEN, len(line.returned) // RETURNED_SHARE)",
+        new="RETURNED_TAKEN",
+        tests=("tests/unit/coordinator/test_ledger.py",),
+    ),
+    Mutation(
         name="a lease without bounds",
         rule="a lease fits into a message, however scattered what is open",
         where="coordinator.core.data.ledger:Ledger.grant",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.coordinator.core.data.ledger import KEPT, MAX_GRANTED, MAX_RETURNED_TAKEN, Ledger
+from atoll.coordinator.core.data.ledger import KEPT, MAX_GRANTED, RETURNED_SHARE, RETURNED_TAKEN, Ledger
 from atoll.coordinator.core.events import DoneRecord, LeaseRecord, LineRecord, Record
 from atoll.protocol import wire
 from atoll.protocol.errors import StateError
@@ -45,10 +45,16 @@ class Kept:
         return Ledger(self.lines.values(), self.done.values(), self.leases.values())
 
 
-def check(ledger: Ledger) -> None:
+def check_count(ledger: Ledger) -> None:
     line = ledger.lines[0]
     parts = [line.done, line.returned, *line.leases.values()]
     assert sum(part.num_samples for part in parts) == line.frontier, "done + leased + open = all that was ever leased"
+
+
+def check(ledger: Ledger) -> None:
+    check_count(ledger)
+    line = ledger.lines[0]
+    parts = [line.done, line.returned, *line.leases.values()]
     assert set().union(*map(positions, parts)) == set(range(line.frontier)), "and no position is in two of them"
     assert all(line.leases.values()), "holders of nothing are forgotten"
     assert set(ledger.kept) == {(0, site_id) for site_id, incarnation in line.leases if incarnation == KEPT}
@@ -125,10 +131,39 @@ def test_a_scattered_pool_does_not_make_an_endless_list() -> None:
     ledger.grant(0, (2, 1), 3000)
     held = ledger.held(0, (2, 1))
     assert held.num_samples == 3000
-    assert len(held) == MAX_RETURNED_TAKEN + 1
+    num_taken = 2000 // RETURNED_SHARE
+    assert len(held) == num_taken + 1
     assert ledger.lines[0].returned == Ranges(
-        DataRange(first=p, num_samples=1) for p in range(2 * MAX_RETURNED_TAKEN + 1, 4000, 2)
+        DataRange(first=p, num_samples=1) for p in range(2 * num_taken + 1, 4000, 2)
     )
+
+
+def test_of_a_few_scattered_positions_so_many_are_leased_at_once() -> None:
+    ledger = Ledger()
+    ledger.begin_line(0, 1 << 20)
+    ledger.grant(0, (1, 1), 400)
+    ledger.finish(0, (1, 1), [DataRange(first=p, num_samples=1) for p in range(0, 400, 2)])
+    ledger.give_back(0, (1, 1))
+    ledger.grant(0, (2, 1), 1000)
+    assert len(ledger.held(0, (2, 1))) == RETURNED_TAKEN + 1
+
+
+def test_holes_that_a_site_leaves_behind_again_and_again_do_not_make_the_account_longer_and_longer() -> None:
+    """It lists every second position of what it leases, leaves, and comes back; two others train on what they get."""
+    ledger, sizes = Ledger(), []
+    ledger.begin_line(0, 1 << 40)
+    for start in range(1, 101):
+        ledger.grant(0, (1, start), 1024)
+        largest = max(ledger.held(0, (1, start)), key=lambda r: r.num_samples)
+        ledger.finish(0, (1, start), [DataRange(first=p, num_samples=1) for p in range(largest.first, largest.end, 2)])
+        ledger.give_back(0, (1, start))
+        for site_id in (2, 3):
+            ledger.grant(0, (site_id, 1), 1000)
+            ledger.finish(0, (site_id, 1), ledger.held(0, (site_id, 1)).as_tuple())
+        sizes.append(len(ledger.lines[0].returned))
+        assert len(ledger.lines[0].done) <= sizes[-1] + 1024
+    assert sizes[-1] < 1.1 * sizes[50] < 10_000
+    check_count(ledger)
 
 
 def test_a_lease_always_fits_into_a_message() -> None:
