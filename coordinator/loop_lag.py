@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_left
 
 TICK_S = 0.01
 LEAST_S = 1e-4
-"""The first place; each of the next is a fifth larger."""
 GROWTH = 1.2
-NUM_PLACES = 80
-"""The last one is for whatever is later than three minutes."""
+PLACES_S = [*(LEAST_S * GROWTH**i for i in range(79)), math.inf]
+"""Each place is a fifth larger than the one before; the last one is for whatever is later than two minutes."""
 MOST_TICKS_MISSED = 20_000
 
 
@@ -22,7 +22,7 @@ class LoopLag:
     """Since its start. Memory and work are bounded whatever happens to the loop."""
 
     def __init__(self) -> None:
-        self._counts = [0] * NUM_PLACES
+        self._counts = [0] * len(PLACES_S)
         self.worst_s = 0.0
 
     async def run(self) -> None:
@@ -36,7 +36,7 @@ class LoopLag:
     def note(self, late_s: float) -> None:
         self.worst_s = max(self.worst_s, late_s)
         for missed in range(min(int(max(late_s, 0.0) / TICK_S), MOST_TICKS_MISSED) + 1):
-            self._counts[_place(late_s - missed * TICK_S)] += 1
+            self._counts[bisect_left(PLACES_S, late_s - missed * TICK_S)] += 1
 
     def within_s(self, share: float) -> float:
         """This share of ticks came at most so late; 0 if there was none."""
@@ -45,11 +45,5 @@ class LoopLag:
         for place, count in enumerate(self._counts):
             seen += count
             if count and seen >= wanted:
-                return min(LEAST_S * GROWTH**place, self.worst_s)
+                return min(PLACES_S[place], self.worst_s)
         return 0.0
-
-
-def _place(late_s: float) -> int:
-    if late_s <= LEAST_S:
-        return 0
-    return min(math.ceil(math.log(late_s / LEAST_S, GROWTH)), NUM_PLACES - 1)

@@ -53,7 +53,7 @@ async def serve(
         stack.callback(ticking.cancel)
         await server.start()
         stack.push_async_callback(server.stop)
-        admin = AdminServer(config.store_path, server=server)
+        admin = AdminServer(config.store_path, server.ask)
         await admin.start()
         stack.push_async_callback(admin.close)
         where = ""

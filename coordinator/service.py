@@ -3,57 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import (
-    Answer,
-    CloseStream,
-    CommitsRead,
-    Event,
-    EvictAsked,
-    LetInAsked,
-    Output,
-    Persist,
-    ReadCommits,
-    ReadManifest,
-    Recompute,
-    Report,
-    ResetAsked,
-    RollbackAsked,
-    Send,
-    StopAsked,
-    StreamClosed,
-    StreamOpened,
-    Tick,
-)
+from atoll.coordinator.core import events as e
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
-from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.core.view.document import RunView
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.store import RESTORE, Store
 from atoll.coordinator.streams import MAX_MESSAGE_BYTES, Bodies, Stream
-from atoll.protocol import (
-    PROTOCOL_VERSION,
-    addresses,
-    descriptors,
-    messages,
-    transport,
-)
+from atoll.protocol import PROTOCOL_VERSION, addresses, descriptors, messages, transport
 from atoll.protocol.errors import StateError
 from atoll.protocol.machine import REAL, Machine
 from atoll.protocol.settings import RunSettings, settings_to_json
 from atoll.protocol.v1 import session_pb2
 
+T = TypeVar("T")
 log = logging.getLogger("atoll.coordinator")
 
 SERVICE = "atoll.protocol.v1.CoordinatorService"
@@ -101,15 +77,12 @@ class CoordinatorServer:
         self._keeping_since: float | None = None
         self._streams: dict[int, Stream] = {}
         self._bodies = Bodies()
-        self._asked: dict[int, asyncio.Future[str]] = {}  # requests of people, not answered yet
-        self._num_asked = 0
-        self._num_streams = 0
+        self._asked: dict[int, asyncio.Future[e.Answer]] = {}  # requests of people, not answered yet
+        self._numbers = itertools.count(1)  # of streams and requests
         self._stopping = False
         self.loop_lag: LoopLag | None = None
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
-        self._events: asyncio.Queue[tuple[Event, Stream | None] | None] = asyncio.Queue()
-        self._reading: asyncio.Task[None] | None = None
-        self._computing: asyncio.Task[None] | None = None
+        self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
         self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
@@ -161,8 +134,8 @@ class CoordinatorServer:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now)):
                     item = await self._events.get()
             except TimeoutError:
-                item = (Tick(), None)
-            batch: list[tuple[Event, Stream | None]] = []
+                item = (e.Tick(), None)
+            batch: list[tuple[e.Event, Stream | None]] = []
             while item is not None:
                 batch.append(item)
                 if self._events.empty() or len(batch) == MAX_BATCH:
@@ -171,7 +144,7 @@ class CoordinatorServer:
             try:
                 async with self._deciding:
                     self._keep_view()
-                    await self._execute(self._core.handle_all([event for event, _ in batch], self._loop.time()))
+                    await self._execute(self._core.handle([event for event, _ in batch], self._loop.time()))
             finally:
                 for _, stream in batch:
                     if stream is not None:
@@ -186,46 +159,29 @@ class CoordinatorServer:
         self._stopping = True
         self._events.put_nowait(None)
         await self._health.enter_graceful_shutdown()
-        for answer in self._asked.values():
-            if not answer.done():
-                answer.set_result("the coordinator was told to end before that was decided; ask again when it is back")
+        for request in self._asked:
+            why = "the coordinator was told to end before that was decided; ask again when it is back"
+            self._answer(e.Answer(request, why))
         for stream in self._streams.values():
             stream.put(None)
         if self._server is not None:
             await self._server.stop(STOP_GRACE_S)
 
-    def ask_to_stop(self, reason: str) -> None:
-        """The run ends with the sync that is open."""
-        self._events.put_nowait((StopAsked(reason), None))
-
-    def ask_to_roll_back(self, reason: str) -> None:
-        """Commits that nobody who is here can reach are given up."""
-        self._events.put_nowait((RollbackAsked(reason), None))
-
-    async def go_back(self, commit: int, reason: str) -> str:
-        """To `commit`, however many have passed it. Why the run does not; empty once it has."""
-        return await self._ask(lambda request: RollbackAsked(reason, to=commit, request=request))
-
-    async def evict(self, name: str, reason: str, *, keep_out: bool) -> str:
-        """Why that cannot be done; empty if it is. So do the next two."""
-        return await self._ask(lambda request: EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request))
-
-    async def let_in(self, name: str) -> str:
-        return await self._ask(lambda request: LetInAsked(name=name, request=request))
-
-    async def reset(self, reason: str) -> str:
-        return await self._ask(lambda request: ResetAsked(reason=reason, request=request))
-
-    async def _ask(self, event: Callable[[int], Event]) -> str:
-        self._num_asked += 1
-        request = self._num_asked
-        answer: asyncio.Future[str] = self._loop.create_future()
+    async def ask(self, asked: e.Asked) -> e.Answer:
+        """What a person wants, and what comes of it, once that is kept."""
+        request = next(self._numbers)
+        answer: asyncio.Future[e.Answer] = self._loop.create_future()
         self._asked[request] = answer
         try:
-            self._events.put_nowait((event(request), None))
+            self._events.put_nowait((replace(asked, request=request), None))
             return await answer
         finally:
             del self._asked[request]
+
+    def _answer(self, answer: e.Answer) -> None:
+        asked = self._asked.get(answer.request)
+        if asked is not None and not asked.done():
+            asked.set_result(answer)
 
     async def document(self, *, data_ranges: bool = False) -> dict[str, Any]:
         """The run for people and programs, as on /status.json; of decisions only what is kept. While the store is
@@ -261,55 +217,51 @@ class CoordinatorServer:
 
     # --- outputs
 
-    async def _execute(self, outputs: list[Output]) -> None:
+    async def _execute(self, outputs: list[e.Output]) -> None:
         for output in outputs:
             match output:
-                case Persist(records):
+                case e.Persist(records):
                     now = self._machine.wall_time()
                     self._keeping_since = self._loop.time()
                     await asyncio.to_thread(self._store.persist, self._term, records, now)
                     self._keeping_since = None
                     for record in records:
-                        commit = getattr(record, "commit", None)
-                        if isinstance(commit, messages.Commit):
-                            self._commit_times[commit.commit] = now
-                            self._commit_times.pop(commit.commit - messages.MAX_LOG_COMMITS, None)
-                case Send(number, messages.Sources() as sources):
+                        if isinstance(record, e.CommitRecord):
+                            self._commit_times[record.commit.commit] = now
+                            self._commit_times.pop(record.commit.commit - messages.MAX_LOG_COMMITS, None)
+                case e.Send(number, messages.Sources() as sources):
                     if number in self._streams:
                         await self._streams[number].say_sources(sources)
-                case Send(number, message):
+                case e.Send(number, message):
                     if number in self._streams:
                         self._streams[number].say(message, self._bodies)
-                case CloseStream(number, _):
+                case e.CloseStream(number, _):
                     if number in self._streams:
                         self._streams[number].put(None)
-                case Answer(request, problem):
-                    if request in self._asked and not self._asked[request].done():
-                        self._asked[request].set_result(problem)
-                case Report(level, text):
+                case e.Answer():
+                    self._answer(output)
+                case e.Report(level, text):
                     log.log(level, "%s", text)
-                case ReadCommits(first=first, last=last):
+                case e.ReadCommits(first=first, last=last):
                     commits, attestations = await asyncio.to_thread(self._store.read_commits, first, last)
-                    read = CommitsRead(commits=commits, attestations=attestations)
+                    read = e.CommitsRead(commits=commits, attestations=attestations)
                     self._events.put_nowait((read, None))
-                case ReadManifest():
-                    self._reading = asyncio.create_task(self._read_manifest(output))  # one at a time
-                case Recompute():
-                    self._computing = asyncio.create_task(self._recompute(output))  # another one is of a later dispute
+                case e.ReadManifest():  # one at a time
+                    self._compute(manifests.read, output)
+                case e.Recompute():  # another one is of a later dispute
+                    self._compute(evidence.recompute, output)
 
-    async def _read_manifest(self, asked: ReadManifest) -> None:
-        self._events.put_nowait((await asyncio.to_thread(manifests.read, asked), None))
-
-    async def _recompute(self, asked: Recompute) -> None:
-        self._events.put_nowait((await asyncio.to_thread(evidence.recompute, asked), None))
+    def _compute(self, event_of: Callable[[T], e.Event], asked: T) -> None:
+        """In a thread, while other events are handled."""
+        done = self._loop.run_in_executor(None, event_of, asked)
+        done.add_done_callback(lambda done: self._events.put_nowait((done.result(), None)))
 
     # --- streams
 
     async def _session(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        self._num_streams += 1
-        stream = Stream(self._num_streams)
+        stream = Stream(next(self._numbers))
         self._streams[stream.number] = stream
-        self._events.put_nowait((StreamOpened(stream.number), None))
+        self._events.put_nowait((e.StreamOpened(stream.number), None))
         header = messages.Header(protocol_version=PROTOCOL_VERSION, run_id=self.settings.run_id, term=self._term)
         reader = asyncio.create_task(stream.read(requests, lambda event: self._events.put_nowait((event, stream))))
         writer = asyncio.create_task(stream.write(context, header))
@@ -323,7 +275,7 @@ class CoordinatorServer:
                 await asyncio.wait((writer, stream.cut_off), timeout=STOP_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._streams[stream.number]
-            self._events.put_nowait((StreamClosed(stream.number, reason), None))
+            self._events.put_nowait((e.StreamClosed(stream.number, reason), None))
             stuck = not writer.done()
             for task in (reader, writer):
                 task.cancel()

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from atoll.protocol import pages
@@ -48,16 +48,12 @@ class StatusPage:
         if path == "/healthz":  # this process lives, whatever its store does
             return pages.text(200, "ok")
         if path == "/status.json":
-            body = await asyncio.to_thread(_as_json, await self._document())
+            body = (await asyncio.to_thread(json.dumps, await self._document())).encode()
             return pages.Answer(200, "application/json", body, self._headers)
         if path == "/metrics":
             body = await asyncio.to_thread(metrics, await self._document())
             return pages.Answer(200, PROMETHEUS_TEXT, body, self._headers)
         return pages.text(404, "there are /, /status.json, /metrics and /healthz")
-
-
-def _as_json(document: Document) -> bytes:
-    return json.dumps(document).encode()
 
 
 def load_page() -> tuple[bytes, str]:
@@ -76,17 +72,12 @@ def load_page() -> tuple[bytes, str]:
 
 def metrics(document: Document) -> bytes:
     """The document in the text format of Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(_Collector(document))
-    return generate_latest(registry)
+    return generate_latest(_Collector(document))
 
 
 class _Collector:
     def __init__(self, document: Document) -> None:
         self._document = document
-
-    def describe(self) -> Iterable[Metric]:
-        return []
 
     def collect(self) -> Iterable[Metric]:
         d = self._document
@@ -100,13 +91,14 @@ class _Collector:
         for name in ("waiting", "training", "syncing", "paused", "finished"):
             states.add_metric([name], float(d["state_kind"] == name))
         yield states
+        attempt = d["sync"]["attempt"] if d["sync"] else 0
         for name, text, value in (
             ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
             ("atoll_commit", "Newest commit.", d["last_commit"]),
             ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
             ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),
             ("atoll_store_stuck_seconds", "How long the store has kept a decision waiting.", d["store_stuck_s"]),
-            ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", _attempt(d)),
+            ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", attempt),
         ):
             yield GaugeMetricFamily(name, text, value)
         for key, name, text in (
@@ -170,8 +162,3 @@ class _Collector:
             for site in sites:
                 counter.add_metric([site["name"]], site[key])
             yield counter
-
-
-def _attempt(document: Document) -> int:
-    sync = document["sync"]
-    return int(sync["attempt"]) if sync else 0

@@ -319,8 +319,6 @@ class RefusedKind(IntEnum):
 class Refused:
     kind: RefusedKind
     text: str = bounded(4096)
-    theirs: str = bounded(4096, "")
-    ours: str = bounded(4096, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

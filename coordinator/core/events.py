@@ -57,11 +57,15 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
+# --- what a person asks for. A `request` that is not 0 is answered; no other one has the number.
+
+
 @dataclass(frozen=True, slots=True)
 class StopAsked:
     """End the run with the sync that is open now."""
 
     reason: str
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,6 @@ class RollbackAsked:
     reason: str
     to: int | None = None
     request: int = 0
-    """Answered if it is not 0; no other request has the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class EvictAsked:
     name: str
     reason: str
     keep_out: bool
-    request: int
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ class LetInAsked:
     """A site that is kept out may come back."""
 
     name: str
-    request: int
+    request: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,10 @@ class ResetAsked:
     """Before training: the model and the starting state are taken back."""
 
     reason: str
-    request: int
+    request: int = 0
+
+
+Asked = StopAsked | RollbackAsked | EvictAsked | LetInAsked | ResetAsked
 
 
 # --- records
@@ -327,7 +333,7 @@ class ManifestRead:
 class Recomputed:
     """The answer to Recompute."""
 
-    request: int
+    of: Recompute
     chunk_hash: bytes
     """Of the new record."""
     problem: str = ""
@@ -335,8 +341,8 @@ class Recomputed:
 
 
 Event = (
-    StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | StopAsked | RollbackAsked | EvictAsked
-    | LetInAsked | ResetAsked | CommitsRead | ManifestRead | Recomputed
+    StreamOpened | StreamClosed | Received | Malformed | Garbled | Tick | Asked | CommitsRead | ManifestRead
+    | Recomputed
 )  # fmt: skip
 
 
@@ -395,7 +401,6 @@ class ReadManifest:
 class Recompute:
     """`evidence.recompute` away from the event loop: a chunk takes a second. Recomputed answers."""
 
-    request: int
     role: Role
     dtype: str
     num_elements: int
@@ -411,6 +416,8 @@ class Answer:
     request: int
     problem: str
     """Empty: it is done."""
+    found: str = ""
+    """How the run stood: that it was over already, or why it was paused."""
 
 
 Output = Persist | Send | CloseStream | Report | ReadCommits | ReadManifest | Recompute | Answer

@@ -10,26 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
-from atoll.coordinator.core.events import (
-    AbandonRecord,
-    AttestationRecord,
-    CommitRecord,
-    DoneRecord,
-    ExclusionRecord,
-    ForgetRecord,
-    KeptOutRecord,
-    LeaseRecord,
-    LetInRecord,
-    LineRecord,
-    ManifestRecord,
-    OpenRecord,
-    PlanRecord,
-    Record,
-    ResetRecord,
-    RollbackRecord,
-    SiteRecord,
-    WeightsRecord,
-)
+from atoll.coordinator.core import events as e
 from atoll.protocol.settings import RunSettings, settings_to_json
 
 KEPT_EXCLUSIONS = 32
@@ -60,7 +41,7 @@ class LossRecord:
     median_loss: float
 
 
-Row = Record | RunRecord | LossRecord
+Row = e.Record | RunRecord | LossRecord
 R = TypeVar("R")
 
 
@@ -72,46 +53,45 @@ class Key(NamedTuple):
     name: str = ""
 
 
-KINDS: dict[str, type[Row]] = {
-    cls.__name__.removesuffix("Record").lower(): cls for cls in (*get_args(Record), RunRecord, LossRecord)
-}
-_KIND_OF: dict[type[Any], str] = {cls: kind for kind, cls in KINDS.items()}
-HISTORY = (CommitRecord, AttestationRecord)
-_OF_ONE_SYNC = (OpenRecord, PlanRecord, WeightsRecord)
-_OF_ONE_START = (ManifestRecord, SiteRecord, AttestationRecord, LineRecord, DoneRecord, LeaseRecord)
+HISTORY = (e.CommitRecord, e.AttestationRecord)
+_OF_ONE_SYNC = (e.OpenRecord, e.PlanRecord, e.WeightsRecord)
+_OF_ONE_START = (e.ManifestRecord, e.SiteRecord, e.AttestationRecord, e.LineRecord, e.DoneRecord, e.LeaseRecord)
 Keys = Callable[[str], Iterable[Key]]
 """All keys of a kind that there are."""
 
 
 def kind_of(cls: type[Any]) -> str:
     """The name of a record's class in the store."""
-    return _KIND_OF[cls]
+    return cls.__name__.removesuffix("Record").lower()
+
+
+KINDS: dict[str, type[Row]] = {kind_of(cls): cls for cls in (*get_args(e.Record), RunRecord, LossRecord)}
 
 
 def key_of(record: Row) -> Key:
     """A later record of the same key replaces this one."""
     kind = kind_of(type(record))
     match record:
-        case SiteRecord():
+        case e.SiteRecord():
             return Key(kind, site_id=record.site_id)
-        case PlanRecord():
+        case e.PlanRecord():
             return Key(kind, record.plan.attempt)
-        case WeightsRecord():
+        case e.WeightsRecord():
             return Key(kind, record.attempt)
-        case CommitRecord():
+        case e.CommitRecord():
             return Key(kind, record.commit.commit)
-        case AttestationRecord() | LossRecord():
+        case e.AttestationRecord() | LossRecord():
             return Key(kind, record.commit)
-        case LineRecord() | DoneRecord():
+        case e.LineRecord() | e.DoneRecord():
             return Key(kind, record.line)
-        case LeaseRecord():
+        case e.LeaseRecord():
             return Key(kind, record.line, record.site_id, str(record.incarnation))
-        case RollbackRecord():
+        case e.RollbackRecord():
             return Key(kind, record.branch)
-        case ExclusionRecord():
+        case e.ExclusionRecord():
             return Key(kind, record.sync, record.site_id)
-        case KeptOutRecord() | LetInRecord():
-            return Key(kind_of(KeptOutRecord), name=record.name)
+        case e.KeptOutRecord() | e.LetInRecord():
+            return Key(kind_of(e.KeptOutRecord), name=record.name)
         case _:
             return Key(kind)
 
@@ -126,9 +106,9 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
     ended: list[Key] = []
     made: dict[Key, Row | None] = {own: record}
     match record:
-        case OpenRecord():
-            ended = all_of(PlanRecord, WeightsRecord)
-        case CommitRecord():
+        case e.OpenRecord():
+            ended = all_of(e.PlanRecord, e.WeightsRecord)
+        case e.CommitRecord():
             ended = all_of(*_OF_ONE_SYNC)
             if record.median_loss is not None:
                 point = LossRecord(
@@ -142,19 +122,19 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
                     points = all_of(LossRecord)
                     kept = set(thinned(sorted(key.number for key in points)))
                     ended += [key for key in points if key.number not in kept]
-        case AbandonRecord():
+        case e.AbandonRecord():
             ended = all_of(*_OF_ONE_SYNC)
-        case RollbackRecord():
+        case e.RollbackRecord():
             ended = [Key(kind_of(cls), n) for cls in (*HISTORY, LossRecord) for n in record.voided]
-        case ForgetRecord(site_ids=gone):
-            ended = [key for key in all_of(SiteRecord, ExclusionRecord) if key.site_id in gone]
-            ended += [key for key in all_of(LineRecord, DoneRecord, LeaseRecord) if key.number in gone]
-        case ExclusionRecord():
-            newest = sorted({own, *all_of(ExclusionRecord)})
+        case e.ForgetRecord(site_ids=gone):
+            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.site_id in gone]
+            ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]
+        case e.ExclusionRecord():
+            newest = sorted({own, *all_of(e.ExclusionRecord)})
             ended = [key for key in newest[:-KEPT_EXCLUSIONS] if key.number < record.sync]
-        case ResetRecord():
+        case e.ResetRecord():
             ended = all_of(*_OF_ONE_START)
-        case LetInRecord() | LeaseRecord(ranges=()):
+        case e.LetInRecord() | e.LeaseRecord(ranges=()):
             made[own] = None
     return made | dict.fromkeys(ended)
 
@@ -188,8 +168,8 @@ class Persisted:
     @property
     def last_sync(self) -> int:
         """The highest sync number ever used; 0 if none was."""
-        opened, abandoned = self.one(OpenRecord), self.one(AbandonRecord)
-        used = [record.commit.sync for record in self.all(CommitRecord)[-1:]]
+        opened, abandoned = self.one(e.OpenRecord), self.one(e.AbandonRecord)
+        used = [record.commit.sync for record in self.all(e.CommitRecord)[-1:]]
         used += [opened.open.sync] if opened is not None else []
         used += [abandoned.sync] if abandoned is not None else []
         return max(used, default=0)
@@ -197,13 +177,13 @@ class Persisted:
     @property
     def last_site_id(self) -> int:
         """The highest ever given when sites were forgotten; those that are here may have higher ones."""
-        found = (self.one(ForgetRecord), self.one(ResetRecord))
+        found = (self.one(e.ForgetRecord), self.one(e.ResetRecord))
         return max((record.last_site_id for record in found if record is not None), default=0)
 
     def newest(self, settings: RunSettings) -> Persisted:
         """What a start reads of all that is kept: without the commits that are older than the log, and with settings
         that are whole. Those that were stored may lack some that are newer."""
-        commits = (key.number for key in self.records if key.kind == kind_of(CommitRecord))
+        commits = (key.number for key in self.records if key.kind == kind_of(e.CommitRecord))
         oldest = max(commits, default=0) - settings.sync.log_commits
         kept = {k: r for k, r in self.records.items() if not isinstance(r, HISTORY) or k.number > oldest}
         return replace(self, run=replace(self.run, settings_json=settings_to_json(settings)), records=kept)

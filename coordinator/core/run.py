@@ -7,31 +7,8 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.data.ledger import Ledger
-from atoll.coordinator.core.events import (
-    AbandonRecord,
-    CloseStream,
-    DoneRecord,
-    ExclusionRecord,
-    FinishedRecord,
-    KeptOutRecord,
-    LeaseRecord,
-    LetInRecord,
-    LineRecord,
-    ManifestRecord,
-    OpenRecord,
-    Outbox,
-    Output,
-    PlanRecord,
-    Record,
-    Report,
-    ResetRecord,
-    RollbackRecord,
-    Send,
-    SiteRecord,
-    StopRecord,
-    WeightsRecord,
-)
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
@@ -51,6 +28,9 @@ from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
 
+Refusal = tuple[m.RefusedKind, str]
+"""Why a site does not come in: what, both values, what to do."""
+
 
 class Run:
     """Mutable state of one run and one start of the coordinator.
@@ -69,47 +49,45 @@ class Run:
         self.log = CommitLog(
             persisted, settings.sync.log_commits, parent.get("run_step", 0), parent.get("run_tokens", 0)
         )
-        sites = persisted.all(SiteRecord)
+        sites = persisted.all(e.SiteRecord)
         self.members = Membership(sites, persisted.last_site_id, now, self.limits.lease_s)
         self.now = now
-        self.manifest: ManifestRecord | None = None
+        self.manifest: e.ManifestRecord | None = None
         self.chunk_sizes = ChunkSizes()
         self.state_bytes = 0  # of the model's values at each site
-        if (manifest := persisted.one(ManifestRecord)) is not None:
+        if (manifest := persisted.one(e.ManifestRecord)) is not None:
             self.set_manifest(manifest, ChunkSizes.of(manifest.manifest, settings.sync))
         self.offers = Offers()
-        self.ledger = Ledger(persisted.all(LineRecord), persisted.all(DoneRecord), persisted.all(LeaseRecord))
+        self.ledger = Ledger(persisted.all(e.LineRecord), persisted.all(e.DoneRecord), persisted.all(e.LeaseRecord))
         for record in sites:
-            site = self.members.sites[record.name]
-            site.conduct.restored(record, now=now, lease_s=self.limits.lease_s)
-            if site.live:
+            if (site := self.members.sites[record.name]).live:
                 site.counts_from(self.log.contributed_at_step(site.site_id, site.incarnation))
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
         self.sync: Sync | None = None
-        self.finished: FinishedRecord | None = persisted.one(FinishedRecord)
-        if (opened := persisted.one(OpenRecord)) is not None and self.finished is None:
+        self.finished: e.FinishedRecord | None = persisted.one(e.FinishedRecord)
+        if (opened := persisted.one(e.OpenRecord)) is not None and self.finished is None:
             live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
-            plans, weights = persisted.all(PlanRecord), persisted.all(WeightsRecord)
+            plans, weights = persisted.all(e.PlanRecord), persisted.all(e.WeightsRecord)
             self.sync = Sync(opened, now, plans=plans, weights=weights, live=live)
             here = {s.site_id for s in self.members.live()}
             for site_id in set(opened.expected) - here:  # it has left since, and may be forgotten
                 self.sync.unexpect(site_id)
-        abandoned, stop = persisted.one(AbandonRecord), persisted.one(StopRecord)
+        abandoned, stop = persisted.one(e.AbandonRecord), persisted.one(e.StopRecord)
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
         self.stop_reason = stop.reason if stop is not None else ""
-        self.kept_out = {r.name: r for r in persisted.all(KeptOutRecord)}
+        self.kept_out = {r.name: r for r in persisted.all(e.KeptOutRecord)}
         for name, kept_out in self.kept_out.items():
             if (unwanted := self.members.sites.get(name)) is not None:
                 unwanted.is_gone(f"kept out: {kept_out.reason}")
-        reset = persisted.one(ResetRecord)
+        reset = persisted.one(e.ResetRecord)
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
-        self.rollbacks = list(persisted.all(RollbackRecord))
-        excluded = persisted.all(ExclusionRecord)
+        self.rollbacks = list(persisted.all(e.RollbackRecord))
+        excluded = persisted.all(e.ExclusionRecord)
         self.left_out = LeftOut(excluded, self.log.records)
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
@@ -117,16 +95,15 @@ class Run:
         self.reads_commits = False  # older ones than the log has are being read from the store
         self.waits: tuple[Wait, ...] = ()  # what is waited for; the first one with a reason is shown
         self.dispute: Dispute | None = None
-        self.num_recomputed = 0  # chunks, to settle disputes
         self.num_wrong_states = 0
         self.num_refused = 0
         self.num_malformed = 0
         self.num_evicted = 0
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
-        self.out = Outbox()
+        self.out = e.Outbox()
 
-    def _leave_out_again(self, excluded: Iterable[ExclusionRecord]) -> None:
+    def _leave_out_again(self, excluded: Iterable[e.ExclusionRecord]) -> None:
         """Of the sync that is open, whoever was left out of it before this start of the coordinator."""
         for record in excluded:
             site = self.members.by_id(record.site_id)
@@ -173,9 +150,9 @@ class Run:
     def note_abandoned(self, sync: int, reason: str) -> None:
         """The sync ends without a commit."""
         self.num_abandoned += 1
-        self.persist(AbandonRecord(sync, reason, self.num_abandoned))
+        self.persist(e.AbandonRecord(sync, reason, self.num_abandoned))
 
-    def keep_out(self, record: KeptOutRecord) -> None:
+    def keep_out(self, record: e.KeptOutRecord) -> None:
         """Neither this name nor this key comes in any more."""
         self.kept_out[record.name] = record
         self.persist(record)
@@ -183,9 +160,9 @@ class Run:
     def let_in(self, name: str) -> None:
         """A site that was kept out may come in again."""
         del self.kept_out[name]
-        self.persist(LetInRecord(name))
+        self.persist(e.LetInRecord(name))
 
-    def set_manifest(self, record: ManifestRecord, chunk_sizes: ChunkSizes) -> None:
+    def set_manifest(self, record: e.ManifestRecord, chunk_sizes: ChunkSizes) -> None:
         """The run's model, from now on."""
         self.manifest, self.chunk_sizes = record, chunk_sizes
         self.state_bytes = record.manifest.buffer_bytes
@@ -194,22 +171,32 @@ class Run:
 
     # --- outputs
 
-    def put_out(self, output: Output) -> None:
+    def put_out(self, output: e.Output) -> None:
         """For the shell to execute, after everything that was put out before."""
         self.out.put(output)
 
-    def persist(self, *records: Record) -> None:
+    def persist(self, *records: e.Record) -> None:
         """In one transaction with all that the same events lead to, before anything is sent for it."""
         self.out.persist(*records)
+
+    def persist_site(self, site: Site) -> None:
+        """What the site is now, if it was ever admitted."""
+        if site.site_id:
+            self.persist(site.record())
 
     def persist_ledger(self) -> None:
         """What has changed in the account of samples."""
         if records := self.ledger.changes():
             self.persist(*records)
 
+    def answer(self, request: int, problem: str, found: str = "") -> None:
+        """To the person who asked, if one did."""
+        if request:
+            self.put_out(e.Answer(request, problem, found))
+
     def report(self, level: int, text: str) -> None:
         """A line for a person."""
-        self.put_out(Report(level, text))
+        self.put_out(e.Report(level, text))
 
     def send_on(self, stream: int, message: m.CoordinatorMessage) -> None:
         """Nothing if the stream has ended."""
@@ -218,7 +205,7 @@ class Run:
             state.sent(self.now)
             if isinstance(message, m.RolledBack):
                 state.went_back_to(message.commit)
-            self.put_out(Send(stream, message))
+            self.put_out(e.Send(stream, message))
 
     def send(self, site: Site, message: m.CoordinatorMessage) -> None:
         """Nothing if the site has no stream; it hears what it missed when it comes back."""
@@ -229,15 +216,15 @@ class Run:
         """The stream's site, if any, no longer has one."""
         state, _ = self.members.closed(stream, reason)
         if state is not None:
-            self.put_out(CloseStream(stream, reason))
+            self.put_out(e.CloseStream(stream, reason))
 
-    def refuse(self, stream: int, kind: m.RefusedKind, text: str, theirs: str = "", ours: str = "") -> None:
+    def refuse(self, stream: int, kind: m.RefusedKind, text: str) -> None:
         """The stream's site is told why, for good, and the stream ends."""
         self.num_refused += 1
         state = self.members.streams.get(stream)
         who = state.site.label if state and state.site else f"stream {stream}"
         self.report(logging.WARNING, f"refused {who}: {text}")
-        self.send_on(stream, m.Refused(kind=kind, text=text[:4096], theirs=theirs[:4096], ours=ours[:4096]))
+        self.send_on(stream, m.Refused(kind=kind, text=text[:4096]))
         self.close(stream, f"refused: {text}")
 
     # --- data leases
@@ -275,8 +262,7 @@ class Run:
         """A person keeps it out: nothing is held against it."""
         self.num_evicted += site.live
         self.remove(site, reason, evicted=False)
-        if site.site_id:
-            self.persist(site.record())
+        self.persist_site(site)
 
     def lose(self, site: Site, reason: str) -> None:
         """It is evicted because it is not here. Nothing is held against it if it has contributed since it came, or
@@ -305,7 +291,7 @@ class Run:
         conduct.strike(self.now, self.limits.lease_s, is_absence=is_absence)
         if conduct.is_enough:
             why = f"it was found out {conduct.strikes} times without contributing, the last time because {reason}"
-            self.keep_out(KeptOutRecord(name=site.name, key_digest=site.key_digest, reason=why[:1024]))
+            self.keep_out(e.KeptOutRecord(name=site.name, key_digest=site.key_digest, reason=why[:1024]))
             return f"{reason}; it is kept out, as this was the {conduct.strikes}th time"
         wait_s = conduct.admitted_again_at - self.now
         return f"{reason}; it is admitted again in {wait_s:.0f} s" if wait_s > 0 else reason

@@ -598,24 +598,18 @@ class Refused(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
-    THEIRS_FIELD_NUMBER: _builtins.int
-    OURS_FIELD_NUMBER: _builtins.int
     kind: Global___RefusedKind.ValueType
     text: _builtins.str
     """what, both values, what to do"""
-    theirs: _builtins.str
-    ours: _builtins.str
     def __init__(
         self,
         *,
         kind: Global___RefusedKind.ValueType = ...,
         text: _builtins.str = ...,
-        theirs: _builtins.str = ...,
-        ours: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "ours", b"ours", "text", b"text", "theirs", b"theirs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -124,7 +124,7 @@ class World:
             isinstance(o, e.Send) and o.stream == stream and isinstance(o.message, m.Refused) for o in outputs
         )
         if refused or not existed:
-            without.handle(e.StreamClosed(stream, "refused"), self.story.now)
+            without.handle([e.StreamClosed(stream, "refused")], self.story.now)
             assert decisions(self.story.core) == decisions(without)
 
     def ask(self) -> None:

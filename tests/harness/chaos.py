@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.admin import request_stop
+from atoll.coordinator import admin
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.data_account import DATA, LEASED, assert_account_balances
 from tests.harness.local_run import GUARDED, LocalRun, Process, Status
@@ -176,7 +176,7 @@ class ChaosRun(LocalRun):
 
     def stop(self) -> None:
         """The sync that is open is the last."""
-        request_stop(self.store, "the test is over")
+        admin.ask(self.store, "stop", reason="the test is over")
 
     def end_well(self, names: Iterable[str] | None = None, timeout_s: float = LIMIT_S) -> Status:
         """Stops the run, waits for these sites (default: all that run), and asserts that all is sound."""

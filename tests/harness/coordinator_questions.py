@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence, going_back
 from atoll.coordinator.core.log.disputes import Need
-from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
@@ -127,7 +127,7 @@ class CoordinatorQuestions:
     def is_evidence(self, need: Need, data: bytes) -> bool:
         """It has the hash that the core asks for."""
         check = evidence._check(self.core.run, need, len(data))
-        check.add(data)
+        check.more(data)
         return check.finish() == need.expected
 
     # --- limits that depend on the run
@@ -334,7 +334,7 @@ class CoordinatorQuestions:
 
     def outlived_contributions(self) -> list[tuple[int, int]]:
         """(line, site id) of those whose sites are gone while the plan may still be committed."""
-        return list(self.core.run.ledger.kept)
+        return self.core.run.ledger.kept()
 
     # --- arrangements: where events alone would need long to bring the core
 

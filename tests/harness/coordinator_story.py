@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from atoll.coordinator.core import events as e
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.log import evidence
-from atoll.coordinator.core.machine import Core
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.store import Store
 from atoll.protocol import PROTOCOL_VERSION, wire
@@ -113,6 +113,7 @@ class Story(CoordinatorQuestions):
         self.kept_ranges: dict[tuple[str, int, int, int], tuple[m.DataRange, ...]] = {}
         self.rollbacks: list[e.RollbackRecord] = []
         self.answers: dict[int, str] = {}  # to what people asked for
+        self.expects_a_fault = False  # of the coordinator
         self._num_asked = 0
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
@@ -124,7 +125,6 @@ class Story(CoordinatorQuestions):
         persisted = self.store.begin(self.settings, self._parent_json)
         self.term = persisted.term
         self.core = Core(self.settings, persisted, self.now)
-        self.core.is_strict = True
         self.core.view(self.now)  # as the server does before anything else
 
     # --- the world
@@ -170,13 +170,13 @@ class Story(CoordinatorQuestions):
             yield
         finally:
             events, self._waiting = self._waiting, None
-            self._execute(self.core.handle_all(events, self.now))
+            self._execute(self.core.handle(events, self.now))
 
     def happens(self, event: e.Event) -> list[e.Output]:
         if self._waiting is not None:
             self._waiting.append(event)
             return []
-        return self._execute(self.core.handle(event, self.now))
+        return self._execute(self.core.handle([event], self.now))
 
     def _execute(self, outputs: list[e.Output]) -> list[e.Output]:
         read: list[e.Event] = []
@@ -209,8 +209,9 @@ class Story(CoordinatorQuestions):
                         site.stream = None
                     self.log.append(f"closes a stream of {site.name if site else '?'}: {reason}")
                 case e.Report(_, text):
+                    assert self.expects_a_fault or "a fault of the coordinator" not in text, text
                     self.log.append(f"# {text}")
-                case e.Answer(request, problem):
+                case e.Answer(request, problem, _):
                     self.answers[request] = problem
                     self.log.append(f"answers: {problem or 'done'}")
                 case e.ReadCommits(first=first, last=last):

@@ -21,7 +21,7 @@ from atoll.cli.client import fetch_status
 from atoll.coordinator import admin, service, streams
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.events import Record
+from atoll.coordinator.core.events import Record, StopAsked
 from atoll.coordinator.core.sites import manifests
 from atoll.coordinator.main import serve
 from atoll.coordinator.service import SERVICE, CoordinatorServer
@@ -253,7 +253,7 @@ def test_5_while_the_store_is_stuck_people_see_what_was_known(tmp_path: Path, mo
         config = CoordinatorConfig(store_path=tmp_path / "run.db", listen="127.0.0.1:0", http_listen="")
         server = CoordinatorServer(config, SETTINGS, store)
         running = asyncio.create_task(server.run())
-        server.ask_to_stop("enough")
+        stopping = asyncio.create_task(server.ask(StopAsked("enough")))
         assert await asyncio.to_thread(store.writes.wait, LIMIT_S)
         document = await server.document(data_ranges=True)
         assert document["state"] == "waiting for sites 0 of 2"
@@ -262,6 +262,7 @@ def test_5_while_the_store_is_stuck_people_see_what_was_known(tmp_path: Path, mo
         monkeypatch.setattr(service, "STORE_PATIENCE_S", LIMIT_S)
         document = await server.document()
         assert (document["state"], document["store_stuck_s"]) == ("finished: enough", 0.0)
+        assert (await stopping).problem == ""
         await server.stop()
         await running
 
@@ -291,13 +292,14 @@ def test_5_people_see_a_decision_when_it_is_kept(tmp_path: Path) -> None:
         store = SlowStore()
         server = CoordinatorServer(config, SETTINGS, store)
         running = asyncio.create_task(server.run())
-        server.ask_to_stop("enough")
+        stopping = asyncio.create_task(server.ask(StopAsked("enough")))
         assert await asyncio.to_thread(store.writes.wait, LIMIT_S)
         asked = asyncio.create_task(server.document())
         await asyncio.sleep(0)
         assert not asked.done()
         store.may_write.set()
         assert (await asked)["state"] == "finished: enough"
+        assert (await stopping).problem == ""
         await server.stop()
         await running
 
@@ -540,9 +542,9 @@ def test_a_coordinator_process_from_start_to_stop(tmp_path: Path, folder: str) -
         output, errors = second.communicate(timeout=LIMIT_S)
         assert second.returncode == HostError.exit_code, errors
         assert "another coordinator has it open" in output
-        assert admin.request_stop(store) == ""
+        assert admin.ask(store, "stop", reason="atoll stop") == ""
         assert fetch_status(address_in(line))["state"] == "finished: atoll stop"
-        assert admin.request_stop(store) == "finished: atoll stop"
+        assert admin.ask(store, "stop", reason="again") == "finished: atoll stop"
         code, errors = end(process)
         assert (code, errors) == (0, "")
         assert not admin.socket_path(store).exists()
@@ -563,7 +565,7 @@ def test_after_kill_9_the_store_is_free_and_the_term_is_higher(tmp_path: Path) -
 
 def test_stopping_where_nothing_runs_says_so(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="is it running on this machine, with this store"):
-        admin.request_stop(tmp_path / "run.db")
+        admin.ask(tmp_path / "run.db", "stop", reason="atoll stop")
 
 
 def test_serving_another_run_from_the_store_is_refused(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from atoll.coordinator.admin import request_stop
+from atoll.coordinator import admin
 from atoll.protocol.errors import HostError, NonFiniteError, WorkerError
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
 from tests.harness.links import free_address
@@ -96,7 +96,7 @@ def test_a_site_joins_while_the_others_go_on(tmp_path: Path) -> None:
         run.wait(committed(2), LIMIT_S)
         run.start_node("c", SLOW)
         run.wait(lambda s: any("c" in c["contributors"] for c in s["commits"]), LIMIT_S, "c contributes")
-        request_stop(run.toml.with_name("run.db"), "the test is over")
+        admin.ask(run.toml.with_name("run.db"), "stop", reason="the test is over")
         assert run.wait_all(LIMIT_S) == {"a": 0, "b": 0, "c": 0}
         last = run.status()["last_commit"]
         assert_equal_at_the_end(run, ["a", "b", "c"], last)

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from atoll.coordinator.config import CoordinatorConfig
-from atoll.coordinator.core.events import CommitRecord, Output, Record, WeightsRecord
+from atoll.coordinator.core.events import CommitRecord, Output, Record, Report, WeightsRecord
 from atoll.coordinator.service import SERVICE, CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -179,17 +179,18 @@ class SimCoordinator:
             config = CoordinatorConfig(listen=ADDRESS, store_path=Path("/simulated"))
             self.server = server = CoordinatorServer(config, settings, store, machine=self._machine)
             asked = of_server(server)
-            asked.core.is_strict = True
-            handle = asked.core.handle_all
+            handle = asked.core.handle
 
             def watched(events: Sequence[Any], now: float) -> Any:
                 self._abandon_if_due(asked)
                 outputs = handle(events, now)
+                faults = [o.text for o in outputs if isinstance(o, Report) and "a fault of the coordinator" in o.text]
+                assert not faults, faults
                 for _ in events:
                     self.on_event()
                 return outputs
 
-            asked.core.handle_all = watched  # type: ignore[method-assign]
+            asked.core.handle = watched  # type: ignore[method-assign]
             if self._busy_s:
                 execute = server._execute
 

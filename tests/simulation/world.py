@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from atoll.coordinator.core.events import EvictAsked, LetInAsked, RollbackAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -417,7 +418,7 @@ class World:
         self.story.tell("operator", f"atoll rollback --to {commit}")
 
         async def ask() -> None:
-            problem = await server.go_back(commit, "what followed is of no use")
+            problem = (await server.ask(RollbackAsked("what followed is of no use", to=commit))).problem
             self.story.tell("operator", problem or f"the run went back to commit {commit}")
             self.num_returns += not problem
 
@@ -427,7 +428,7 @@ class World:
         coordinator = self.coordinator
         return None if coordinator is None or coordinator.process.stopped else coordinator.server
 
-    def _ask(self, request: Coroutine[Any, Any, None]) -> None:
+    def _ask(self, request: Coroutine[Any, Any, object]) -> None:
         """Of the coordinator that there is now, as on its socket."""
         assert self.coordinator is not None
         self.run_in(self.coordinator.process, lambda: asyncio.ensure_future(request))
@@ -439,11 +440,11 @@ class World:
             return
 
         async def send_away() -> None:
-            problem = await server.evict(name, "not wanted", keep_out=True)
-            self.story.tell("operator", problem or f"{name} is kept out")
+            answer = await server.ask(EvictAsked(name=name, reason="not wanted", keep_out=True))
+            self.story.tell("operator", answer.problem or f"{name} is kept out")
 
         async def let_in(server: CoordinatorServer) -> None:
-            await server.let_in(name)
+            await server.ask(LetInAsked(name=name))
             self.story.tell("operator", f"{name} may come in")
 
         def back() -> None:
@@ -490,8 +491,7 @@ class World:
                 continue
             if waits_for := of_server(server).waits_for_lost_state():
                 self.story.tell("operator", f"atoll rollback: {waits_for}")
-                ask = server.ask_to_roll_back
-                self.run_in(coordinator.process, lambda ask=ask: ask("the disk is lost"))  # type: ignore[misc]
+                self._ask(server.ask(RollbackAsked("the disk is lost")))
 
     def remember_disks(self) -> None:
         """What a power cut may bring back."""

@@ -13,7 +13,6 @@ TESTS = Path(__file__).resolve().parents[1]
 QUESTIONS = {"harness/coordinator_questions.py", "harness/site_questions.py"}
 CONTRACT = {
     "handle",
-    "handle_all",
     "next_deadline",
     "view",
     "data_ranges",

@@ -24,14 +24,14 @@ def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
     most = most_wanted(run.settings)
     if not 0 < message.num_samples <= MAX_SAMPLES or message.wanted > most:
         text = f"{site.label} asks for {message.wanted} samples of a data set of {message.num_samples}"
-        run.refuse(stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased", str(message.wanted), str(most))
+        run.refuse(stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased")
         return
     number = run.line_of(site.site_id)
     line = run.ledger.lines.get(number)
     if line is None:
         run.ledger.begin_line(number, message.num_samples)
     elif line.num_samples != message.num_samples:
-        _refuse_other_data(run, stream, site, message.num_samples, line.num_samples)
+        run.refuse(stream, RefusedKind.DATA, _other_data(run, site, message.num_samples, line.num_samples))
         return
     run.ledger.grant(number, site.start, message.wanted)
     run.persist_ledger()
@@ -44,18 +44,16 @@ def most_wanted(settings: RunSettings) -> int:
     return min(MAX_WANTED, num_steps * MAX_SAMPLES_A_STEP)
 
 
-def _refuse_other_data(run: Run, stream: int, site: Site, theirs: int, ours: int) -> None:
+def _other_data(run: Run, site: Site, theirs: int, ours: int) -> str:
     if run.settings.data == "local":
-        text = (
+        return (
             f"{site.label} has {theirs} samples now and had {ours} when it joined: give it the same data again, or "
             "join under another --name"
         )
-    else:
-        text = (
-            f"{site.label} cuts the run's data into {theirs} samples, the sites before it into {ours}: use the same "
-            "script and settings"
-        )
-    run.refuse(stream, RefusedKind.DATA, text, str(theirs), str(ours))
+    return (
+        f"{site.label} cuts the run's data into {theirs} samples, the sites before it into {ours}: use the same "
+        "script and settings"
+    )
 
 
 def may_list(run: Run, site: Site, ranges: tuple[m.DataRange, ...]) -> bool:
@@ -79,7 +77,7 @@ def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
     be in the next attempt, with others."""
     gone = run.sync.gone() if run.sync is not None else {}
-    for number, site_id in list(run.ledger.kept):
+    for number, site_id in run.ledger.kept():
         if site_id not in gone:
             run.ledger.give_back(number, (site_id, KEPT))
     run.persist_ledger()

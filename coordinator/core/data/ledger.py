@@ -88,9 +88,6 @@ class Ledger:
         for r in leases:
             self.lines[r.line].leases[r.site_id, r.incarnation] = Ranges(r.ranges)
         self._changed: dict[tuple[str, int, Holder], None] = {}  # in order
-        self.kept: dict[tuple[int, int], None] = {  # (line, site id) of contributions that outlived their sites
-            (n, site_id): None for n, line in self.lines.items() for site_id, inc in line.leases if inc == KEPT
-        }
 
     def begin_line(self, line: int, num_samples: int) -> None:
         """No position of the line was leased before."""
@@ -100,6 +97,10 @@ class Ledger:
     def forget(self, site_id: int) -> None:
         """The line of a site that is forgotten, if each site has its own. After `changes`."""
         self.lines.pop(site_id, None)
+
+    def kept(self) -> list[tuple[int, int]]:
+        """(line, site id) of contributions that outlived their sites."""
+        return [(n, site_id) for n, line in self.lines.items() for site_id, inc in line.leases if inc == KEPT]
 
     def held(self, line: int, holder: Holder) -> Ranges:
         """What the holder leases of that line; nothing if there is no such line."""
@@ -180,10 +181,6 @@ class Ledger:
         line = self.lines[number]
         if holder in line.leases and not line.leases[holder]:
             del line.leases[holder]
-        if holder[1] == KEPT:
-            self.kept.pop((number, holder[0]), None)
-            if holder in line.leases:
-                self.kept[number, holder[0]] = None
         self._changed["lease", number, holder] = None
 
     def changes(self) -> tuple[Record, ...]:

@@ -130,10 +130,6 @@ class CommitLog:
         """The contribution to it that did so; None if none did, or the commit is older than the log."""
         return next((r.stood_out for r in self.records if r.commit.commit == commit), None)
 
-    def newest(self) -> Commit | None:
-        """None before the first."""
-        return self.records[-1].commit if self.records else None
-
     def tokens_per_step(self) -> float | None:
         """Of all sites, from the newest commit."""
         if not self.records:
@@ -172,22 +168,18 @@ class CommitLog:
 
     def note(self, commit: int, site_id: int, state_hash: bytes) -> None:
         """A contributor to the commit says what state it has made of it."""
-        self._compare(commit, site_id, state_hash)
-        self._reports.setdefault(commit, {})[site_id] = state_hash
-        for old in sorted(self._reports)[:-REPORTS_OF_COMMITS]:
-            del self._reports[old]
+        self._hear(self._reports, commit, site_id, state_hash)
 
     def witness(self, commit: int, site_id: int, state_hash: bytes) -> None:
         """The site was no contributor, held the commit before, and has computed every chunk of this one itself."""
-        self._compare(commit, site_id, state_hash)
-        self._witnesses.setdefault(commit, {})[site_id] = state_hash
-        for old in sorted(self._witnesses)[:-REPORTS_OF_COMMITS]:
-            del self._witnesses[old]
+        self._hear(self._witnesses, commit, site_id, state_hash)
 
-    def _compare(self, commit: int, site_id: int, state_hash: bytes) -> None:
+    def _hear(self, votes: dict[int, dict[int, bytes]], commit: int, site_id: int, state_hash: bytes) -> None:
         said = self._reports.get(commit, {}).get(site_id) or self._witnesses.get(commit, {}).get(site_id)
-        if said not in (None, state_hash):
-            assert said is not None
+        votes.setdefault(commit, {})[site_id] = state_hash
+        for old in sorted(votes)[:-REPORTS_OF_COMMITS]:
+            del votes[old]
+        if said is not None and said != state_hash:
             self.contradicted[site_id] = (
                 f"it said that commit {commit} has hash {said.hex()[:12]}, and now {state_hash.hex()[:12]}"
             )

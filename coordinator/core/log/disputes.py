@@ -9,10 +9,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from atoll.coordinator.core.events import Recomputed
+from atoll.coordinator.core.events import Recompute, Recomputed
 from atoll.coordinator.core.log.hash_lists import first_difference
-from atoll.coordinator.core.log.shown_bytes import Check
+from atoll.coordinator.core.log.shown_bytes import ListCheck
 from atoll.coordinator.core.sites.membership import Site
+from atoll.protocol.digest import Digest
 from atoll.protocol.messages import Evidence
 
 Holders = Mapping[bytes, Sequence[Site]]
@@ -51,7 +52,7 @@ class Asked:
     stream: int
     since: float
     until: float  # of the whole of it, through all streams of the site
-    check: Check | None = None  # since its first part is here
+    check: Digest | ListCheck | None = None  # since its first part is here
     data: bytearray = field(default_factory=bytearray)
     total_bytes: int = 0
 
@@ -68,7 +69,7 @@ class Dispute:
     took_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by site id, to answer in all
     told: dict[int, tuple[int, bool]] = field(default_factory=dict)  # site id -> stream, whether it is over
     pair: tuple[bytes, ...] = ()  # which two; of them is what follows
-    request: int = 0  # of the computation that is under way
+    computing: Recompute | None = None  # that is under way
     chunk: int = 0  # the first one in which the two differ
     computed: bytes | None = None  # its hash
     problem: str = ""  # why it cannot be computed here
@@ -87,28 +88,26 @@ class Dispute:
             return self.chunk
         chunk = first_difference(*opened.values())
         assert chunk is not None, "lists with different hashes differ"
-        self.pair, self.request, self.chunk, self.computed, self.problem = pair, 0, chunk, None, ""
+        self.pair, self.computing, self.chunk, self.computed, self.problem = pair, None, chunk, None, ""
         others = [n for n in self.found if n.commit != self.commit or n.expected in pair]
         self.found = {need: self.found[need] for need in others}
         return chunk
 
-    def begin_sum(self, request: int) -> None:
+    def begin_sum(self, asked: Recompute) -> None:
         """The chunk is computed; what that needs is on its way, and not kept."""
-        self.request = request
+        self.computing = asked
         self.found = {n: data for n, data in self.found.items() if n.evidence is Evidence.CHUNK_HASHES}
 
     def take_sum(self, event: Recomputed) -> None:
         """What came out; nothing if another computation was asked for since."""
-        if event.request != self.request:
-            return
-        if event.problem:
-            self.problem = event.problem
-        else:
-            self.computed = event.chunk_hash
+        if event.of is self.computing:
+            self.computing, self.problem = None, event.problem
+            self.computed = None if event.problem else event.chunk_hash
 
     def ask(self, asked: Asked) -> None:
         """One site, for one part; nobody else meanwhile."""
         self.asked = asked
+        self.due[asked.need, asked.site_id] = asked.until
 
     def answered(self, asked: Asked, now: float) -> None:
         """Nobody is asked any more."""

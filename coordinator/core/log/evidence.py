@@ -8,57 +8,47 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import Recompute, Recomputed
 from atoll.coordinator.core.log.disputes import Asked, Dispute, Holders, Need
 from atoll.coordinator.core.log.hash_lists import hash_at
-from atoll.coordinator.core.log.shown_bytes import Check, ListCheck
+from atoll.coordinator.core.log.shown_bytes import ListCheck
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol import messages as m
-from atoll.protocol.digest import DIGEST_BYTES
+from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import Manifest, Role, chunk_digest, chunk_hash, state_digest
+from atoll.protocol.layout import Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import encoded_digest, payloads_digest
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
 from atoll.protocol.spec import spec_of_commit
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """State hashes that are wrong, and why. Nothing is found out while `wrong` is empty."""
+class _Stops(Exception):
+    """Until an answer is here. `step`: what is to be done for it; None: that is under way."""
 
-    wrong: tuple[bytes, ...] = ()
-    why: dict[bytes, str] = field(default_factory=dict)
-
-
-class _Waits(Exception):
-    """For an answer."""
+    def __init__(self, step: Asked | Recompute | None = None) -> None:
+        self.step = step
 
 
-class _Lacking(Exception):
-    """Nobody here has it."""
-
-    def __init__(self, need: Need) -> None:
-        super().__init__(f"nobody here can show {need.in_words()}")
+class _Undecided(Exception):
+    """Nobody here can find out; why."""
 
 
-def look_into(run: Run, dispute: Dispute, holders: Holders) -> Finding:
-    """As far as that can be done now."""
-    dispute.undecided = ""
+def look_into(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str] | Asked | Recompute | str | None:
+    """The state hashes that are wrong, and why; or who is to be asked for what is needed next, the chunk that is to be
+    computed, or why nobody can find out. None: an answer is waited for."""
     try:
         return _compare(run, dispute, holders)
-    except _Waits:
-        pass
-    except _Lacking as lacking:
-        dispute.undecided = str(lacking)
-    return Finding()
+    except _Stops as stops:
+        return stops.step
+    except _Undecided as why:
+        return str(why)
 
 
-def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
+def _compare(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str]:
     opened: dict[bytes, bytes | bytearray] = {}
     closed: list[bytes] = []  # and somebody has that state now
     for claim in dispute.claims:
@@ -70,27 +60,22 @@ def _compare(run: Run, dispute: Dispute, holders: Holders) -> Finding:
         elif _are_at(holders[claim], dispute.commit):
             closed.append(claim)
     if opened and closed:
-        why = f"nobody shows what that hash of commit {dispute.commit} is made of"
-        return Finding(tuple(closed), dict.fromkeys(closed, why))
+        return dict.fromkeys(closed, f"nobody shows what that hash of commit {dispute.commit} is made of")
     if len(opened) < 2:
-        dispute.undecided = "not every side shows what its hash is made of"
-        return Finding()
+        raise _Undecided("not every side shows what its hash is made of")
     chunk = dispute.compare(opened)
     right = _hash_of(run, dispute, chunk, holders)
-    if right is None:
-        return Finding()
     found = {claim: hash_at(hashes, chunk) for claim, hashes in opened.items()}
-    wrong = tuple(claim for claim, value in found.items() if value != right)
     spec, _ = run.chunk_sizes.places.at(chunk)
     name = f"chunk {chunk} of commit {dispute.commit}, in {spec.name!r},"
-    if len(wrong) == len(dispute.claims):
-        dispute.undecided = f"none of them has {name} as it comes out here, {right.hex()[:12]}"
-        return Finding()
-    said = {
-        claim: f"{name} has hash {found[claim].hex()[:12]} there, and comes out as {right.hex()[:12]}"
-        for claim in wrong
+    wrong = {
+        claim: f"{name} has hash {value.hex()[:12]} there, and comes out as {right.hex()[:12]}"
+        for claim, value in found.items()
+        if value != right
     }
-    return Finding(wrong, said)
+    if len(wrong) == len(dispute.claims):
+        raise _Undecided(f"none of them has {name} as it comes out here, {right.hex()[:12]}")
+    return wrong
 
 
 def _are_at(sites: Sequence[Site], commit: int) -> bool:
@@ -103,21 +88,20 @@ def _opened(run: Run, dispute: Dispute, claim: bytes, sites: Sequence[Site]) -> 
     who = sites if _are_at(sites, dispute.commit) else [*sites, *run.members.live()]
     try:
         return _evidence(run, dispute, _hashes_of(run, dispute.commit, claim), who)
-    except _Lacking:
+    except _Undecided:
         if any(site.live and site.stream is None for site in sites):
-            raise _Waits from None  # it comes back, or is lost
+            raise _Stops from None  # it comes back, or is lost
         return None
 
 
-def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes | None:
-    """The right one after the commit that is disputed; None if that cannot be found out."""
+def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
+    """The right one after the commit that is disputed."""
     if dispute.computed is not None:
         return dispute.computed
     if dispute.problem:
-        dispute.undecided = f"chunk {chunk} of commit {dispute.commit} cannot be computed here ({dispute.problem})"
-        return None
-    if dispute.request:
-        raise _Waits
+        raise _Undecided(f"chunk {chunk} of commit {dispute.commit} cannot be computed here ({dispute.problem})")
+    if dispute.computing is not None:
+        raise _Stops
     outer = run.settings.outer
     spec, num_elements = run.chunk_sizes.places.at(chunk)
     if not num_elements:
@@ -125,8 +109,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     before, now = dispute.commit - 1, dispute.commit
     attested, record = run.log.attested.get(before), run.log.record(now)
     if attested is None or record is None:
-        dispute.undecided = f"what commit {before if attested is None else now} was is not known here any more"
-        return None
+        raise _Undecided(f"what commit {before if attested is None else now} was is not known here any more")
     parties = {site.site_id: site for sites in holders.values() for site in sites}
     everybody = [*parties.values(), *(s for s in run.members.live() if s.site_id not in parties)]
     everybody.sort(key=lambda site: dispute.took_s[site.site_id])  # who took all its time for one part is the last
@@ -147,25 +130,11 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes 
     travels = spec_of_commit(run.settings.sync, record.commit)
     size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
-    run.num_recomputed += 1
-    dispute.begin_sum(run.num_recomputed)
-    run.put_out(
+    raise _Stops(
         Recompute(
-            request=dispute.request,
-            role=spec.role,
-            dtype=spec.dtype,
-            num_elements=num_elements,
-            outer=outer,
-            record=values,
-            payload=payload,
+            role=spec.role, dtype=spec.dtype, num_elements=num_elements, outer=outer, record=values, payload=payload
         )
     )
-    raise _Waits
-
-
-def _manifest(run: Run) -> Manifest:
-    assert run.manifest is not None, "commits have a model"
-    return run.manifest.manifest
 
 
 def _hashes_of(run: Run, commit: int, state: bytes) -> Need:
@@ -188,14 +157,8 @@ def recompute(asked: Recompute) -> Recomputed:
             payload=bytes(asked.payload),
         )
     except InvalidMessage as error:
-        return Recomputed(request=asked.request, chunk_hash=b"", problem=str(error))
-    return Recomputed(request=asked.request, chunk_hash=chunk_hash(record))
-
-
-def taken(run: Run, event: Recomputed) -> None:
-    """The sum is done."""
-    if run.dispute is not None:
-        run.dispute.take_sum(event)
+        return Recomputed(of=asked, chunk_hash=b"", problem=str(error))
+    return Recomputed(of=asked, chunk_hash=chunk_hash(record))
 
 
 # --- what sites show
@@ -205,18 +168,15 @@ def _evidence(run: Run, dispute: Dispute, need: Need, sites: Sequence[Site]) -> 
     if need in dispute.found:
         return dispute.found[need]
     if dispute.asked is not None:
-        raise _Waits
+        raise _Stops
     for site in sites:
         if not site.live or site.applied is None or site.fetches or site.stream is None:
             continue
         if dispute.tried.get((need, site.site_id)) != site.stream:
             # Once, for all parts and streams: who sends a byte now and then, or comes anew, does not hold up the run.
-            until = dispute.due.setdefault((need, site.site_id), run.now + limit_s(run, need))
-            asked = Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until)
-            dispute.ask(asked)
-            _ask(run, asked)
-            raise _Waits
-    raise _Lacking(need)
+            until = dispute.due.get((need, site.site_id), run.now + limit_s(run, need))
+            raise _Stops(Asked(need=need, site_id=site.site_id, stream=site.stream, since=run.now, until=until))
+    raise _Undecided(f"nobody here can show {need.in_words()}")
 
 
 def limit_s(run: Run, need: Need) -> float:
@@ -227,7 +187,8 @@ def limit_s(run: Run, need: Need) -> float:
     return liveness.IDLE_STALLS * run.limits.stall_s + disk_s + send_s
 
 
-def _ask(run: Run, asked: Asked) -> None:
+def ask(run: Run, asked: Asked) -> None:
+    """For the next part, or the first one."""
     need = asked.need
     show = m.Show(commit=need.commit, evidence=need.evidence, chunk=need.chunk, first_byte=len(asked.data))
     run.send_on(asked.stream, show)
@@ -242,21 +203,6 @@ def next_due(run: Run) -> float | None:
     if run.stop_reason and run.now < dispute.until:
         times.append(dispute.until)
     return min(times, default=None)
-
-
-def expire(run: Run, dispute: Dispute) -> bool:
-    """Who was asked may be gone, or silent. Whether it was evicted for that."""
-    asked = dispute.asked
-    if asked is None:
-        return False
-    site = run.members.by_id(asked.site_id)
-    if site is not None and site.live and run.now >= asked.until:
-        dispute.in_vain(asked, run.now)
-        run.evict(site, f"it was asked for {asked.need.in_words()}, and has not answered")
-        return True
-    if site is None or not site.live or site.stream != asked.stream:
-        dispute.in_vain(asked, run.now)
-    return False
 
 
 def shown(run: Run, site: Site, message: m.Shown) -> None:
@@ -279,10 +225,10 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
         else:
             asked.total_bytes = total
             asked.check = asked.check or _check(run, need, total)
-            asked.check.add(message.data)
+            asked.check.more(message.data)
             asked.data += message.data
             if end < total:
-                _ask(run, asked)
+                ask(run, asked)
                 return
             if asked.check.finish() == need.expected:
                 dispute.shown(asked, run.now)
@@ -292,17 +238,18 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
     dispute.in_vain(asked, run.now)
 
 
-def _check(run: Run, need: Need, total_bytes: int) -> Check:
+def _check(run: Run, need: Need, total_bytes: int) -> Digest | ListCheck:
     """For what has so many bytes."""
     places = run.chunk_sizes.places
     match need.evidence:
         case Evidence.CHUNK_HASHES:
-            num_chunks = places.num_chunks
-            return ListCheck(state_digest(_manifest(run), slots_of(run.settings.outer), num_chunks), num_chunks)
+            assert run.manifest is not None, "commits have a model"
+            slots, num_chunks = slots_of(run.settings.outer), places.num_chunks
+            return ListCheck(state_digest(run.manifest.manifest, slots, num_chunks), num_chunks)
         case Evidence.RECORD:
-            return Check(chunk_digest(total_bytes))
+            return chunk_digest(total_bytes)
         case Evidence.PAYLOAD_HASHES if record := run.log.record(need.commit):
             digest = payloads_digest(run.run_id, record.commit, places.num_payloads)
             return ListCheck(digest, places.num_sync_chunks, places)
         case _:
-            return Check(encoded_digest(total_bytes))
+            return encoded_digest(total_bytes)

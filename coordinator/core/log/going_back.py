@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core.events import Answer
 from atoll.coordinator.core.log import rollback
 from atoll.coordinator.core.log.rebuilding import GoingBack
 from atoll.coordinator.core.run import Run
@@ -56,7 +55,7 @@ def _obstacle(run: Run, commit: int) -> str:
 def rebuilt(run: Run, site: Site, message: m.CommitRebuilt) -> None:
     """The answer of a site that was asked on this stream; another one counts no longer."""
     going = run.going_back
-    if going is None or site.stream not in going.asked or message.commit != going.commit:
+    if going is None or site.stream is None or site.stream not in going.answers or message.commit != going.commit:
         return
     if len(message.state_hash) not in (0, DIGEST_BYTES):
         message = replace(message, state_hash=b"", text=f"it says a hash of {len(message.state_hash)} bytes")
@@ -64,72 +63,73 @@ def rebuilt(run: Run, site: Site, message: m.CommitRebuilt) -> None:
 
 
 def advance(run: Run) -> bool:
-    """Asks, and decides once it can. True if the run went back, or gave it up."""
+    """Asks, and does what that leads to. True if the run went back, or gave it up."""
     going = run.going_back
     if going is None:
         return False
-    if run.finished is not None:
-        _give_up(run, f"the run is over ({run.finished.reason})")
-        return True
-    if going.commit >= run.log.last:
-        _give_up(run, "it was rolled back otherwise meanwhile")
-        return True
-    if run.now >= going.until:
-        _give_up(run, f"no site has put it together within {run.limits.give_up_s:g} s")
-        return True
-    if not run.log.goes_back_to(going.commit):
+    able: list[Site] = []
+    problem = _hopeless(run, going)
+    if not problem and not run.log.goes_back_to(going.commit):
         rollback.read_down_to(run, going.commit)
-        return False
-    known = run.log.attested.get(going.commit, b"")
-    _ask(run, going, known)
-    live = run.members.live()
+    elif not problem:
+        _ask(run, going)
+        able, problem = _outcome(run, going)
+    if able:
+        _go_back(run, going, able)
+    elif problem:
+        text = f"the run does not go back to commit {going.commit}: {problem}"
+        run.report(logging.ERROR, f"{text}; it goes on from commit {run.log.last}")
+        run.going_back = None
+        run.answer(going.request, text)
+    return bool(able or problem)
+
+
+def _hopeless(run: Run, going: GoingBack) -> str:
+    """Why nothing more is waited for; empty if something is."""
+    if run.finished is not None:
+        return f"the run is over ({run.finished.reason})"
+    if going.commit >= run.log.last:
+        return "it was rolled back otherwise meanwhile"
+    if run.now >= going.until:
+        return f"no site has put it together within {run.limits.give_up_s:g} s"
+    return ""
+
+
+def _outcome(run: Run, going: GoingBack) -> tuple[list[Site], str]:
+    """Sites that have the state as it was, or else why none can; neither while some may still answer."""
+    live, known = run.members.live(), run.log.attested.get(going.commit, b"")
     able = {s.site_id: a.state_hash for s in live if (a := going.answer_of(s)) is not None and a.state_hash}
     right = [s for s in live if s.site_id in able and known in (b"", able[s.site_id])]
     if right and known:
-        _go_back(run, going, right, known)
-        return True
+        return right, ""
     if any(going.answer_of(s) is None for s in live):
-        return False  # where nobody knows what the hash was, all have to agree on it
-    if right and len(set(able.values())) == 1:
-        _go_back(run, going, right, able[right[0].site_id])
-    elif right:
-        _give_up(run, "the sites that put it together do not agree on its state, and its hash was never attested")
-    else:
-        _give_up(run, _nobody_can(run, going, live))
-    return True
+        return [], ""  # where nobody knows what the hash was, all have to agree on it
+    if right and len(set(able.values())) > 1:
+        return [], "the sites that put it together do not agree on its state, and its hash was never attested"
+    return right, "" if right else _nobody_can(run, going, live)
 
 
-def _ask(run: Run, going: GoingBack, known: bytes) -> None:
+def _ask(run: Run, going: GoingBack) -> None:
+    known = run.log.attested.get(going.commit, b"")
     for site in run.members.connected():
         assert site.stream is not None
-        if site.stream not in going.asked:
-            going.asked.add(site.stream)
+        if site.stream not in going.answers:
+            going.answers[site.stream] = None
             run.send(site, m.RebuildCommit(commit=going.commit, state_hash=known, last_commit=run.log.last))
 
 
-def _go_back(run: Run, going: GoingBack, able: list[Site], state_hash: bytes) -> None:
-    run.going_back = None
+def _go_back(run: Run, going: GoingBack, able: list[Site]) -> None:
+    answers = {s: a for s in run.members.live() if (a := going.answer_of(s)) is not None}
+    state_hash = answers[able[0]].state_hash
     names = ", ".join(s.label for s in able)
     run.report(logging.INFO, f"{names} has the state {state_hash.hex()[:12]} of commit {going.commit} on its disk")
     holders = [s for s in run.members.live() if s.applied == going.commit and s.state_hash == state_hash]
-    returning = [s for s in run.members.live() if (a := going.answer_of(s)) is None or a.state_hash]
+    returning = [s for s in run.members.live() if s not in answers or answers[s].state_hash]
+    run.going_back = None
     rollback.go_back(run, going.commit, state_hash, going.reason, holders=holders, returning=returning)
     if going.without:
         accusations.leave_out(run, going.without, going.commit)
-    _answer(run, going, "")
-
-
-def _give_up(run: Run, problem: str) -> None:
-    going, run.going_back = run.going_back, None
-    assert going is not None
-    text = f"the run does not go back to commit {going.commit}: {problem}"
-    run.report(logging.ERROR, f"{text}; it goes on from commit {run.log.last}")
-    _answer(run, going, text)
-
-
-def _answer(run: Run, going: GoingBack, problem: str) -> None:
-    if going.request:
-        run.put_out(Answer(going.request, problem))
+    run.answer(going.request, "")
 
 
 def _nobody_can(run: Run, going: GoingBack, live: list[Site]) -> str:

@@ -18,10 +18,8 @@ class GoingBack:
     """A site that is left out of the next sync; 0: none."""
     request: int
     """Of a person, who is told how it ends; 0: the core's own."""
-    asked: set[int] = field(default_factory=set)
-    """Streams on which RebuildCommit was sent."""
-    answers: dict[int, m.CommitRebuilt] = field(default_factory=dict)
-    """By stream."""
+    answers: dict[int, m.CommitRebuilt | None] = field(default_factory=dict)
+    """By stream on which RebuildCommit was sent; None until it comes."""
 
     def answer_of(self, site: Site) -> m.CommitRebuilt | None:
         """On the stream that the site has; None while it has not answered there."""

@@ -9,12 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.coordinator.core.events import (
-    AttestationRecord,
-    CommitsRead,
-    ReadCommits,
-    RollbackRecord,
-)
+from atoll.coordinator.core.events import AttestationRecord, CommitsRead, ReadCommits, RollbackRecord
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -42,28 +37,30 @@ def advance(run: Run) -> Wait | None:
     if not found.obstacle and not found.absent:
         _go_back_to(run, found, "every site that may have had it is back without it")
         return None
-    names = ", ".join(s.label for s in found.holders)
-    reason = (
-        f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
-        f"{names}, and the payloads of the next are on no disk here"
-    )
-    if found.obstacle:
-        reason += f"; {found.obstacle}"
-    else:
-        reason += (
-            f". {', '.join(found.absent)} may have them: start what is missing, or give the later commits up with "
-            "`atoll rollback`"
-        )
-    return Wait(None, reason, is_unreachable=True)
+    return Wait(None, _in_words(run, found), is_unreachable=True)
 
 
-def asked(run: Run, reason: str) -> None:
-    """An operator does not wait for those who are not here."""
+def asked(run: Run, reason: str) -> tuple[str, str]:
+    """An operator does not wait for those who are not here. Why the run does not go back; else why it had to."""
     found = _assess(run)
-    if found is None or found.obstacle:
-        run.report(logging.WARNING, f"asked to roll back ({reason}): {found.obstacle if found else 'no need for it'}")
-    else:
-        _go_back_to(run, found, reason)
+    problem = found.obstacle if found else "no need for it: the newest commit is held, or may still be reached"
+    if found is None or problem:
+        run.report(logging.WARNING, f"asked to roll back ({reason}): {problem}")
+        return problem, ""
+    was = _in_words(run, found)
+    _go_back_to(run, found, reason)
+    return "", was
+
+
+def _in_words(run: Run, found: _Unreachable) -> str:
+    text = (
+        f"nobody who is here can reach commit {run.log.last}: commit {found.commit} is the newest that is held, by "
+        f"{', '.join(s.label for s in found.holders)}, and the payloads of the next are on no disk here"
+    )
+    if found.obstacle or not found.absent:
+        return f"{text}; {found.obstacle or 'everybody is here'}"
+    todo = "start what is missing, or give the later commits up with `atoll rollback`"
+    return f"{text}. {', '.join(found.absent)} may have them: {todo}"
 
 
 def commits_read(run: Run, event: CommitsRead) -> None:
@@ -114,7 +111,7 @@ def _assess(run: Run) -> _Unreachable | None:
     if commit is None:
         return None
     holders = [s for s in live if s.applied == commit]
-    if not all(s.stream is not None for s in live) or not all(s.lacks == commit + 1 for s in holders):
+    if not all(s.stream is not None for s in live) or not all(s.log_ends for s in holders):
         return None
     # They get no more than `commit` from the holders, but their own logs may lead on from it.
     coming = [
@@ -183,7 +180,7 @@ def go_back(
     for site in run.members.sites.values():
         if site.site_id and site.may_hold > commit:
             site.may_have(commit)
-            run.persist(site.record())
+            run.persist_site(site)
     # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
     outcomes.open_next(run, holders, before=message(run, commit), returning=returning)
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.

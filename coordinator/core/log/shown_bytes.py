@@ -7,33 +7,19 @@ from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 
 
-class Check:
-    """`add` every part in its order, then compare `finish()` with the hash that is expected."""
-
-    def __init__(self, digest: Digest) -> None:
-        """`digest` of all that comes before the bytes."""
-        self._digest = digest
-
-    def add(self, part: bytes) -> None:
-        """The next bytes."""
-        self._digest.more(part)
-
-    def finish(self) -> bytes:
-        """The hash of all of them."""
-        return self._digest.finish()
-
-
-class ListCheck(Check):
-    """Of a list of hashes, one for each chunk. With `places`: of payloads, which chunks without elements have not."""
+class ListCheck:
+    """Of a list of hashes, one for each chunk, as `Digest` is of anything else. With `places`: of payloads, which
+    chunks without elements have not."""
 
     def __init__(self, digest: Digest, num_hashes: int, places: ChunkPlaces | None = None) -> None:
-        super().__init__(digest)
+        """`digest` of all that comes before the list."""
+        self._digest = digest
         self._places = places
         self._expected = num_hashes
         self._num_hashes = 0
         self._rest = b""  # of a hash that came in part
 
-    def add(self, part: bytes) -> None:
+    def more(self, part: bytes) -> None:
         """The next bytes; a hash may be cut between two parts."""
         data = self._rest + part
         end = len(data) // DIGEST_BYTES * DIGEST_BYTES
@@ -46,4 +32,4 @@ class ListCheck(Check):
     def finish(self) -> bytes:
         """Empty for a list of another length."""
         is_whole = self._num_hashes == self._expected and not self._rest
-        return super().finish() if is_whole else b""
+        return self._digest.finish() if is_whole else b""

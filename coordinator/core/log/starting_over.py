@@ -7,7 +7,7 @@ import logging
 from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.events import ResetRecord
 from atoll.coordinator.core.log import states
-from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.membership import Membership
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.protocol import messages as m
@@ -41,14 +41,11 @@ def reset(run: Run, reason: str) -> str:
     return ""
 
 
-def refused(run: Run, stream: int, message: m.Hello) -> bool:
-    """Whether a site comes with a starting state that was taken back: it would be the run's again."""
+def refusal(run: Run, message: m.Hello) -> Refusal | None:
+    """Of a site that comes with a starting state that was taken back: it would be the run's again."""
     if not (message.has_state and message.last_commit == 0 and message.state_hash in run.void_starts):
-        return False
-    run.refuse(
-        stream,
-        RefusedKind.STATE,
+        return None
+    return RefusedKind.STATE, (
         f"{message.name} holds the starting state {message.state_hash.hex()[:12]} of run {run.run_id!r}, which "
-        "was taken back: give the node another --home, or remove the state, payloads and snapshots of this one",
+        "was taken back: give the node another --home, or remove the state, payloads and snapshots of this one"
     )
-    return True

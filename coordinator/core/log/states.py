@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from atoll.coordinator.core.events import AttestationRecord
+from atoll.coordinator.core.events import AttestationRecord, Recompute
 from atoll.coordinator.core.log import donors as listed
 from atoll.coordinator.core.log import evidence
-from atoll.coordinator.core.log.disputes import Dispute
-from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.log.disputes import Asked, Dispute
+from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
@@ -20,16 +20,11 @@ WRONG_STORE = (
 )
 
 
-def refuse_ahead(run: Run, stream: int, name: str, commit: int, branch: int) -> None:
-    """The site has a commit that the log lacks: a wrong store, for an operator to see."""
+def ahead(run: Run, name: str, commit: int, branch: int) -> Refusal:
+    """Of a site that has a commit which the log lacks: a wrong store, for an operator to see."""
     theirs, ours = ((f"{c} (branch {b})" if b else f"{c}") for c, b in ((commit, branch), (run.log.last, run.branch)))
-    run.refuse(
-        stream,
-        RefusedKind.STATE,
-        f"{name} is at commit {theirs} of run {run.run_id!r}, the coordinator's log ends at {ours}: {WRONG_STORE}",
-        str(commit),
-        str(run.log.last),
-    )
+    text = f"{name} is at commit {theirs} of run {run.run_id!r}, the coordinator's log ends at {ours}: {WRONG_STORE}"
+    return RefusedKind.STATE, text
 
 
 # --- what a site says it holds
@@ -94,7 +89,7 @@ def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
     if not site.live or run.members.streams[stream].is_void(message.commit):
         return
     if message.commit > run.log.last:
-        refuse_ahead(run, stream, site.label, message.commit, run.branch)
+        run.refuse(stream, *ahead(run, site.label, message.commit, run.branch))
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches
@@ -128,8 +123,7 @@ def advance(run: Run) -> None:
         run.dispute.look_anew()
     undecided: set[int] = set()
     for commit in run.log.reported():
-        contributors = run.log.contributors(commit)
-        awaited = {s.site_id for s in run.members.live() if s.site_id in contributors}
+        awaited = _contributors_here(run, commit)
         judge(run, commit)
         if not run.log.has_reported(commit, awaited) or (run.disputed and run.dispute and run.dispute.commit == commit):
             undecided.add(commit)
@@ -152,15 +146,18 @@ def _say_the_last_state(run: Run) -> None:
     if run.finished is None or run.last_state or run.disputed:
         return
     commit = run.finished.commit
-    contributors = run.log.contributors(commit)
-    awaited = [s.site_id for s in run.members.live() if s.site_id in contributors]
     known = run.log.attested.get(commit)
-    if known is None or not run.log.has_reported(commit, awaited):
+    if known is None or not run.log.has_reported(commit, _contributors_here(run, commit)):
         return
     run.last_state = known
     for site in run.members.sites.values():
         if site.site_id:
             run.send(site, run.finished_message())
+
+
+def _contributors_here(run: Run, commit: int) -> list[int]:
+    contributors = run.log.contributors(commit)
+    return [s.site_id for s in run.members.live() if s.site_id in contributors]
 
 
 def judge(run: Run, commit: int) -> None:
@@ -209,14 +206,28 @@ def _dispute(run: Run, commit: int, claims: Mapping[bytes, tuple[int, ...]]) -> 
         dispute = run.dispute = Dispute(commit, order, run.now + run.limits.give_up_s)
         run.persist(AttestationRecord(commit, b""))
     dispute.claims = order
-    if evidence.expire(run, dispute):
-        judge(run, commit)
-        return
+    if (asked := dispute.asked) is not None:
+        site = run.members.by_id(asked.site_id)
+        late = site if site is not None and site.live and run.now >= asked.until else None
+        if late is not None or site is None or not site.live or site.stream != asked.stream:
+            dispute.in_vain(asked, run.now)
+        if late is not None:
+            run.evict(late, f"it was asked for {asked.need.in_words()}, and has not answered")
+            judge(run, commit)
+            return
     holders = {claim: [s for i in ids if (s := run.members.by_id(i)) is not None] for claim, ids in claims.items()}
-    finding = evidence.look_into(run, dispute, holders)
-    if finding.wrong:
-        _settle(run, commit, finding)
-        return
+    found = evidence.look_into(run, dispute, holders)
+    dispute.undecided = found if isinstance(found, str) else ""
+    match found:
+        case dict():
+            _settle(run, commit, found)
+            return
+        case Asked():
+            dispute.ask(found)
+            evidence.ask(run, found)
+        case Recompute():
+            dispute.begin_sum(found)
+            run.put_out(found)
     dispute.say(holders)
     for site in [s for sites in holders.values() for s in sites if s.applied == commit and s.stream is not None]:
         said = (site.stream or 0, bool(dispute.undecided))
@@ -238,17 +249,17 @@ def _end_dispute(run: Run) -> None:
         run.persist(AttestationRecord(dispute.commit, known))
 
 
-def _settle(run: Run, commit: int, finding: evidence.Finding) -> None:
-    """Who holds a state that is proved wrong gives it up."""
-    run.log.disprove(commit, finding.wrong)
-    for value in finding.wrong:
-        run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {finding.why[value]}")
+def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
+    """Who holds a state that is proved wrong gives it up; `wrong` says why."""
+    run.log.disprove(commit, wrong)
+    for value, why in wrong.items():
+        run.report(logging.ERROR, f"the state {value.hex()[:12]} of commit {commit} is wrong: {why}")
     _end_dispute(run)
     judge(run, commit)  # whoever is left says what the run's is
     known = run.log.attested.get(commit, b"")
     for site in run.members.live():
-        if site.applied == commit and site.state_hash in finding.wrong:
-            _evict_for_state(run, site, commit, known, finding.why[site.state_hash])
+        if site.applied == commit and site.state_hash in wrong:
+            _evict_for_state(run, site, commit, known, wrong[site.state_hash])
 
 
 def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "") -> None:
@@ -294,7 +305,7 @@ def _advance_commit_0(run: Run) -> None:
         for site in run.members.live():
             if site.standing is Standing.SEEDER and site.applied is None:
                 site.is_to(Standing.JOINER)  # another was first
-                run.send(site, admitted(run, site, AdmittedAs.JOINER))
+                run.send(site, admitted(run, site))
         agreeing = [s for s in holders if s.state_hash == run.claim]
         if len(agreeing) >= min(2, run.settings.min_sites):
             run.log.attest(0, run.claim)
@@ -309,16 +320,16 @@ def _advance_commit_0(run: Run) -> None:
             site.is_to(Standing.SEEDER)
             site.finds_sources()
             run.report(logging.INFO, f"{site.label} is named to make the starting state")
-            run.send(site, admitted(run, site, AdmittedAs.SEEDER))
+            run.send(site, admitted(run, site))
 
 
-def admitted(run: Run, site: Site, admitted_as: AdmittedAs) -> m.Admitted:
-    """The answer to an offer."""
+def admitted(run: Run, site: Site) -> m.Admitted:
+    """The answer to an offer: what the site is in the run."""
     return m.Admitted(
         site_id=site.site_id,
-        admitted_as=admitted_as,
+        admitted_as=AdmittedAs[site.standing.name],
         run_seed=run.settings.seed,
-        state_hash=_other_hash(run, site) if admitted_as is AdmittedAs.JOINER else b"",
+        state_hash=_other_hash(run, site) if site.standing is Standing.JOINER else b"",
         last_commit=run.log.last,
     )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 
 from atoll.coordinator.core.events import KeptOutRecord
-from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sites.membership import key_digest
 from atoll.protocol.messages import RefusedKind
@@ -15,23 +15,20 @@ from atoll.protocol.messages import RefusedKind
 def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
     """Why that cannot be done; empty if it is."""
     site = run.members.sites.get(name)
-    if site is None and not keep_out:
-        return f"no site of run {run.run_id!r} is called {name!r}: `atoll status` names them"
     if keep_out:
         digest = site.key_digest if site is not None else b""
-        record = KeptOutRecord(name=name, key_digest=digest, reason=reason[:1024])
-        run.keep_out(record)
+        run.keep_out(KeptOutRecord(name=name, key_digest=digest, reason=reason[:1024]))
         run.report(logging.WARNING, f"{name} is kept out: {reason}")
+        if site is not None:
+            run.send_away(site, f"kept out: {reason}")
+        if site is not None and site.stream is not None:
+            run.refuse(site.stream, *_refusal(run, name, reason))
+        return ""
     if site is None:
-        return ""
-    if not keep_out:
-        if not site.live:
-            return f"{site.label} is not in the run; with --keep-out it cannot come back"
-        run.evict(site, reason, is_strike=False)
-        return ""
-    run.send_away(site, f"kept out: {reason}")
-    if site.stream is not None:
-        run.refuse(site.stream, RefusedKind.KEPT_OUT, _in_words(run, name, reason))
+        return f"no site of run {run.run_id!r} is called {name!r}: `atoll status` names them"
+    if not site.live:
+        return f"{site.label} is not in the run; with --keep-out it cannot come back"
+    run.evict(site, reason, is_strike=False)
     return ""
 
 
@@ -43,21 +40,18 @@ def let_in(run: Run, name: str) -> str:
     run.let_in(name)
     if (site := run.members.sites.get(name)) is not None:
         site.conduct = Conduct()
-        if site.site_id:
-            run.persist(site.record())
+        run.persist_site(site)
     run.report(logging.INFO, f"{name} may come in again")
     return ""
 
 
-def refused(run: Run, stream: int, name: str, key: bytes) -> bool:
-    """Whether a site that says Hello is kept out, by its name or under another one."""
+def refusal(run: Run, name: str, key: bytes) -> Refusal | None:
+    """Of a site that says Hello and is kept out, by its name or under another one."""
     digest = key_digest(key)
-    for record in run.kept_out.values():
-        if record.name == name or record.key_digest == digest:
-            run.refuse(stream, RefusedKind.KEPT_OUT, _in_words(run, name, record.reason))
-            return True
-    return False
+    found = (r for r in run.kept_out.values() if r.name == name or r.key_digest == digest)
+    return next((_refusal(run, name, record.reason) for record in found), None)
 
 
-def _in_words(run: Run, name: str, reason: str) -> str:
-    return f"{name} is kept out of run {run.run_id!r}: {reason}; only its operator can let it in (atoll evict --let-in)"
+def _refusal(run: Run, name: str, reason: str) -> Refusal:
+    text = f"{name} is kept out of run {run.run_id!r}: {reason}; only its operator can let it in (atoll evict --let-in)"
+    return RefusedKind.KEPT_OUT, text

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 
 from atoll.coordinator.core.events import ManifestRead, ManifestRecord, ReadManifest
-from atoll.coordinator.core.run import Run
+from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sites.offers import Incoming
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
@@ -42,20 +42,16 @@ def wait(run: Run, stream: int, offer: m.Offer) -> None:
     run.offers.waiting[stream] = offer
 
 
-def has_other_data(run: Run, offer: m.Offer) -> bool:
-    """Whether the data is not that of the sites before, which have the same model."""
-    return run.manifest is not None and fingerprint_of(run, offer) != run.manifest.data_fingerprint
-
-
-def refuse_data(run: Run, stream: int, site: Site, offer: m.Offer) -> None:
-    """Names both fingerprints."""
-    assert run.manifest is not None
+def other_data(run: Run, site: Site, offer: m.Offer) -> str:
+    """How the data is not that of the sites before, which have the same model; empty if it is."""
+    assert run.manifest is not None, "it is the run's"
     theirs, ours = fingerprint_of(run, offer), run.manifest.data_fingerprint
-    text = (
+    if theirs == ours:
+        return ""
+    return (
         f"{site.label} has other data ({_short(theirs)}) than the sites before it ({_short(ours)}, data "
         f'{run.settings.data!r}): give it the same files, or start a run with data = "local"'
     )
-    run.refuse(stream, RefusedKind.DATA, text, theirs.hex(), ours.hex())
 
 
 def advance(run: Run) -> list[tuple[int, m.Offer]]:
@@ -64,7 +60,7 @@ def advance(run: Run) -> list[tuple[int, m.Offer]]:
     incoming = offers.incoming
     if incoming is not None and incoming.stream not in streams:
         offers.incoming = None
-    elif incoming is not None and not incoming.is_whole and run.now >= incoming.until:
+    elif incoming is not None and incoming.until is not None and run.now >= incoming.until:
         offers.incoming = None
         text = f"the next part of its manifest did not come within {_part_limit_s(run):g} s"
         run.refuse(incoming.stream, RefusedKind.INVALID, text)
@@ -85,18 +81,18 @@ def advance(run: Run) -> list[tuple[int, m.Offer]]:
 def next_due(run: Run) -> float | None:
     """When the next part of a manifest must have come; None if none is awaited."""
     incoming = run.offers.incoming
-    return None if incoming is None or incoming.is_whole else incoming.until
+    return None if incoming is None else incoming.until
 
 
 def part(run: Run, stream: int, site: Site, message: m.ManifestPart) -> None:
     """The next bytes of the manifest that was asked for. Once it is whole it is read, away from the event loop."""
     incoming = run.offers.incoming
-    if incoming is None or incoming.stream != stream or incoming.is_whole:
+    if incoming is None or incoming.stream != stream or incoming.until is None:
         return  # nobody asked for it, or it is said again
     known = run.manifest.manifest if run.manifest is not None else None
     limit = m.MAX_MANIFEST_BYTES if known is None else MAX_COMPARED_BYTES
     if message.total_bytes > limit and known is not None:
-        _refuse_model(run, stream, site, incoming.offer, f"its manifest has {message.total_bytes} bytes")
+        run.refuse(stream, *_no_model(run, site, incoming.offer, f"its manifest has {message.total_bytes} bytes"))
         return
     received, end = len(incoming.data), message.first_byte + len(message.data)
     if message.first_byte < received and end <= received:
@@ -115,8 +111,7 @@ def part(run: Run, stream: int, site: Site, message: m.ManifestPart) -> None:
     incoming.data += message.data
     incoming.until = run.now + _part_limit_s(run)
     if len(incoming.data) == incoming.total_bytes:
-        incoming.is_whole = True
-        data, incoming.data = bytes(incoming.data), bytearray()
+        incoming.until, data, incoming.data = None, bytes(incoming.data), bytearray()
         run.put_out(ReadManifest(stream=stream, data=data, sync=run.settings.sync, known=known))
 
 
@@ -148,7 +143,7 @@ def taken(run: Run, event: ManifestRead) -> None:
         return
     offer = incoming.offer
     if run.manifest is not None or event.problem or event.manifest is None:
-        _refuse_model(run, event.stream, site, offer, event.problem)
+        run.refuse(event.stream, *_no_model(run, site, offer, event.problem))
     elif event.manifest.digest != offer.manifest_digest:
         text = f"{site.label} sent another manifest than the one it offered: {event.manifest.digest.hex()[:12]}, not "
         run.refuse(event.stream, RefusedKind.INVALID, text + _short(offer.manifest_digest))
@@ -164,21 +159,13 @@ def taken(run: Run, event: ManifestRead) -> None:
         run.offers.waiting = {event.stream: offer} | run.offers.waiting  # it came first
 
 
-def _refuse_model(run: Run, stream: int, site: Site, offer: m.Offer, what: str) -> None:
-    if run.offers.incoming is not None and run.offers.incoming.stream == stream:
-        run.offers.incoming = None
-    theirs = offer.manifest_digest
+def _no_model(run: Run, site: Site, offer: m.Offer, what: str) -> Refusal:
+    """The manifest cannot be that of the run, which has `what` or which it differs from in that."""
     if run.manifest is None:
-        run.refuse(stream, RefusedKind.MANIFEST, f"{site.label}: {what}", theirs.hex())
-        return
-    ours = run.manifest.manifest.digest
-    run.refuse(
-        stream,
-        RefusedKind.MANIFEST,
-        f"{site.label} has another model ({_short(theirs)}) than run {run.run_id!r} ({_short(ours)}): {what}; use the "
-        "other sites' script and settings",
-        theirs.hex(),
-        ours.hex(),
+        return RefusedKind.MANIFEST, f"{site.label}: {what}"
+    return RefusedKind.MANIFEST, (
+        f"{site.label} has another model ({_short(offer.manifest_digest)}) than run {run.run_id!r} "
+        f"({_short(run.manifest.manifest.digest)}): {what}; use the other sites' script and settings"
     )
 
 

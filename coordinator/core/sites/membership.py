@@ -1,9 +1,8 @@
-"""Who is here: sites, their streams, and since when nothing was heard of them. Plain data; `machine` decides."""
+"""Who is here: sites, their streams, and since when nothing was heard of them. Plain data: other modules decide."""
 
 from __future__ import annotations
 
-import hmac
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
 from atoll.coordinator.core.events import SiteRecord
@@ -51,7 +50,7 @@ class Site:
     state_hash: bytes = b""
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     num_wrong_states: int = 0  # times that its state was not the run's
-    lacks: int = 0  # the commit after `applied`, if its payloads are not on this site's disk
+    log_ends: bool = False  # the payloads of the commit after `applied` are not on this site's disk
     voided_sync: int = 0  # the last one that this incarnation was planned in and discarded its contribution to
     contributed: bool = False  # to a commit, ever
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
@@ -141,14 +140,13 @@ class Site:
     def goes(self, reason: str, *, evicted: bool, newest: int) -> None:
         """It is not in the run any more. `newest`: the newest commit, which its disk may have."""
         if self.live:
-            at_its_end = self.applied is not None and self.lacks == self.applied + 1
-            self.may_hold = self.applied if at_its_end and self.applied is not None else newest
+            self.may_hold = self.applied if self.log_ends and self.applied is not None else newest
         self.standing, self.gone, self.evicted = Standing.OUT, reason, reason if evicted else ""
         self.waits_with = self.away_until = self.counts_from_step = self.waits_for_sources = None
         self.conduct.left()
         if self.applied is not None:
             self.left_with = (self.applied, self.state_hash)
-        self.applied, self.state_hash, self.lacks, self.catching_up = None, b"", 0, False
+        self.applied, self.state_hash, self.log_ends, self.catching_up = None, b"", False, False
 
     def voids(self, sync: int) -> None:
         """What it was planned to contribute to that sync is discarded."""
@@ -170,10 +168,9 @@ class Site:
             self.counts_from_step = run_step
         if self.standing is not Standing.MEMBER or self.applied != commit:  # else it repeats itself, and still waits
             self.waits_for_sources, self.fetches = None, False
+        self.log_ends = self.log_ends and self.applied == commit
         self.standing, self.applied, self.state_hash = Standing.MEMBER, commit, state_hash
         self.catching_up = commit < newest
-        if self.lacks != commit + 1:
-            self.lacks = 0
 
     def is_without_state(self) -> None:
         """It has to fetch one."""
@@ -181,13 +178,13 @@ class Site:
 
     def goes_on_from_there(self) -> None:
         """The run went back: nothing follows what it holds, and it lacks nothing. It says anew what it looks for."""
-        self.lacks, self.catching_up, self.waits_for_sources, self.fetches = 0, False, None, False
+        self.log_ends, self.catching_up, self.waits_for_sources, self.fetches = False, False, None, False
 
     def looks_for_sources(self, message: FindSources, *, newest: int, found: bool) -> None:
         """It fetches a state; unless donors were `found`, it is told of them later."""
         self.fetches, self.catching_up = True, self.applied is not None and self.applied < newest
         if self.applied is not None and message.lacks_commit == self.applied + 1:
-            self.lacks = message.lacks_commit
+            self.log_ends = True
         self.waits_for_sources = None if found else message
 
     def finds_sources(self) -> None:
@@ -210,22 +207,9 @@ class Site:
 
     def record(self) -> SiteRecord:
         """What the store keeps of it."""
-        return SiteRecord(
-            site_id=self.site_id,
-            name=self.name,
-            key_digest=self.key_digest,
-            incarnation=self.incarnation,
-            address=self.address,
-            live=self.live,
-            evicted=self.evicted,
-            max_retained_bytes=self.max_retained_bytes,
-            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
-            may_hold=self.may_hold,
-            voided_sync=self.voided_sync,
-            contributed=self.contributed,
-            strikes=self.conduct.strikes,
-            has_contributed=self.conduct.has_contributed,
-        )
+        kept = {name: getattr(self, name) for name in _KEPT}
+        conduct = self.conduct
+        return SiteRecord(**kept, live=self.live, strikes=conduct.strikes, has_contributed=conduct.has_contributed)
 
     def member(self) -> Member:
         """As plans and peers know it."""
@@ -238,6 +222,10 @@ class Site:
             bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
             max_retained_bytes=self.max_retained_bytes,
         )
+
+
+_KEPT = {item.name for item in fields(SiteRecord)} & {item.name for item in fields(Site)}
+"""What is said of a site alike while it is here and in the store."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -285,22 +273,11 @@ class Membership:
         self._by_id: dict[int, Site] = {}  # ascending
         self.streams: dict[int, Stream] = {}
         for r in records:
-            self.sites[r.name] = Site(
-                name=r.name,
-                key_digest=r.key_digest,
-                site_id=r.site_id,
-                incarnation=r.incarnation,
-                address=r.address,
-                # What it holds is learnt from its Hello; until then it counts as joining.
-                standing=Standing.JOINER if r.live else Standing.OUT,
-                evicted=r.evicted,
-                max_retained_bytes=r.max_retained_bytes,
-                bandwidth_bytes_per_s=r.bandwidth_bytes_per_s,
-                may_hold=r.may_hold,
-                voided_sync=r.voided_sync,
-                contributed=r.contributed,
-                away_until=now + lease_s if r.live else None,
-            )
+            self.sites[r.name] = site = Site(**{name: getattr(r, name) for name in _KEPT})
+            # What it holds is learnt from its Hello; until then it counts as joining.
+            site.standing = Standing.JOINER if r.live else Standing.OUT
+            site.away_until = now + lease_s if r.live else None
+            site.conduct.restored(r, now=now, lease_s=lease_s)
         self._by_id = {s.site_id: s for s in sorted(self.sites.values(), key=lambda s: s.site_id)}
         self.last_id = max(last_id, next(reversed(self._by_id), 0))
 
@@ -376,7 +353,3 @@ class Membership:
     def connected(self) -> list[Site]:
         """Sites of the run with a stream, in the order of ids."""
         return [s for s in self.live() if s.stream is not None]
-
-    def same_key(self, site: Site, digest: bytes) -> bool:
-        """Whether the key is the site's; the time it takes tells nothing."""
-        return hmac.compare_digest(site.key_digest, digest)

@@ -13,13 +13,11 @@ class Incoming:
 
     stream: int
     offer: Offer
-    until: float
-    """The stream has that long for the part that comes next; all parts move it."""
+    until: float | None
+    """The stream has that long for the part that comes next; all parts move it. None: it is whole, and being read."""
     total_bytes: int = 0
     """0 until the first part."""
     data: bytearray = field(default_factory=bytearray)
-    is_whole: bool = False
-    """It is being read."""
 
 
 @dataclass(slots=True)

@@ -47,7 +47,6 @@ class SyncView:
     num_steps: int
     attempt: int
     """0 while it is collected."""
-    expected: tuple[str, ...]
     ready: tuple[str, ...]
     waiting_for: tuple[str, ...]
     contributors: tuple[str, ...]
@@ -131,15 +130,12 @@ class RunView:
     term: int
     started: bool
     finished: bool
-    stopping: str
     last_commit: int
     run_step: int
     run_tokens: int
     steps: int
     """Length of the run; 0 if `tokens` says it."""
     tokens: int
-    min_sites: int
-    quorum: int
     sync_every: int
     codec: str
     num_parameters: int

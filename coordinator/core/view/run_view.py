@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any, TypeVar
+
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -11,6 +14,7 @@ from atoll.coordinator.core.view.document import CommitView, RunView, SiteView, 
 from atoll.protocol.plans import weights
 from atoll.protocol.text import last_line
 
+V = TypeVar("V", RunView, SiteView, SyncView, CommitView)
 RECENT_COMMITS = 20
 SHOWN_AT_THE_DOOR = 16
 """Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
@@ -57,37 +61,21 @@ def view_of(run: Run, now: float) -> RunView:
     """`now` is own time."""
     attested = run.log.newest_attested()
     blind = reach.not_dialled_by(run)
-    return RunView(
-        run_id=run.run_id,
+    return _view(
+        RunView,
+        (run, run.log, run.members, run.settings, run.settings.sync),
         state=state_in_words(run),
         state_kind=_state(run)[0],
-        term=run.term,
-        started=run.started,
         finished=run.finished is not None,
-        stopping=run.stop_reason,
         last_commit=run.log.last,
-        run_step=run.log.run_step,
-        run_tokens=run.log.run_tokens,
-        steps=run.settings.steps,
-        tokens=run.settings.tokens,
-        min_sites=run.settings.min_sites,
-        quorum=run.settings.quorum,
         sync_every=run.settings.sync.every,
-        codec=run.settings.sync.codec,
         num_parameters=run.manifest.manifest.num_trainable if run.manifest else 0,
         state_hash=run.log.attested[attested].hex() if attested is not None else "",
         attested_commit=attested,
-        num_attempts=run.num_attempts,
-        num_evicted=run.num_evicted,
-        num_wrong_states=run.num_wrong_states,
-        num_refused=run.num_refused,
-        num_malformed=run.num_malformed,
-        num_abandoned=run.num_abandoned,
-        branch=run.branch,
-        unreachable=run.unreachable,
         kept_out=tuple(f"{name}: {record.reason}" for name, record in sorted(run.kept_out.items())),
         errors=tuple(run.fatal_texts),
         excluded=tuple(record.reason for record in run.left_out.recent),
+        store_stuck_s=0.0,
         sync=_sync_view(run),
         sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
         num_at_the_door=run.members.num_at_the_door(),
@@ -96,6 +84,13 @@ def view_of(run: Run, now: float) -> RunView:
         data=data_view(run),
         losses=tuple(run.log.losses.values()),
     )
+
+
+def _view(cls: type[V], sources: tuple[object, ...], **others: Any) -> V:
+    """What is not among `others` is in the first of the sources that has it, by the same name."""
+    names = [item.name for item in fields(cls) if item.name not in others]
+    same = {name: next(getattr(s, name) for s in sources if hasattr(s, name)) for name in names}
+    return cls(**same, **others)
 
 
 def _shown(run: Run) -> list[Site]:
@@ -112,12 +107,9 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
     applied, state_hash = site.applied, site.state_hash
     if site.standing is Standing.OUT and site.left_with is not None:
         applied, state_hash = site.left_with
-    return SiteView(
-        **heartbeat.figures(),
-        site_id=site.site_id,
-        name=site.name,
-        address=site.address,
-        incarnation=site.incarnation,
+    return _view(
+        SiteView,
+        (site, heartbeat),
         state=_site_state(site),
         connected=site.stream is not None,
         phase=last_line(heartbeat.phase),
@@ -125,7 +117,6 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         utilization=heartbeat.train_s / total_s if total_s > 0 else None,
         last_commit=applied,
         state_hash=state_hash.hex(),
-        num_wrong_states=site.num_wrong_states,
         silent_s=round(max(0.0, now - site.heard_at), 3),
         doing=last_line(heartbeat.doing),
         still_s=round(max(0.0, now - site.progress_at), 3),
@@ -152,12 +143,10 @@ def _sync_view(run: Run) -> SyncView | None:
         return None
     names = {s.site_id: s.name for s in run.members.sites.values()}
     plan = sync.attempt.plan if sync.attempt else None
-    return SyncView(
-        sync=sync.open.sync,
-        base_commit=sync.open.base_commit,
-        num_steps=sync.open.num_steps,
+    return _view(
+        SyncView,
+        (sync.open,),
         attempt=plan.attempt if plan else 0,
-        expected=tuple(names[i] for i in sorted(sync.expected)),
         ready=tuple(names[i] for i in sorted(sync.ready)),
         waiting_for=tuple(s.name for s in deciding.waiting_for(run, sync)),
         contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
@@ -169,19 +158,12 @@ def _sync_view(run: Run) -> SyncView | None:
 def _commit_views(run: Run) -> tuple[CommitView, ...]:
     names = {s.site_id: s.name for s in run.members.sites.values()}
     return tuple(
-        CommitView(
-            commit=r.commit.commit,
-            sync=r.commit.sync,
-            attempt=r.commit.attempt,
-            run_step=r.commit.run_step,
-            run_tokens=r.commit.run_tokens,
+        _view(
+            CommitView,
+            (r.commit, r),
             tokens=sum(weights(r.commit)),
             contributors=tuple(names.get(c.site_id, str(c.site_id)) for c in r.commit.contributors),
-            mean_loss=r.mean_loss,
-            median_loss=r.median_loss,
-            cut=r.cut,
             state_hash=run.log.attested.get(r.commit.commit, b"").hex(),
-            final=r.commit.final,
         )
         for r in run.log.records[-RECENT_COMMITS:]
     )

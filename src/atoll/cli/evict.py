@@ -34,15 +34,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import request_admission, request_eviction
+    from atoll.coordinator.admin import ask
 
     if args.let_in and args.reason:
         raise ConfigError("--reason says why a site is sent away; leave it out with --let-in")
     store = stop.store_path(args)
     if args.let_in:
-        request_admission(store, args.name)
+        ask(store, "let-in", name=args.name)
         print(f"{args.name} may come in again")
         return 0
-    request_eviction(store, args.name, args.reason, keep_out=args.keep_out)
+    ask(store, "evict", name=args.name, reason=args.reason or "atoll evict", keep_out=args.keep_out)
     print(f"{args.name} is evicted{' and kept out' if args.keep_out else ''}")
     return 0

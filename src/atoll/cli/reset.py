@@ -24,12 +24,12 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     stop.add_arguments(parser)
-    parser.add_argument("--reason", default="", metavar="TEXT", help="shown at every site")
+    parser.add_argument("--reason", default="atoll reset", metavar="TEXT", help="shown at every site")
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import request_reset
+    from atoll.coordinator.admin import ask
 
-    request_reset(stop.store_path(args), args.reason)
+    ask(stop.store_path(args), "reset", reason=args.reason)
     print("model and starting state are taken back; the next site that offers a model fixes it")
     return 0

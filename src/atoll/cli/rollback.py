@@ -38,16 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import request_return, request_rollback
+    from atoll.coordinator.admin import GO_BACK_LIMIT_S, ask
 
     store = stop.store_path(args)
     if args.to is None:
-        was = request_rollback(store, args.reason or "atoll rollback")
+        was = ask(store, "rollback", reason=args.reason or "atoll rollback")
         print(f"the run goes back; it was paused because {clean(was)}")
         return 0
     if args.to < 0:
         raise ConfigError(f"--to {args.to}: commits are numbered from 0, the starting state")
     print(f"sites put the state of commit {args.to} together; the run waits for one of them", file=sys.stderr)
-    request_return(store, args.to, args.reason or f"atoll rollback --to {args.to}")
+    reason = args.reason or f"atoll rollback --to {args.to}"
+    ask(store, "rollback", limit_s=GO_BACK_LIMIT_S, to=args.to, reason=reason)
     print(f"the run goes on from commit {args.to}; what followed is void")
     return 0

@@ -37,9 +37,9 @@ def store_path(args: argparse.Namespace) -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    from atoll.coordinator.admin import request_stop
+    from atoll.coordinator.admin import ask
 
-    over = request_stop(store_path(args))
+    over = ask(store_path(args), "stop", reason="atoll stop")
     goes_on = "the run ends with its next sync; `atoll status` shows when"
     print(f"nothing to stop: the run is {clean(over)}" if over else goes_on)
     return 0

@@ -26,7 +26,7 @@ MUTATIONS = (
         rule="a sync that is committed is not open after a restart",
         where="coordinator.core.persisted:changes",
         old="            ended = all_of(*_OF_ONE_SYNC)\n            if record.median_loss",
-        new="            ended = all_of(PlanRecord)\n            if record.median_loss",
+        new="            ended = all_of(e.PlanRecord)\n            if record.median_loss",
         tests=("tests/unit/coordinator/test_store_contract.py",),
     ),
     Mutation(
@@ -34,7 +34,7 @@ MUTATIONS = (
         rule="commits that a rollback gave up are gone after a restart",
         where="coordinator.core.persisted:changes",
         old="for cls in (*HISTORY, LossRecord) for n in record.voided]",
-        new="for cls in (AttestationRecord, LossRecord) for n in record.voided]",
+        new="for cls in (e.AttestationRecord, LossRecord) for n in record.voided]",
         tests=("tests/unit/coordinator/test_store_contract.py",),
     ),
     Mutation(

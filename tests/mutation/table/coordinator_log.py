@@ -136,15 +136,15 @@ MUTATIONS = (
     Mutation(
         name="gone back before anybody has the commit",
         rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
-        where="coordinator.core.log.going_back:advance",
+        where="coordinator.core.log.going_back:_outcome",
         old="right = [s for s in live if s.site_id in able and known in",
-        new="right = [s for s in live if s.stream in going.asked or known in",
+        new="right = [s for s in live if s.stream in going.answers or known in",
         tests=("tests/unit/coordinator/test_going_back.py",),
     ),
     Mutation(
         name="gone back to a commit of another hash",
         rule="commits are given up for an older one only once a site has that on its disk, with the hash that it had",
-        where="coordinator.core.log.going_back:advance",
+        where="coordinator.core.log.going_back:_outcome",
         old='known in (b"", able[s.site_id])',
         new="True",
         tests=("tests/unit/coordinator/test_going_back.py",),

@@ -9,15 +9,15 @@ MUTATIONS = (
         name="void commits come back",
         rule="commits after a rollback are of a new branch; who holds void ones is told, and comes without them",
         where="coordinator.core.sites.admission:hello",
-        old="    if has_void_commits:\n",
-        new="    if False:\n",
+        old="    if has_void_commits:  #",
+        new="    if False:  #",
         tests=("tests/unit/coordinator/test_rollback.py",),
     ),
     Mutation(
         name="state ahead of the log is let in",
         rule="a site ahead of the coordinator's log means a wrong store",
-        where="coordinator.core.sites.admission:hello",
-        old="if message.branch > run.branch or (message.has_state and message.last_commit > run.log.last):",
+        where="coordinator.core.sites.admission:_refusal",
+        old="if message.branch > run.branch or (has_more and not _has_void_commits(run, message)):",
         new="if False:",
         tests=(
             "tests/unit/coordinator/test_core_scenarios.py",
@@ -28,7 +28,7 @@ MUTATIONS = (
     Mutation(
         name="any number of sites waits at the door",
         rule="run.max_sites bounds the sites that have said Hello and were never in the run",
-        where="coordinator.core.sites.admission:hello",
+        where="coordinator.core.sites.admission:_refusal",
         old="run.members.num_at_the_door() >= run.settings.max_sites",
         new="run.members.num_at_the_door() < 0",
         tests=("tests/unit/coordinator/test_offers.py",),
@@ -36,9 +36,9 @@ MUTATIONS = (
     Mutation(
         name="a site has any name",
         rule="names are of one alphabet, checked at the coordinator",
-        where="coordinator.core.sites.admission:_refused_at_the_door",
-        old="if not SITE_NAME.fullmatch(message.name):",
-        new="if not message.name:",
+        where="coordinator.core.sites.admission:_refusal",
+        old="if not SITE_NAME.fullmatch(name):",
+        new="if not name:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
     ),
     Mutation(
@@ -52,23 +52,23 @@ MUTATIONS = (
     Mutation(
         name="second name on a stream",
         rule="a refused message changes nothing but its own stream",
-        where="coordinator.core.sites.admission:_refused_by_name",
-        old="if on_stream is not None and on_stream.name != message.name:",
+        where="coordinator.core.sites.admission:_refusal",
+        old="if on_stream is not None and on_stream.name != name:",
         new="if False:",
         tests=("tests/unit/coordinator/test_refused_messages.py",),
     ),
     Mutation(
         name="another key takes the name",
         rule="a name belongs to the key that took it first",
-        where="coordinator.core.sites.admission:_refused_by_name",
-        old="if not run.members.same_key(site, key_digest(message.key)):",
+        where="coordinator.core.sites.admission:_refusal_by_name",
+        old="if not hmac.compare_digest(site.key_digest, key_digest(message.key)):",
         new="if False:",
         tests=("tests/golden/test_coordinator_stories.py",),
     ),
     Mutation(
         name="a lower incarnation takes over",
         rule="an older start of a node never takes the place of a newer one",
-        where="coordinator.core.sites.admission:_refused_by_name",
+        where="coordinator.core.sites.admission:_refusal_by_name",
         old="    if header.incarnation < site.incarnation:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -197,8 +197,8 @@ MUTATIONS = (
         name="strikes come back after a restart",
         rule="nothing is held any more against a site that a person let in",
         where="coordinator.core.sites.keeping_out:let_in",
-        old="            run.persist(site.record())\n    run.report(",
-        new="            pass\n    run.report(",
+        old="        run.persist_site(site)\n",
+        new="",
         tests=(
             "tests/unit/coordinator/test_hostile_members.py"
             "::test_25_what_is_held_against_a_site_survives_the_coordinator",
@@ -207,9 +207,9 @@ MUTATIONS = (
     Mutation(
         name="kept out by name alone",
         rule="a site that is kept out does not come in under another name with the same key",
-        where="coordinator.core.sites.keeping_out:refused",
-        old="record.name == name or record.key_digest == digest",
-        new="record.name == name",
+        where="coordinator.core.sites.keeping_out:refusal",
+        old="r.name == name or r.key_digest == digest",
+        new="r.name == name",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
     ),
     Mutation(
@@ -223,7 +223,7 @@ MUTATIONS = (
     Mutation(
         name="other words are progress",
         rule="only the count of progress in a heartbeat says that a site gets on",
-        where="coordinator.core.machine:Core._heartbeat",
+        where="coordinator.core.core:Core._heartbeat",
         old="        if message.progress != site.heartbeat.progress:",
         new="        if (message.progress, message.doing) != (site.heartbeat.progress, site.heartbeat.doing):",
         tests=("tests/unit/coordinator/test_liveness.py",),
@@ -280,8 +280,8 @@ MUTATIONS = (
         name="a site that sends no manifest keeps the others waiting",
         rule="no wait is endless: from one part of a manifest to the next there is a limit",
         where="coordinator.core.sites.manifests:advance",
-        old="not incoming.is_whole and run.now >= incoming.until",
-        new="not incoming.is_whole and run.now < 0",
+        old="incoming.until is not None and run.now >= incoming.until",
+        new="incoming.until is not None and run.now < 0",
         tests=("tests/unit/coordinator/test_offers.py",),
     ),
     Mutation(
@@ -296,8 +296,8 @@ MUTATIONS = (
         name="parts of a manifest are added whoever was asked",
         rule="what nobody asked for is dropped",
         where="coordinator.core.sites.manifests:part",
-        old="if incoming is None or incoming.stream != stream or incoming.is_whole:",
-        new="if incoming is None or incoming.is_whole:",
+        old="if incoming is None or incoming.stream != stream or incoming.until is None:",
+        new="if incoming is None or incoming.until is None:",
         tests=("tests/unit/coordinator/test_offers.py",),
     ),
     Mutation(
@@ -320,8 +320,8 @@ MUTATIONS = (
         name="who contributed long ago was found out after a restart",
         rule="whether a site has contributed since it was admitted is persisted",
         where="coordinator.core.sites.membership:Site.record",
-        old="            has_contributed=self.conduct.has_contributed,\n",
-        new="",
+        old=", has_contributed=conduct.has_contributed)",
+        new=")",
         tests=(
             "tests/unit/coordinator/test_hostile_members.py"
             "::test_7_who_contributed_longer_ago_than_the_log_goes_back_was_not_found_out_after_a_restart",
@@ -339,8 +339,8 @@ MUTATIONS = (
         name="no lease after a restart",
         rule="after a coordinator's restart members have one full lease to come back",
         where="coordinator.core.sites.membership:Membership.__init__",
-        old="away_until=now + lease_s if r.live else None",
-        new="away_until=now if r.live else None",
+        old="away_until = now + lease_s if r.live else None",
+        new="away_until = now if r.live else None",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
     ),
     Mutation(

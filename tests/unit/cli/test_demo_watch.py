@@ -57,7 +57,7 @@ SYNC = {
 def test_the_coordinators_own_document_is_understood() -> None:
     from dataclasses import asdict
 
-    from atoll.coordinator.core.machine import Core
+    from atoll.coordinator.core.core import Core
     from atoll.coordinator.core.persisted import Persisted, RunRecord
     from atoll.protocol.settings import RunSettings, settings_to_json
 

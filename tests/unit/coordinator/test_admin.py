@@ -1,69 +1,113 @@
-"""What people ask of a run on its socket, as it reaches the core."""
+"""What people ask of a coordinator on its own machine: a line is a request, and has one line as its answer."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from atoll.coordinator.admin import AdminServer, request_eviction, request_return, request_stop
+import pytest
+
+from atoll.coordinator import admin
+from atoll.coordinator.core import events as e
 from atoll.protocol import messages as m
 from atoll.protocol import wire
-from atoll.protocol.messages import RefusedKind
+from atoll.protocol.errors import HostError
+
+T = TypeVar("T")
 
 
-class Asked:
-    """A run that only notes what it is asked."""
+def served(tmp_path: Path, act: Callable[[Path], T], answer: e.Answer) -> tuple[T, list[e.Asked]]:
+    """What `act` returns with the store's path, and what the coordinator heard meanwhile."""
+    heard: list[e.Asked] = []
 
-    def __init__(self) -> None:
-        self.words: list[str] = []
+    async def ask(asked: e.Asked) -> e.Answer:
+        heard.append(asked)
+        return answer
 
-    def ask_to_stop(self, reason: str) -> None:
-        self.words.append(reason)
+    async def main() -> T:
+        server = admin.AdminServer(tmp_path / "run.db", ask)
+        await server.start()
+        try:
+            return await asyncio.to_thread(act, tmp_path / "run.db")
+        finally:
+            await server.close()
 
-    def ask_to_roll_back(self, reason: str) -> None:
-        self.words.append(reason)
+    return asyncio.run(main()), heard
 
-    async def go_back(self, commit: int, reason: str) -> str:
-        self.words.append(reason)
-        return ""
 
-    async def evict(self, name: str, reason: str, *, keep_out: bool) -> str:
-        self.words += [name, reason]
-        return ""
+def line_of(store: Path, line: bytes) -> dict[str, str]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(str(admin.socket_path(store)))
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        with connection.makefile("rb") as file:
+            answer: dict[str, str] = json.loads(file.readline())
+        return answer
 
-    async def let_in(self, name: str) -> str:
-        self.words.append(name)
-        return ""
 
-    async def reset(self, reason: str) -> str:
-        self.words.append(reason)
-        return ""
+@pytest.mark.parametrize(
+    ("command", "fields", "event"),
+    [
+        ("stop", {"reason": "enough"}, e.StopAsked("enough")),
+        ("rollback", {"reason": "the disk is lost"}, e.RollbackAsked("the disk is lost")),
+        ("rollback", {"reason": "wrong data", "to": 3}, e.RollbackAsked("wrong data", to=3)),
+        ("evict", {"name": "a", "reason": "?", "keep_out": True}, e.EvictAsked(name="a", reason="?", keep_out=True)),
+        ("let-in", {"name": "a"}, e.LetInAsked(name="a")),
+        ("reset", {"reason": "the wrong model"}, e.ResetAsked(reason="the wrong model")),
+        ("let-in", {"name": "a\x1b[2J"}, e.LetInAsked(name="a\\x1b[2J")),
+    ],
+)
+def test_a_request_is_its_event(command: str, fields: dict[str, Any], event: e.Asked, tmp_path: Path) -> None:
+    def ask(store: Path) -> str:
+        return admin.ask(store, command, **fields)
 
-    async def document(self) -> dict[str, Any]:
-        return {"state": "training", "finished": False, "unreachable": ""}
+    assert served(tmp_path, ask, e.Answer(1, "", "how it stood")) == ("how it stood", [event])
 
 
 def test_what_is_no_text_reaches_the_run_as_escapes(tmp_path: Path) -> None:
     """A terminal of another encoding typed it. Kept and sent as it is, it would end the coordinator, each time that it
     is started."""
-    run, store = Asked(), tmp_path / "run.db"
     typed = b"caf\xe9".decode(errors="surrogateescape")
 
-    def ask() -> None:
-        request_stop(store, typed)
-        request_return(store, 3, typed)
-        request_eviction(store, typed, typed, keep_out=True)
+    def ask(store: Path) -> None:
+        admin.ask(store, "evict", name=typed, reason=typed, keep_out=True)
+        admin.ask(store, "rollback", reason=typed, to=3)
 
-    async def main() -> None:
-        server = AdminServer(store, server=run)
-        await server.start()
-        try:
-            await asyncio.to_thread(ask)
-        finally:
-            await server.close()
+    words = "caf\\udce9"
+    asked = [e.EvictAsked(name=words, reason=words, keep_out=True), e.RollbackAsked(words, to=3)]
+    assert served(tmp_path, ask, e.Answer(1, ""))[1] == asked
+    wire.response_body(m.Refused(kind=m.RefusedKind.KEPT_OUT, text=words))
 
-    asyncio.run(main())
-    assert run.words == ["caf\\udce9"] * 4
-    for words in run.words:
-        wire.response_body(m.Refused(kind=RefusedKind.KEPT_OUT, text=words))
+
+def test_why_it_cannot_be_done_is_said(tmp_path: Path) -> None:
+    def ask(store: Path) -> None:
+        with pytest.raises(HostError, match="refused: no site is called so"):
+            admin.ask(store, "let-in", name="x")
+
+    assert served(tmp_path, ask, e.Answer(1, "no site is called so"))[1] == [e.LetInAsked(name="x")]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"", "Expecting value"),
+        (b'{"command"\n', "Expecting"),
+        (b"[]\n", "commands are stop, rollback"),
+        (b'{"command": "dance"}\n', "commands are stop, rollback"),
+        (b'{"command": ["stop"]}\n', "commands are stop, rollback"),
+        (b'{"command": "stop"}\n', 'stop: "reason" is missing'),
+        (b'{"command": "stop", "reason": 1}\n', "reason must be a string"),
+        (b'{"command": "rollback", "reason": "?", "to": "3"}\n', "to must be an integer"),
+        (b'{"command": "let-in", "nam": "a"}\n', 'did you mean "name"?'),
+        (b'{"command": "stop", "reason": "' + b"x" * admin.MAX_LINE_BYTES + b'"}\n', "limit"),
+    ],
+)
+def test_what_is_no_request_changes_nothing(line: bytes, problem: str, tmp_path: Path) -> None:
+    answer, heard = served(tmp_path, lambda store: line_of(store, line), e.Answer(1, ""))
+    assert answer["problem"].startswith("not a request: ")
+    assert problem in answer["problem"]
+    assert heard == []

@@ -295,7 +295,10 @@ def test_answers_that_nobody_waits_for_change_nothing() -> None:
     for message in (right, replace(right, commit=2), replace(right, first_byte=3), replace(right, chunk=1)):
         story.says(other, message)
     assert story.num_shown() == 0
-    story.happens(e.Recomputed(request=99, chunk_hash=bytes(32)))
+    unasked = e.Recompute(
+        role=Role.TRAINABLE, dtype="float32", num_elements=1, outer=story.settings.outer, record=b"", payload=b""
+    )
+    story.happens(e.Recomputed(of=unasked, chunk_hash=bytes(32)))
     assert not evicted(story)
 
 

@@ -83,5 +83,5 @@ def test_a_list_is_checked_in_parts_of_any_size(shapes: list[int], cuts: list[in
         check = ListCheck(Digest("x"), num_hashes, places if of_payloads else None)
         bounds = sorted({0, end, *(cut for cut in cuts if cut < end)})
         for first, last in itertools.pairwise(bounds):
-            check.add(data[first:last])
+            check.more(data[first:last])
         assert (check.finish() == expected) is is_right

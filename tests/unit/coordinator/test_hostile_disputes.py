@@ -9,7 +9,9 @@ import pytest
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.log.disputes import Dispute, Need
 from atoll.protocol import messages as m
+from atoll.protocol.layout import Role
 from atoll.protocol.messages import Evidence
+from atoll.protocol.settings import OuterSettings
 from tests.harness.coordinator_story import Story, some_settings
 from tests.unit.coordinator.test_disputes import before_it, evicted
 
@@ -182,11 +184,14 @@ def test_what_was_found_out_of_two_sides_is_not_taken_for_two_others() -> None:
     same, hashes = bytes(32), {claim: claim for claim in (one, two, three)}
     assert dispute.compare({one: same + hashes[one], two: same + hashes[two]}) == 1
     dispute.found = dict.fromkeys(lists, b"")
-    dispute.computed, dispute.request, dispute.problem = one, 7, "it cannot be read"
+    dispute.computed, dispute.problem = one, "it cannot be read"
+    dispute.computing = e.Recompute(
+        role=Role.FROZEN, dtype="float32", num_elements=0, outer=OuterSettings(), record=b"", payload=b""
+    )
     assert dispute.compare({one: b"", two: b""}) == 1, "as it was found"
     assert (dispute.computed, list(dispute.found)) == (one, lists)
     assert dispute.compare({two: hashes[two], three: hashes[three]}) == 0
-    assert not [name for name in ("computed", "request", "problem") if getattr(dispute, name)]
+    assert not [name for name in ("computed", "computing", "problem") if getattr(dispute, name)]
     assert list(dispute.found) == lists[1:]
 
 

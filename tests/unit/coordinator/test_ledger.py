@@ -57,7 +57,7 @@ def check(ledger: Ledger) -> None:
     parts = [line.done, line.returned, *line.leases.values()]
     assert set().union(*map(positions, parts)) == set(range(line.frontier)), "and no position is in two of them"
     assert all(line.leases.values()), "holders of nothing are forgotten"
-    assert set(ledger.kept) == {(0, site_id) for site_id, incarnation in line.leases if incarnation == KEPT}
+    assert set(ledger.kept()) == {(0, site_id) for site_id, incarnation in line.leases if incarnation == KEPT}
 
 
 @settings(max_examples=300)
@@ -85,7 +85,7 @@ def test_any_sequence_of_lease_commit_and_return_balances(data: st.DataObject) -
                 ledger.finish(0, holder, part)  # its sync committed after all
                 done_once |= positions(part)
         elif action == "end":
-            for number, site_id in list(ledger.kept):
+            for number, site_id in ledger.kept():
                 ledger.give_back(number, (site_id, KEPT))
         elif action == "void" and done_once:
             first = min(done_once)

@@ -221,10 +221,15 @@ def test_a_site_that_left_with_a_commit_is_waited_for_until_an_operator_says_oth
     power_cut(story, "a")
     back(story, "a", 1)
     assert "b (site 2) may have them" in story.view.state
-    story.happens(e.RollbackAsked("atoll rollback"))
+    outputs = story.happens(e.RollbackAsked("atoll rollback", request=7))
+    (answer,) = [o for o in outputs if isinstance(o, e.Answer)]
+    assert (answer.request, answer.problem) == (7, "")
+    assert answer.found.startswith("nobody who is here can reach commit 2"), "why it had to"
     assert (story.view.branch, story.view.last_commit) == (1, 1)
-    story.happens(e.RollbackAsked("again"))
-    assert story.view.branch == 1, "no need for it"
+    outputs = story.happens(e.RollbackAsked("again", request=8))
+    (answer,) = [o for o in outputs if isinstance(o, e.Answer)]
+    assert answer == e.Answer(8, "no need for it: the newest commit is held, or may still be reached")
+    assert story.view.branch == 1
 
 
 def test_a_site_that_left_when_it_was_done_may_have_the_commit_that_followed() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.core import events as e
-from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.core import Core
 from atoll.coordinator.core.persisted import KINDS
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore

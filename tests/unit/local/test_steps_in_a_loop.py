@@ -18,7 +18,7 @@ from typing import Any, Self
 import pytest
 
 import atoll
-from atoll.coordinator.core.machine import Core
+from atoll.coordinator.core.core import Core
 from atoll.node.dataplane import publish
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_log import PayloadLog
@@ -389,7 +389,7 @@ def test_no_event_of_a_dispute_goes_through_all_chunks() -> None:
     for name in "ab":
         story.done(name, "s0")
     story.applied("a", 1, "s1")
-    with Lines(Core.handle_all.__code__) as lines:
+    with Lines(Core.handle.__code__) as lines:
         story.applied("b", 1, "wrong")
     assert story.num("b", m.Evicted) == 1
     assert f"chunk {num_chunks - 2} of commit 1" in story.last("b", m.Evicted).reason

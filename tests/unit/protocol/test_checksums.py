@@ -41,7 +41,7 @@ COMMIT = m.Commit(
     next=OPEN,
 )
 HELLO = m.Hello(name="berlin", key=HASH, address="10.0.0.3:7701", process_id=bytes(16))
-REFUSED = m.Refused(kind=m.RefusedKind.PROTOCOL, text="install the same version", theirs="2", ours="1")
+REFUSED = m.Refused(kind=m.RefusedKind.PROTOCOL, text="install the same version")
 READY = m.Ready(
     sync=8, tokens=300, num_steps=10, mean_loss=2.5, train_s=4.0, ranges=(m.DataRange(first=900, num_samples=300),)
 )

@@ -1,31 +1,12 @@
-"""The coordinator's core: `handle(event, now) -> outputs`, `next_deadline()`; the shell executes outputs in order."""
+"""The coordinator's core: `handle(events, now) -> outputs`, `next_deadline()`; the shell executes outputs in order."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
 
+from atoll.coordinator.core import events as e
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.events import (
-    Answer,
-    CommitsRead,
-    Event,
-    EvictAsked,
-    Garbled,
-    LetInAsked,
-    Malformed,
-    ManifestRead,
-    Output,
-    Received,
-    Recomputed,
-    ResetAsked,
-    RollbackAsked,
-    StopAsked,
-    StopRecord,
-    StreamClosed,
-    StreamOpened,
-    Tick,
-)
 from atoll.coordinator.core.log import evidence, going_back, rollback, starting_over, states
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
@@ -45,12 +26,10 @@ from atoll.protocol.settings import RunSettings
 
 class Core:
     """One run, from one start of the coordinator on. Times are seconds of one monotonic clock, given by the caller;
-    inside they are this process's own (own_time.py)."""
+    inside they are this process's own (suspend_clock.py)."""
 
     def __init__(self, settings: RunSettings, persisted: Persisted, now: float) -> None:
         self.run = Run(settings, persisted, now)
-        self.is_strict = False
-        """A step that a sync's phase does not have is raised, for tests; else the sync is abandoned for it."""
         self._next_pulse_at = now + self.run.limits.heartbeat_s
         self._time = OwnTime(tolerance_s=self.run.limits.lease_s / 2)
         self._pardoned_until = now
@@ -58,13 +37,9 @@ class Core:
         self._roster = reach.Roster()
         self._due: float | None = now  # own time at which everything is looked at again
 
-    def handle(self, event: Event, now: float) -> list[Output]:
-        """One event. Outputs are to be executed in order."""
-        return self.handle_all((event,), now)
-
-    def handle_all(self, events: Sequence[Event], now: float) -> list[Output]:
+    def handle(self, events: Sequence[e.Event], now: float) -> list[e.Output]:
         """Events that have come together: what follows from them is decided once, so that a thousand sites that are
-        ready at once do not cost a thousand looks at each of them."""
+        ready at once do not cost a thousand looks at each of them. Outputs are to be executed in order."""
         run = self.run
         expected = bool(run.members.streams) or bool(run.members.live())
         run.now, stopped_s = self._time.advance(now, self._next_pulse_at if expected else None)
@@ -80,13 +55,12 @@ class Core:
     def _settle(self) -> None:
         """Everything that has become possible."""
         run = self.run
-        self._expect_back()
         self._expire()
         admission.advance(run)
         try:
             driver.advance(run)
         except IllegalStep as error:
-            if self.is_strict or run.sync is None:
+            if run.sync is None:
                 raise
             outcomes.abandon(run, run.sync, f"a fault of the coordinator: {error}")  # contributions carry over
             driver.advance(run)
@@ -119,65 +93,57 @@ class Core:
 
     # --- events
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, event: e.Event) -> None:
         run = self.run
-        if isinstance(event, Received) and isinstance(event.message, m.Heartbeat):
+        if isinstance(event, e.Received) and isinstance(event.message, m.Heartbeat):
             self._heartbeat(event.stream, event.header, event.message, event.ack)
             return
         self._due = run.now
         match event:
-            case StreamOpened(stream):
+            case e.StreamOpened(stream):
                 run.members.opened(stream, run.now)
-            case StreamClosed(stream, reason):
-                self._stream_closed(stream, reason)
-            case Received(stream, header, message, ack):
+            case e.StreamClosed(stream, reason):
+                _, site = run.members.closed(stream, reason)
+                if site is not None and site.live:
+                    run.report(logging.INFO, f"lost the stream of {site.label}: {reason}")
+            case e.Received(stream, header, message, ack):
                 self._received(stream, header, message, ack)
-            case Malformed(stream, text):
+            case e.Malformed(stream, text):
                 if stream in run.members.streams:
                     run.num_malformed += 1
                     run.refuse(stream, RefusedKind.INVALID, f"malformed message: {text}")
-            case Garbled(stream, text):
+            case e.Garbled(stream, text):
                 if (state := run.members.streams.get(stream)) is not None:
                     run.num_malformed += 1
                     who = state.site.label if state.site else f"stream {stream}"
                     run.report(logging.WARNING, f"{who} sent {text}; its stream is ended")
                     run.close(stream, text)
-            case StopAsked(reason):
+            case e.StopAsked(reason, request):
                 if not run.stop_reason and run.finished is None:
                     run.stop_reason = reason or "stopped"
-                    run.persist(StopRecord(run.stop_reason))
+                    run.persist(e.StopRecord(run.stop_reason))
                     run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
-            case RollbackAsked(reason=reason, to=None):
-                rollback.asked(run, reason)
-            case RollbackAsked(reason=reason, to=int(commit), request=request):
-                if (problem := going_back.begin(run, commit, reason, request)) and request:
-                    run.put_out(Answer(request, problem))
-            case EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request):
-                run.put_out(Answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out)))
-            case LetInAsked(name=name, request=request):
-                run.put_out(Answer(request, keeping_out.let_in(run, name)))
-            case ResetAsked(reason=reason, request=request):
-                run.put_out(Answer(request, starting_over.reset(run, reason)))
-            case CommitsRead():
+                run.answer(request, "", state_in_words(run) if run.finished is not None else "")
+            case e.RollbackAsked(reason, None, request):
+                run.answer(request, *rollback.asked(run, reason))
+            case e.RollbackAsked(reason, int(commit), request):
+                if problem := going_back.begin(run, commit, reason, request):
+                    run.answer(request, problem)
+            case e.EvictAsked(name=name, reason=reason, keep_out=keep_out, request=request):
+                run.answer(request, keeping_out.evict(run, name, reason, keep_out=keep_out))
+            case e.LetInAsked(name=name, request=request):
+                run.answer(request, keeping_out.let_in(run, name))
+            case e.ResetAsked(reason=reason, request=request):
+                run.answer(request, starting_over.reset(run, reason))
+            case e.CommitsRead():
                 rollback.commits_read(run, event)
-            case ManifestRead():
+            case e.ManifestRead():
                 manifests.taken(run, event)
-            case Recomputed():
-                evidence.taken(run, event)
-            case Tick():
+            case e.Recomputed():
+                if run.dispute is not None:
+                    run.dispute.take_sum(event)
+            case e.Tick():
                 pass
-
-    def _stream_closed(self, number: int, reason: str) -> None:
-        run = self.run
-        _, site = run.members.closed(number, reason)
-        if site is not None and site.live:
-            run.report(logging.INFO, f"lost the stream of {site.label}: {reason}")
-
-    def _expect_back(self) -> None:
-        run = self.run
-        for site in run.members.live():
-            if site.stream is None and site.away_until is None:
-                site.is_away(max(run.now + run.limits.reconnect_grace_s, self._pardoned_until))
 
     def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
         run = self.run
@@ -216,27 +182,26 @@ class Core:
         if site is None:
             run.refuse(number, RefusedKind.INVALID, f"{type(message).__name__} before Hello")
             return None
-        if not self._header_is_right(number, site, header):
+        if wrong := self._wrong_in(header, site):
+            run.refuse(number, RefusedKind.INVALID, f"{site.label} sent {wrong}")
             return None
         site.heard(run.now)
         return site
 
-    def _header_is_right(self, number: int, site: Site, header: m.Header) -> bool:
+    def _wrong_in(self, header: m.Header, site: Site) -> str:
+        """What is not as it must be; empty if all of it is."""
         run = self.run
         if header.protocol_version != PROTOCOL_VERSION:
-            what, theirs, ours = "protocol version", str(header.protocol_version), str(PROTOCOL_VERSION)
-        elif header.run_id != run.run_id and (header.run_id or site.live):
-            what, theirs, ours = "run", repr(header.run_id), repr(run.run_id)
-        elif header.incarnation != site.incarnation:
-            what, theirs, ours = "incarnation", str(header.incarnation), str(site.incarnation)
-        elif header.site_id not in (0, site.site_id):
-            what, theirs, ours = "site id", str(header.site_id), str(site.site_id)
-        elif header.term > run.term:
-            what, theirs, ours = "term", str(header.term), str(run.term)
-        else:
-            return True
-        run.refuse(number, RefusedKind.INVALID, f"{site.label} sent {what} {theirs}, expected {ours}", theirs, ours)
-        return False
+            return f"protocol version {header.protocol_version}, expected {PROTOCOL_VERSION}"
+        if header.run_id != run.run_id and (header.run_id or site.live):
+            return f"run {header.run_id!r}, expected {run.run_id!r}"
+        if header.incarnation != site.incarnation:
+            return f"incarnation {header.incarnation}, expected {site.incarnation}"
+        if header.site_id not in (0, site.site_id):
+            return f"site id {header.site_id}, expected {site.site_id}"
+        if header.term > run.term:
+            return f"term {header.term}, expected {run.term}"
+        return ""
 
     def _from_member(self, number: int, site: Site, message: m.SiteMessage) -> None:
         run = self.run
@@ -308,6 +273,8 @@ class Core:
             if (limit := liveness.passed(run.now, liveness.limits_of_stream(run, stream))) is not None:
                 self._follow(limit, stream.site, number)
         for site in run.members.live():
+            if site.stream is None and site.away_until is None:
+                site.is_away(max(run.now + run.limits.reconnect_grace_s, self._pardoned_until))
             liveness.note_held_up(run, site)
             if (limit := liveness.passed(run.now, liveness.limits_of_site(run, site))) is not None:
                 self._follow(limit, site, None)
