@@ -173,7 +173,10 @@ async def _exit_code(popen: subprocess.Popen[bytes], fd: int) -> int:
 
 
 def _how(code: int, was: str) -> str:
-    return f"{was} killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        return f"ended with exit code {code}"
+    named = next((known.name for known in signal.Signals if known == -code), "")
+    return f"{was} killed by {named or f'signal {-code}'}"
 
 
 def _shown(line: bytes) -> str:

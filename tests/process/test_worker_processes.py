@@ -336,14 +336,19 @@ def test_a_worker_that_ignores_sigterm() -> None:
     in_loop(main)
 
 
-def test_a_killed_worker_leaves_no_children() -> None:
+@pytest.mark.parametrize(
+    ("number", "name"), [(int(signal.SIGKILL), "SIGKILL"), (signal.SIGRTMIN + 1, f"signal {signal.SIGRTMIN + 1}")]
+)
+def test_a_killed_worker_leaves_no_children(number: int, name: str) -> None:
+    """Also by one of the signals that have no name."""
+
     async def main() -> None:
         async with running(sys.executable, "-c", FAMILY) as site:
             pids = [int((await site.lines.queue.get()).split()[-1]) for _ in range(3)]
-            os.kill(_parent_among(pids), signal.SIGKILL)
+            os.kill(_parent_among(pids), number)
             ending = await site.exits.get()
-            assert ending.code == -signal.SIGKILL
-            assert ending.text.startswith("the workers were killed by SIGKILL")
+            assert ending.code == -number
+            assert ending.text.startswith(f"the workers were killed by {name}")
             wait_until_gone(pids)
 
     in_loop(main)
