@@ -12,6 +12,7 @@ from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
+from atoll.coordinator.core.outbox import Outbox
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
@@ -101,7 +102,7 @@ class Run:
         self.num_evicted = 0
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
-        self.out = e.Outbox()
+        self.out = Outbox()
 
     def _leave_out_again(self, excluded: Iterable[e.ExclusionRecord]) -> None:
         """Of the sync that is open, whoever was left out of it before this start of the coordinator."""

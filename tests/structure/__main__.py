@@ -119,13 +119,13 @@ def listed(offenders: list[str]) -> Found:
 MEASURES = (
     Measure("modules in circles of imports", goal=0, bound=0, of=circles),
     Measure("modules in circles with imports for types", goal=0, bound=0, of=circles_for_types),
-    Measure(f"files of more than {MAX_LINES} lines", goal=0, bound=4, of=long_files),
+    Measure(f"files of more than {MAX_LINES} lines", goal=0, bound=0, of=long_files),
     Measure(f"files of less than {MIN_LINES} lines that only forward", goal=0, bound=0, of=forwarding_files),
     Measure("pure modules that are not pure", goal=0, bound=0, of=impure_modules),
     Measure("fields of a core's state that several modules write", goal=0, bound=0, of=fields_of_many),
     Measure("writes of a core's state of an unclear class", goal=0, bound=0, of=writes_of_no_class),
     Measure("public functions of the cores without a docstring", goal=0, bound=0, of=without_docstring),
-    Measure("lines of product code", goal=LINES_BEFORE - 1_500, bound=26_600, of=lines_of_code, step=100),
+    Measure("lines of product code", goal=LINES_BEFORE - 1_500, bound=25_400, of=lines_of_code, step=100),
 )
 
 

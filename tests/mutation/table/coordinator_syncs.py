@@ -284,7 +284,7 @@ MUTATIONS = (
     Mutation(
         name="commit and next sync in two transactions",
         rule="a commit and the sync that it opens are kept as a whole",
-        where="coordinator.core.events:Outbox.take",
+        where="coordinator.core.outbox:Outbox.take",
         old="taken.insert(self._place, Persist(tuple(self._records)))",
         new="taken[self._place : self._place] = [Persist((r,)) for r in self._records]",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
@@ -292,7 +292,7 @@ MUTATIONS = (
     Mutation(
         name="send before persist",
         rule="a decision is kept before it is sent",
-        where="coordinator.core.events:Outbox.take",
+        where="coordinator.core.outbox:Outbox.take",
         old="taken.insert(self._place, Persist(tuple(self._records)))",
         new="taken.append(Persist(tuple(self._records)))",
         tests=("tests/golden/test_coordinator_stories.py",),
