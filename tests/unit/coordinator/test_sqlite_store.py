@@ -19,7 +19,7 @@ from tests.harness.coordinator_story import a_hash, some_settings
 SETTINGS = some_settings()
 
 
-SCHEMA = (6, "4fb4c0ca5e9212631977f0e261b807e0")
+SCHEMA = (7, "4fb4c0ca5e9212631977f0e261b807e0")
 """The format of the store, and the BLAKE2b-128 of schema.sql."""
 
 
@@ -89,7 +89,7 @@ def test_a_damaged_store(tmp_path: Path) -> None:
         SqliteStore(path).begin(SETTINGS)
 
 
-@pytest.mark.parametrize("version", [5, 99])
+@pytest.mark.parametrize("version", [5, 6, 99])
 def test_a_store_of_another_version(tmp_path: Path, version: int) -> None:
     path = tmp_path / "run.db"
     SqliteStore(path).close()
