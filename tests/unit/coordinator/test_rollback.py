@@ -374,6 +374,19 @@ def test_a_site_that_comes_with_void_commits_is_told_and_joins_anew() -> None:
     assert story.last("c", m.Commit).commit == 2
 
 
+def test_a_site_that_comes_with_void_commits_holds_nothing_while_no_commit_has_taken_their_numbers() -> None:
+    """What it holds is of no number that the run has now, and nobody has said another state of it."""
+    story = committed("a", "b", "c")
+    power_cut(story, "a", "b", "c")
+    back(story, "a", 1)
+    back(story, "b", 1)
+    story.happens(e.RollbackAsked("atoll rollback"))
+    back(story, "c", 2, branch=0)
+    assert story.last("c", m.RolledBack).commit == 1
+    assert story.last("c", m.Admitted).admitted_as is AdmittedAs.JOINER
+    assert story.holds("c") is None
+
+
 def test_a_member_that_only_lost_its_stream_and_holds_a_void_commit_is_removed_first() -> None:
     story = committed("a", "b")
     story.drop("b")
