@@ -312,7 +312,7 @@ MUTATIONS = (
         old="        num_stored = await self.collection.store(items)  # several are under way at once\n"
         "        self._num_wanted -= num_stored\n",
         new="        self._num_wanted -= await self.collection.store(items)\n",
-        tests=("tests/process/test_exchange.py::test_all_sites_hold_the_reference_payloads",),
+        tests=("tests/unit/exchange/test_streams.py::test_payloads_that_are_stored_together_are_all_counted",),
     ),
     Mutation(
         name="a crowd to wait for",

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import numpy as np
@@ -25,6 +25,7 @@ from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeConte
 from tests.simulation.loop import SimLoop
 
 SECOND = plan(attempt=2)
+THE_OTHER_REDUCES = replace(SECOND.trees[0], parents=(1, -1))
 
 
 @pytest.fixture(scope="module")
@@ -235,3 +236,29 @@ def test_30_a_plan_that_asks_too_much_of_a_reducer_is_refused(disk: Disk) -> Non
                 begin(hub, plan(), disk.data)
 
     asyncio.run(main())
+
+
+def test_payloads_that_are_stored_together_are_all_counted(disk: Disk) -> None:
+    """A stream up stores one batch while it reads the next: it ends when both are stored, and not before."""
+
+    async def main() -> list[bool]:
+        async with serving(disk) as hub:
+            exchange = begin(hub, plan(trees=(THE_OTHER_REDUCES,)), disk.data)
+            are_stored = asyncio.Event()
+
+            class SlowCollection:
+                async def store(self, items: list[Encoded]) -> int:
+                    await are_stored.wait()
+                    return len(items)
+
+            upstream = replace(exchange.upstreams[0], collection=cast(Any, SlowCollection()))
+            items = [Encoded(chunk, b"", b"") for chunk in upstream.chunks]
+            assert len(items) > 1
+            batches = [asyncio.create_task(upstream._store(batch)) for batch in (items[:1], items[1:])]
+            await asyncio.wait(batches, timeout=0)  # both have begun
+            before = upstream.is_done
+            are_stored.set()
+            await asyncio.gather(*batches)
+            return [before, upstream.is_done]
+
+    assert asyncio.run(main()) == [False, True]
