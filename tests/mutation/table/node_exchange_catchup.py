@@ -111,7 +111,10 @@ MUTATIONS = (
         where="node.exchange.catchup.donor_server:DonorServer._has_room",
         old="        first.task.cancel()\n        return True",
         new="        return False",
-        tests=("tests/process/test_trickles.py::test_slow_readers_with_many_names_do_not_keep_the_places_of_a_donor",),
+        tests=(
+            "tests/unit/exchange/test_slow_readers.py"
+            "::test_the_reader_that_has_had_its_place_for_longest_gives_way_after_its_turn",
+        ),
     ),
     Mutation(
         name="a reader that hardly reads keeps its place",

@@ -66,3 +66,31 @@ def test_readers_below_the_slowest_rate_that_never_stop_are_cut_off_and_their_pl
 
     with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
         runner.run(main())
+
+
+def test_the_reader_that_has_had_its_place_for_longest_gives_way_after_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slowly readers may read here, a site that comes is served after a turn; the others read on."""
+    monkeypatch.setattr(donor_module, "FRAME_BYTES", FRAME_BYTES)
+    pace = Pace(stall_s=5.0, slowest_bytes_per_s=0.0)
+    slow_s, turn_s = 0.8 * pace.stall_s, donor_module.TURN_STALLS * pace.stall_s
+
+    async def main() -> None:
+        disk = Disk(tmp_path)
+        async with serving(disk) as hub:
+            hub.serve(LAYOUT, lambda: disk.outer, disk.log, pace)
+            donor = hub.served_donor()
+            slow = [asyncio.create_task(read(donor, site_id, slow_s)) for site_id in range(20, 20 + MAX_REQUESTS)]
+            await asyncio.sleep(turn_s - slow_s)
+            with pytest.raises(NotYetError):
+                await read(donor, 7, 0.1)
+            await asyncio.sleep(2 * slow_s)
+            num_frames = await read(donor, 7, 0.1)
+            first, *others = await asyncio.gather(*slow, return_exceptions=True)
+            assert isinstance(first, NotRead), first
+            assert "has had its turn" in str(first)
+            assert others == [num_frames] * (MAX_REQUESTS - 1)
+
+    with asyncio.Runner(loop_factory=lambda: SimLoop(0)) as runner:
+        runner.run(main())
