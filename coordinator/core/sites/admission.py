@@ -127,8 +127,8 @@ def _invalid(header: m.Header, message: m.Hello) -> str:
 
 
 def _refusal_by_name(run: Run, site: Site, header: m.Header, message: m.Hello) -> Refusal | None:
-    """Whether the name is another site's, this start of the node is over, or another process is that start: both would
-    contribute under one key."""
+    """Why this start of the node does not have the name: it is another site's, the start is over, or another process is
+    that start, and both would contribute under one key. None if it has."""
     if not hmac.compare_digest(site.key_digest, key_digest(message.key)):  # takes as long for any key
         return RefusedKind.NAME_TAKEN, (
             f"the name {site.name!r} is taken in run {run.run_id!r} by a site with another key: choose another --name, "

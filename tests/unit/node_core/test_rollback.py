@@ -78,8 +78,8 @@ def test_a_contribution_to_a_commit_that_stays_is_not_sent_again() -> None:
     assert drive.has_contributed()
 
 
-def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
-    """The samples are open again, for others too: what the ranks trained on them must not be in a contribution."""
+def in_a_commit_that_cannot_be_applied() -> Driver:
+    """A site that contributed leased samples to commit 1, whose payloads are not in its log."""
     drive = started()
     drive(e.DataAnnounced(generation=1, num_samples=1000, round_samples=10, rounds_ahead=0))
     drive.receive(m.Leases(ranges=(m.DataRange(first=0, num_samples=300),)))
@@ -90,6 +90,12 @@ def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
     drive.receive(plan(1))
     drive.receive(commit(1, 1, done=drive.snapshot_samples()))
     drive(e.ApplyFailed(1, "not in the log"))
+    return drive
+
+
+def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
+    """The samples are open again, for others too: what the ranks trained on them must not be in a contribution."""
+    drive = in_a_commit_that_cannot_be_applied()
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))
     drive.receive(opened(4, 0))
     drive(e.DiskRolledBack(branch=1, held=(0, HASH)))
@@ -99,16 +105,7 @@ def test_what_was_contributed_to_a_void_commit_is_not_leased_any_more() -> None:
 
 def test_what_was_contributed_to_a_commit_that_nobody_had_any_more_is_void_with_it() -> None:
     """The donor of commit 1 was gone before it gave it: the fetch ends at commit 0."""
-    drive = started()
-    drive(e.DataAnnounced(generation=1, num_samples=1000, round_samples=10, rounds_ahead=0))
-    drive.receive(m.Leases(ranges=(m.DataRange(first=0, num_samples=300),)))
-    drive.ask(10)
-    drive(
-        e.SnapshotSealed(generation=1, step=10, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0, samples_used=100)
-    )
-    drive.receive(plan(1))
-    drive.receive(commit(1, 1, done=drive.snapshot_samples()))
-    drive(e.ApplyFailed(1, "not in the log"))
+    drive = in_a_commit_that_cannot_be_applied()
     drive.receive(sources_of(1, commit(1, 1)))
     drive(e.StateFetched(commit=0, state_hash=HASH, run_step=0, run_tokens=0))
     assert not drive.has_contributed(), "what it holds is not in that commit"
