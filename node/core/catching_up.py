@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import events, holding, saving, snapshots, sources, syncs
+from atoll.node.core import commits, events, holding, saving, sources
 from atoll.node.core.context import Context
 from atoll.node.core.disk import Outer, newest
+from atoll.node.core.lanes import exchanges, snapshots
 from atoll.node.core.outputs import FetchState, RollBack, TellFetch
 from atoll.protocol import messages as m
 
@@ -31,7 +32,7 @@ def answered(ctx: Context, message: m.Sources) -> None:
         disk.add(FetchState(message))
     elif disk.outer is not None and disk.lacks != held + 1:
         # The coordinator sends Sources again when there is a donor; the payloads may be in the site's own log.
-        syncs.keep(ctx, (c for c in message.commits if c.commit > held))
+        commits.keep(ctx, (c for c in message.commits if c.commit > held))
 
 
 def state_fetched(ctx: Context, event: events.StateFetched) -> None:
@@ -41,16 +42,19 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     if disk.end(FetchState) is None:
         return
     sources.fetched(ctx)
-    syncs.forget_commits(ctx, event.commit)
-    if site.exchange is not None and site.exchange.plan.base_commit < event.commit:
-        syncs.give_up_exchange(ctx)
+    commits.forget(ctx, event.commit)
+    for lane in site.lanes:
+        if lane.exchange is not None and lane.exchange.plan.base_commit < lane.base_at(event.commit):
+            exchanges.give_up(ctx, lane)
     disk.unpublish()  # it may have held another state of this commit
     # Nobody may have the commit that holds it any more: then the run goes back, and it is void.
-    if site.snapshot.is_sealed and not snapshots.is_committed_after(ctx, event.commit):
-        if site.snapshot.committed_in is not None:
-            snapshots.consume(ctx)
+    for lane in site.lanes:
+        if not lane.snapshot.is_sealed or snapshots.is_committed_after(lane, event.commit):
+            continue
+        if lane.snapshot.committed_in is not None:
+            snapshots.consume(ctx, lane)
         else:
-            snapshots.free(ctx)
+            snapshots.free(lane)
     outer = Outer(
         commit=event.commit, state_hash=event.state_hash, run_step=event.run_step, run_tokens=event.run_tokens
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from atoll.node.core import endings, saving
-from atoll.node.core.answers import in_sync
 from atoll.node.core.context import Context
 from atoll.node.core.events import LeaveAsked
+from atoll.node.core.lanes.answers import in_sync
 from atoll.node.core.outputs import RollBack
 from atoll.protocol import messages as m
 from atoll.protocol.errors import HostError
@@ -52,7 +52,7 @@ def leave_asked(ctx: Context, event: LeaveAsked) -> None:
         return
     endings.leave(ctx, event.reason)
     site.workers.restart_by(None)
-    if site.workers.version is not None:
+    if site.version is not None:
         limit_s = ctx.limits.leave_s
         ctx.report(logging.INFO, f"leaving after the sync under way, at most {limit_s:g} s; again to leave now")
 
@@ -76,5 +76,5 @@ def advance(ctx: Context) -> None:
             endings.depart(ctx, f"the run is complete; {site.saved_elsewhere}", HostError.exit_code)
         else:
             endings.depart(ctx, "the run is complete", 0)
-    elif site.leaving and not disk.final and not in_sync(site) and (not workers.running or workers.version is None):
+    elif site.leaving and not disk.final and not in_sync(site) and (not workers.running or site.version is None):
         endings.depart(ctx, site.leaving, 0)

@@ -12,7 +12,7 @@ from atoll.protocol.errors import NonFiniteError
 def sealed(ctx: Context, event: SnapshotSealed) -> None:
     """The loss of a window is known, and finite: the workers end at one that is not."""
     if event.num_steps:
-        ctx.site.finite_on = ctx.site.workers.version
+        ctx.site.finite_on = ctx.site.version
 
 
 def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
@@ -20,15 +20,15 @@ def is_due_to_commit(ctx: Context, event: WorkersFailed) -> bool:
     site = ctx.site
     if event.kind is not FailureKind.FATAL or event.exit_code != NonFiniteError.exit_code or site.disk.outer is None:
         return False
-    return None not in (site.finite_on, site.workers.version) and site.finite_on != site.workers.version
+    return None not in (site.finite_on, site.version) and site.finite_on != site.version
 
 
 def note(ctx: Context, event: WorkersFailed) -> None:
     """Says so. Another window without a finite one before it is the site's own."""
     site = ctx.site
-    assert site.workers.version is not None
+    assert site.version is not None
     site.finite_on = None
-    site.diverged = m.Diverged(commit=site.workers.version, text=event.text[:1024])
+    site.diverged = m.Diverged(commit=site.version, text=event.text[:1024])
     say(ctx)
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from atoll.protocol.errors import WorkerError
 from atoll.protocol.layout import Manifest
-from atoll.protocol.messages import CoordinatorMessage, ExchangeFailed, Outlier, SiteMessage
+from atoll.protocol.messages import CoordinatorMessage, Done, ExchangeFailed, SiteMessage
 
 T = TypeVar("T")
 
@@ -229,18 +229,10 @@ class FetchFailed:
     """What is on the disk is not at the commit any more at which it was."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ExchangeFinished:
-    sync: int
-    attempt: int
-    term: int
-    payload_digest: bytes
-    tokens: tuple[int, ...]
-    """The weight of each contributor, as it was averaged."""
-    sent_bytes: int
-    received_bytes: int
-    stood_out: Outlier | None = None
-    """Of the contributions that were averaged here, the one that was nearest to its limit."""
+    done: Done
+    """As a contributor says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from atoll.node.core import endings, events
 from atoll.node.core.context import Context
+from atoll.node.core.lanes.lane import Snapshot
 from atoll.node.core.outputs import AnswerDraw
-from atoll.node.core.state import DataQueue, Snapshot
+from atoll.node.core.state import DataQueue
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import DataRange
@@ -79,8 +80,8 @@ def committed(ctx: Context, snapshot: Snapshot) -> None:
 
 def restarted(ctx: Context) -> None:
     """New workers: all that is leased is drawn from the start, but for a snapshot that still counts."""
-    snapshot = ctx.site.snapshot
-    _next_epoch(ctx, snapshot.ranges if snapshot.is_sealed else ())
+    sealed = [lane.snapshot.ranges for lane in ctx.site.lanes if lane.snapshot.is_sealed]
+    _next_epoch(ctx, tuple(item for ranges in sealed for item in ranges))
     ctx.site.data.announced = None
     ctx.site.data.draws.clear()
 
@@ -116,8 +117,9 @@ def _append(data: DataQueue, ranges: Ranges) -> None:
 def advance(ctx: Context) -> None:
     """Ask for leases if the ranks may need more, and answer the draws that can be."""
     site, data = ctx.site, ctx.site.data
-    if data.reserved and not (site.snapshot.is_sealed and site.snapshot.data_epoch != data.epoch):
-        # The snapshot of former workers is over: what no commit lists of it is drawn again.
+    snapshots = [lane.snapshot for lane in site.lanes if lane.snapshot.is_sealed]
+    if data.reserved and all(snapshot.data_epoch == data.epoch for snapshot in snapshots):
+        # The snapshots of former workers are over: what no commit lists of them is drawn again.
         _append(data, Ranges(r for r in data.reserved if data.leased.holds_all([r])))
         data.reserved = Ranges()
     _ask(ctx)

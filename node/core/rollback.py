@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import divergence, events, leases, saving, snapshots, sources, syncs
+from atoll.node.core import commits, divergence, events, leases, saving, sources
 from atoll.node.core.context import Context
+from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, Fulfil, RollBack
 from atoll.protocol import messages as m
 
@@ -25,14 +26,15 @@ def rolled_back(ctx: Context, message: m.RolledBack) -> None:
     if message.branch <= disk.branch:
         return
     ctx.report(logging.ERROR, f"the run went back to commit {message.commit}: {message.reason}")
-    syncs.give_up_exchange(ctx)
+    for lane in ctx.site.lanes:
+        exchanges.give_up(ctx, lane)
     sources.cancel_fetch(ctx)
     held = disk.outer
     commit = disk.go_back(message.commit, message.branch)
     saving.void_after(ctx, commit)
-    syncs.forget_commits(ctx)
+    commits.forget(ctx)
     syncs.forget_open(ctx)
-    if disk.outer is not held or snapshots.is_committed_after(ctx, commit):
+    if disk.outer is not held or any(snapshots.is_committed_after(lane, commit) for lane in ctx.site.lanes):
         leases.voided(ctx)  # the samples are open again, for others too
         syncs.discard_local(ctx)
 
@@ -48,7 +50,7 @@ def done(ctx: Context, event: events.DiskRolledBack) -> bool:
     if left == before:
         if before is None or (site.commits and before[0] + 1 not in site.commits):
             sources.find(ctx)  # put off until now
-        syncs.ready(ctx)
+        syncs.ready_again(ctx)
         return False
     if before is not None:
         leases.voided(ctx)

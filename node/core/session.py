@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import (
-    divergence,
-    endings,
-    events,
-    holding,
-    leases,
-    saving,
-    sources,
-    syncs,
-    workforce,
-)
+from atoll.node.core import commits, divergence, endings, events, holding, leases, saving, sources, workforce
 from atoll.node.core.context import Context
+from atoll.node.core.lanes import exchanges, syncs
 from atoll.node.core.outputs import Beat, Fulfil, SeedState
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, PeerError, RefusedError
@@ -147,7 +138,7 @@ def admitted(ctx: Context, message: m.Admitted) -> None:
         sources.cancel_fetch(ctx)
         if holding.distrust(ctx, message.state_hash):
             saving.void_after(ctx, -1)
-        syncs.forget_commits(ctx)
+        commits.forget(ctx)
         syncs.discard_local(ctx)
     if message.admitted_as is m.AdmittedAs.SEEDER and disk.outer is None:
         site.seeding = True
@@ -167,11 +158,9 @@ def _say_where_we_stand(ctx: Context) -> None:
     """The coordinator drops what it knows."""
     holding.say(ctx)
     if ctx.site.disk.outer is not None:
-        syncs.ready(ctx)
+        syncs.ready_again(ctx)
         divergence.say(ctx)
-    exchange = ctx.site.exchange
-    if exchange is not None and exchange.said is not None:
-        ctx.send(exchange.said)
+    exchanges.say_again(ctx)
 
 
 def refused(ctx: Context, message: m.Refused) -> None:
@@ -204,4 +193,4 @@ def seeded(ctx: Context) -> None:
 def reach(ctx: Context, event: events.PeersProbed) -> None:
     """Who cannot be dialled from here: the next plan goes round them."""
     ctx.site.unreachable_site_ids = event.unreachable_site_ids
-    syncs.ready(ctx)  # again, if it was said before
+    syncs.ready_again(ctx)  # again, if it was said before

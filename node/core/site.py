@@ -11,6 +11,7 @@ from typing import Any
 
 from atoll.node.core import (
     catching_up,
+    commits,
     departing,
     endings,
     events,
@@ -19,18 +20,18 @@ from atoll.node.core import (
     rollback,
     saving,
     session,
-    snapshots,
     sources,
-    syncs,
     workforce,
 )
 from atoll.node.core.context import Context, SiteIdentity
 from atoll.node.core.disk import Disk, IllegalStep, Outer
 from atoll.node.core.events import Event, OfWorkers
+from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, SeedState
 from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
+from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
@@ -51,8 +52,6 @@ class SiteCore:
         num_ranks: int = 0,
     ) -> None:
         """`num_ranks`: see `Generations`."""
-        self.is_strict = False
-        """An illegal step is raised, for tests. Else what the workers were told may be wrong: they are started anew."""
         self.ctx = Context(
             identity=identity,
             settings=settings,
@@ -93,14 +92,13 @@ class SiteCore:
             if site.exit is None:
                 _advance(ctx)
         except IllegalStep as error:
-            if self.is_strict:
-                raise
             workforce.blamed(ctx, f"a fault of this node: {error}")
         except Exception:
             ctx.take()  # half of what was wanted: the node ends
             raise
         if site.exit is not None:
-            syncs.cancel_exchange(ctx)
+            for lane in site.lanes:
+                exchanges.cancel(ctx, lane)
             sources.cancel_fetch(ctx)
             if site.workers.running:
                 workforce.end(ctx)
@@ -126,7 +124,7 @@ class SiteCore:
     def phase(self) -> str:
         """In words, for the status page and the log."""
         site = self.ctx.site
-        workers, disk, exchange = site.workers, site.disk, site.exchange
+        workers, disk = site.workers, site.disk
         if site.exit is not None or disk.final:
             return "finished" if disk.final else "leaving"
         if not site.welcomed:
@@ -141,11 +139,10 @@ class SiteCore:
             return "catching up"
         if disk.applying is not None:
             return "applying"
-        if site.snapshot.is_sealed:
-            if exchange is None or exchange.broken:
-                return "ready"
-            return "waiting for commit" if exchange.finished else "exchanging"
-        if workers.version is None:
+        for lane in site.lanes:
+            if lane.phase:
+                return lane.phase
+        if site.version is None:
             return "waiting for start"
         return "leaving" if site.leaving else "training"
 
@@ -157,7 +154,8 @@ def _seeded(ctx: Context, event: events.StateSeeded) -> None:
     """The starting state is on this disk."""
     if ctx.site.disk.end(SeedState) is not None:
         session.seeded(ctx)
-        snapshots.free(ctx)
+        for lane in ctx.site.lanes:
+            snapshots.free(lane)
         outer = Outer(commit=0, state_hash=event.state_hash, run_step=0, run_tokens=0)  # Open says more
         holding.hold(ctx, outer)
 
@@ -168,7 +166,7 @@ def _fetched(ctx: Context, event: events.StateFetched) -> None:
 
 
 def _applied(ctx: Context, event: events.CommitApplied) -> None:
-    syncs.commit_applied(ctx, event)
+    commits.applied(ctx, event)
     departing.finished_meanwhile(ctx)
 
 
@@ -187,9 +185,30 @@ def _ticked(ctx: Context, _: events.Tick) -> None:
 
 
 def _received(ctx: Context, event: events.Received) -> None:
-    """A refusal is heard whatever its run and term."""
-    if isinstance(event.message, m.Refused) or session.is_of_this_term(ctx, event.term, event.message):
-        WORDS[type(event.message)](ctx, event.message)
+    """A refusal is heard whatever its run and term. A fragment that the run does not have ends the site: it could
+    follow no commit any more."""
+    message, num_fragments = event.message, len(ctx.site.lanes)
+    if not isinstance(message, m.Refused) and not session.is_of_this_term(ctx, event.term, message):
+        return
+    if unknown := [fragment for fragment in _fragments(message) if fragment >= num_fragments]:
+        text = f"{type(message).__name__} names fragment {unknown[0]}: this run has {num_fragments}, counted from 0"
+        endings.give_up(ctx, text, RefusedError.exit_code)
+        return
+    WORDS[type(message)](ctx, message)
+
+
+def _fragments(message: m.CoordinatorMessage | None) -> list[int]:
+    """That it names."""
+    match message:
+        case m.Open() | m.Plan():
+            return [message.fragment]
+        case m.Commit():
+            return [message.fragment, *_fragments(message.next)]
+        case m.Abandoned():
+            return _fragments(message.next)
+        case m.Sources():
+            return [fragment for commit in message.commits for fragment in _fragments(commit)]
+    return []
 
 
 EVENTS: dict[type[Event], Handler] = {
@@ -213,12 +232,12 @@ EVENTS: dict[type[Event], Handler] = {
     events.FetchFailed: sources.fetch_failed,
     events.SourcesWanted: sources.wanted,
     events.CommitApplied: _applied,
-    events.ApplyFailed: syncs.apply_failed,
+    events.ApplyFailed: commits.apply_failed,
     events.Published: lambda ctx, event: ctx.site.disk.publish_ended(event.content),
     events.StateVerified: lambda ctx, _: ctx.site.disk.end(DistrustState),
     events.DiskRolledBack: _rolled_back,
-    events.ExchangeFinished: syncs.exchange_finished,
-    events.ExchangeBroken: syncs.exchange_broken,
+    events.ExchangeFinished: exchanges.finished,
+    events.ExchangeBroken: exchanges.broken,
     events.ModelSaved: saving.written,
     events.ModelKept: saving.kept,
     events.LeaveAsked: departing.leave_asked,
@@ -238,10 +257,10 @@ WORDS: dict[type[m.CoordinatorMessage], Handler] = {
     m.Show: lambda ctx, message: ctx.emit(Fulfil(message)),
     m.Pulse: lambda ctx, _: None,
     m.Open: syncs.opened,
-    m.Plan: syncs.planned,
-    m.Weights: syncs.weighed,
-    m.ListPayloads: syncs.payloads_asked,
-    m.Commit: syncs.committed,
+    m.Plan: exchanges.planned,
+    m.Weights: exchanges.weighed,
+    m.ListPayloads: exchanges.payloads_asked,
+    m.Commit: commits.committed,
     m.Abandoned: syncs.abandoned,
     m.Sources: catching_up.answered,
     m.Disputed: holding.disputed,
@@ -262,7 +281,7 @@ def _advance(ctx: Context) -> None:
         ctx.emit(job)
     if site.workers.ask is not None and site.workers.laid_out:
         workforce.answer(ctx)
-    syncs.apply_next(ctx)
+    commits.apply_next(ctx)
     saving.advance(ctx)
     if site.exit is None:
         leases.advance(ctx)

@@ -2,63 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
-from enum import Enum
 
 from atoll.node.core.disk import Disk
-from atoll.node.core.events import DataAnnounced, Difference, DrawAsked, SnapshotSealed
+from atoll.node.core.events import DataAnnounced, Difference, DrawAsked
+from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, Done, ExchangeFailed, Finished, Open, Plan
+from atoll.protocol.messages import Commit, DataRange, Diverged, Finished
 from atoll.protocol.ranges import Ranges
-
-STORY_STEPS = 16
-
-
-class SnapshotPhase(Enum):
-    """SNAPSHOT's life: FREE -> WRITING -> SEALED -> CONSUMED -> FREE (docs/protocol.md).
-
-    CONSUMED: committed, kept until the workers have merged.
-    """
-
-    FREE = "free"
-    WRITING = "writing"
-    SEALED = "sealed"
-    CONSUMED = "consumed"
-
-
-class SnapshotStep(Enum):
-    """The value is for a person, in a story."""
-
-    WRITE = "is to be written"
-    SEAL = "is sealed"
-    CONSUME = "is held by a commit"
-    FREE = "is free"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """Its steps are in `snapshots.py`."""
-
-    phase: SnapshotPhase = SnapshotPhase.FREE
-    base_commit: int = 0
-    step: int = 0  # of the generation that wrote it
-    generation: int = 0
-    report: SnapshotSealed | None = None  # of all ranks, once it is sealed
-    committed_in: int | None = None  # the commit that holds it
-    ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
-    data_epoch: int = 0  # in which they were drawn
-
-    @property
-    def is_sealed(self) -> bool:
-        """It is whole, and no commit that is applied holds it."""
-        return self.phase is SnapshotPhase.SEALED
-
-    @property
-    def tokens(self) -> int:
-        """That it was trained on."""
-        return self.report.tokens if self.report is not None else 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,26 +56,6 @@ class Saving:
 
 
 @dataclass(slots=True, kw_only=True)
-class Exchange:
-    plan: Plan
-    tokens: int  # this site's weight in it; 0: it receives
-    weights: tuple[int, ...]  # of the contributors, once they are said
-    finished: bool = False
-    broken: bool = False
-    said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
-
-    @property
-    def contributes(self) -> bool:
-        """Whether this site has a part in the averages."""
-        return self.tokens > 0
-
-    @property
-    def is_under_way(self) -> bool:
-        """Its payloads may still come."""
-        return not self.finished and not self.broken
-
-
-@dataclass(slots=True, kw_only=True)
 class SiteState:
     connected: bool = False
     beat_at: float | None = None  # when the next heartbeat is due; None without a stream
@@ -144,15 +76,7 @@ class SiteState:
     sources_asked: bool = False  # the coordinator is to say who has the state
     retry_fetch_at: float | None = None
     fetch_failures: int = 0
-    open: Open | None = None
-    newest_sync: int = 0  # the highest that was opened, as far as this site heard
-    opened_at: float = 0.0  # when it heard that
-    window_s: float | None = None  # from the opening before to that one
-    snapshot: Snapshot = field(default_factory=Snapshot)
-    snapshot_story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
-    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
-    exchange: Exchange | None = None
-    next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
+    lanes: tuple[Lane, ...] = field(default_factory=lambda: (Lane(fragment=0),))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
@@ -169,10 +93,21 @@ class SiteState:
     exit: Exit | None = None  # the node ends
 
     @property
+    def version(self) -> int | None:
+        """The newest commit that the workers' copies are based on; None before each has a base."""
+        known = [lane.local.version for lane in self.lanes if lane.local.version is not None]
+        return max(known) if len(known) == len(self.lanes) else None
+
+    @property
+    def base_step(self) -> int:
+        """The generation step at which the newest base was taken."""
+        return max(lane.local.base_step for lane in self.lanes)
+
+    @property
     def publish_is_in_use(self) -> bool:
         """PUBLISH holds a difference that the workers have not taken yet, and of which no other one can be made. The
         outer state does not change until PUBLISH holds their values again."""
-        content, workers = self.disk.published, self.workers
-        if not isinstance(content, Difference) or not workers.running or workers.discard_local:
+        content = self.disk.published
+        if not isinstance(content, Difference) or not self.workers.running:
             return False
-        return content.base == workers.version
+        return any(content.base == lane.local.version and not lane.local.is_discarded for lane in self.lanes)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 
-from atoll.node.core import answers, divergence, endings, events, leases, snapshots, syncs
+from atoll.node.core import divergence, endings, events, leases
 from atoll.node.core.context import Context
-from atoll.node.core.events import AnswerKind, FailureKind, MergeMode, Values
+from atoll.node.core.events import AnswerKind, Content, FailureKind, MergeMode, Values
+from atoll.node.core.lanes import answers, snapshots, syncs
+from atoll.node.core.lanes.lane import SnapshotPhase
+from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.outputs import (
     AnswerWorkers,
     DescribeCrash,
@@ -16,7 +19,6 @@ from atoll.node.core.outputs import (
     StartWorkers,
     StopWorkers,
 )
-from atoll.node.core.state import SnapshotPhase
 from atoll.node.core.workers import Workers
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError, WorkerError
@@ -29,14 +31,22 @@ MAX_CRASHES_IN_A_ROW = 10
 def start(ctx: Context) -> None:
     """Launch another generation."""
     old = ctx.site.workers
-    ctx.site.workers = Workers(
+    workers = Workers(
         generation=old.generation + 1,
         running=True,
         crashes_without_step=old.crashes_without_step,
         crashes_in_a_row=old.crashes_in_a_row,
     )
+    _replace(ctx, workers)
     ctx.ranks.begin(ctx.site.workers.generation, ctx.now)
     ctx.emit(StartWorkers(ctx.site.workers.generation, ctx.settings_json))
+
+
+def _replace(ctx: Context, workers: Workers) -> None:
+    """What those before them held is gone."""
+    ctx.site.workers = workers
+    for lane in ctx.site.lanes:
+        lane.local = LocalCopy()
 
 
 def end(ctx: Context) -> None:
@@ -87,38 +97,40 @@ def boundary_asked(ctx: Context, event: events.BoundaryAsked) -> None:
 def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     """Requires that the workers were told to write it. The site is ready with it, or makes the starting state of it."""
     site, disk = ctx.site, ctx.site.disk
-    if site.snapshot.phase is not SnapshotPhase.WRITING:
+    lane = next((lane for lane in site.lanes if lane.snapshot.phase is SnapshotPhase.WRITING), None)
+    if lane is None:
         return  # given up since they were told to
     divergence.sealed(ctx, event)
     if not leases.sealed(ctx, event):
         return
-    snapshots.seal(ctx, event)
-    site.workers.sealed(ctx.settings.overrun_steps or ctx.settings.sync.every)
-    if disk.outer is not None and site.snapshot.base_commit != disk.outer.commit:
-        snapshots.free(ctx)  # a commit was applied meanwhile: the workers shift, and write it again
-        site.workers.missed()
+    snapshots.seal(ctx, lane, event)
+    lane.local.sealed(ctx.settings.overrun_steps or ctx.settings.sync.every)
+    if disk.outer is not None and lane.snapshot.base_commit != lane.base_at(disk.outer.commit):
+        snapshots.free(lane)  # a commit was applied meanwhile: the workers shift, and write it again
+        lane.local.missed()
     elif disk.outer is not None:
-        syncs.ready(ctx)
+        syncs.ready(ctx, lane)
     elif site.seeding:
         disk.add(SeedState())
     else:
-        snapshots.free(ctx)  # another site makes the starting state now
+        snapshots.free(lane)  # another site makes the starting state now
 
 
 def merged(ctx: Context, event: events.Merged) -> None:
     """Requires that this version was offered. After a shift PUBLISH holds the values again: the next one, and
     evaluation, start from them."""
-    site, workers, disk = ctx.site, ctx.site.workers, ctx.site.disk
-    offered = workers.offered
-    if offered is None or event.version != offered.version:
-        return
-    if site.snapshot.phase is SnapshotPhase.CONSUMED:
-        snapshots.free(ctx)
-    if not workers.merged(event.wait_s):
-        return  # they take values next, and the outer state may be on its way to others
-    is_newest = disk.outer is not None and disk.outer.commit == event.version
-    if offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
-        syncs.publish(ctx, Values(event.version))
+    disk = ctx.site.disk
+    for lane in ctx.site.lanes:
+        offered = lane.local.offered
+        if offered is None or event.version != offered.version:
+            continue
+        if lane.snapshot.phase is SnapshotPhase.CONSUMED:
+            snapshots.free(lane)
+        if not lane.local.merged(event.wait_s):
+            continue  # they take values next, and the outer state may be on its way to others
+        is_newest = disk.outer is not None and lane.base_at(disk.outer.commit) == event.version
+        if offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
+            _publish(ctx, Values(event.version))
 
 
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
@@ -145,8 +157,9 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     if times:
         endings.give_up(ctx, f"the workers crashed {times}: {event.text}", WorkerError.exit_code)
         return
-    if not site.snapshot.is_sealed or (site.seeding and site.disk.outer is None):
-        snapshots.free(ctx)
+    for lane in site.lanes:
+        if not lane.snapshot.is_sealed or (site.seeding and site.disk.outer is None):
+            snapshots.free(lane)
     wait_s = _wait_s(ctx, in_a_row)
     if due_to_commit:
         divergence.note(ctx, event)
@@ -156,12 +169,13 @@ def failed(ctx: Context, event: events.WorkersFailed) -> None:
     how = "end after a commit that may be bad" if due_to_commit else "crashed"
     ctx.report(logging.ERROR, f"workers {how}, restarting them{state}{when}: {event.text}")
     end(ctx)
-    site.workers = Workers(
+    none_yet = Workers(
         generation=workers.generation,
         crashes_without_step=without_step,
         crashes_in_a_row=in_a_row,
         restart_at=ctx.now + wait_s,
     )
+    _replace(ctx, none_yet)
     leases.restarted(ctx)
     restart_if_due(ctx)
 
@@ -231,10 +245,20 @@ def answer(ctx: Context) -> None:
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
     decision = answers.decide(site, away=away, now=ctx.now)
     if isinstance(decision, PublishState):
-        syncs.publish(ctx, decision.content)
+        _publish(ctx, decision.content)
     elif not isinstance(decision, answers.Hold):
-        is_overrun = site.snapshot.is_sealed
-        workers.told(ask, decision, ctx.now, snapshot_step=site.snapshot.step, is_overrun=is_overrun)
-        if decision.kind is AnswerKind.SNAPSHOT:
-            snapshots.write(ctx, ask)
+        workers.told(ask, decision, ctx.now)
+        lane = site.lanes[decision.fragment]
+        if decision.kind is AnswerKind.APPLY:
+            lane.local.offer(decision, snapshot_step=lane.snapshot.step, step=ask.step)
+        elif decision.kind is AnswerKind.SNAPSHOT:
+            snapshots.write(ctx, lane, ask)
+        elif decision.kind is AnswerKind.CONTINUE:
+            for other in site.lanes:
+                other.local.train_on(is_sealed=other.snapshot.is_sealed)
         ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
+
+
+def _publish(ctx: Context, content: Content) -> None:
+    """Requires that nothing works on the disk."""
+    ctx.emit(ctx.site.disk.begin(PublishState(content)))

@@ -90,18 +90,21 @@ class Exchanges:
             self._shell.handle(e.ExchangeBroken(_failure(plan, error)))
             return
         self._shell.observer.exchange_s = loop.time() - started
-        self._shell.handle(
-            e.ExchangeFinished(
-                sync=plan.sync,
-                attempt=plan.attempt,
-                term=plan.term,
-                payload_digest=result.payload_digest,
-                tokens=result.tokens,
-                sent_bytes=result.sent_bytes,
-                received_bytes=result.received_bytes,
-                stood_out=_outlier(result.stood_out) if result.stood_out is not None else None,
-            )
+        if (held := self._shell.core.site.disk.outer) is None:
+            return  # the run has gone back meanwhile, and the exchange is void
+        done = m.Done(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            payload_digest=result.payload_digest,
+            last_commit=held.commit,
+            state_hash=held.state_hash,
+            sent_bytes=result.sent_bytes,
+            received_bytes=result.received_bytes,
+            tokens=result.tokens,
+            stood_out=_outlier(result.stood_out) if result.stood_out is not None else None,
         )
+        self._shell.handle(e.ExchangeFinished(done))
 
 
 _MOST = sys.float_info.max

@@ -93,7 +93,7 @@ class Observer:
             phase=self._core.phase,
             connected=site.welcomed,
             commit=outer.commit if outer else -1,
-            inner_step=run_step + max(step - workers.base_step, 0),
+            inner_step=run_step + max(step - site.base_step, 0),
             num_ranks=self._config.num_ranks,
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
             loss=self._loss,

@@ -19,7 +19,7 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
 from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances
-from tests.harness.site_questions import SiteQuestions, a_core, decisions
+from tests.harness.site_questions import SiteQuestions, a_core, decisions, without_fault
 
 SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
@@ -29,14 +29,29 @@ ME = st.just(m.Member(site_id=1, incarnation=1, address="a:1", tokens=5))
 OTHER = st.just(m.Member(site_id=2, incarnation=1, address="b:1", tokens=5))
 MEMBERS = st.lists(ME | OTHER, max_size=2).map(tuple)
 UNWEIGHED = MEMBERS.map(lambda members: tuple(replace(member, tokens=0) for member in members))
-PLANS = {"sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
-OPENS = instances(m.Open, sync=SMALL, base_commit=SMALL)
+FRAGMENT = st.sampled_from([0] * 15 + [1])
+PLANS = {"fragment": FRAGMENT, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
+OPENS = instances(m.Open, fragment=FRAGMENT, sync=SMALL, base_commit=SMALL)
 COMMITS = instances(
-    m.Commit, commit=SMALL, sync=SMALL, attempt=SMALL, term=SMALL, contributors=MEMBERS, next=st.none() | OPENS
+    m.Commit,
+    commit=SMALL,
+    sync=SMALL,
+    attempt=SMALL,
+    term=SMALL,
+    fragment=FRAGMENT,
+    contributors=MEMBERS,
+    next=st.none() | OPENS,
 )
+NAMES_A_FRAGMENT: dict[type, dict[str, Any]] = {
+    m.Open: {"fragment": FRAGMENT},
+    m.Plan: {"fragment": FRAGMENT},
+    m.Commit: {"fragment": FRAGMENT, "next": st.none() | OPENS},
+    m.Abandoned: {"next": st.none() | OPENS},
+    m.Sources: {"commits": st.lists(COMMITS, max_size=2).map(tuple)},
+}
 ATTESTED = st.lists(instances(m.Attestation, commit=SMALL), max_size=2).map(tuple)
 MESSAGES = st.one_of(
-    [instances(cls) for cls in COORDINATOR_MESSAGES if cls is not m.Refused]
+    [instances(cls, **NAMES_A_FRAGMENT.get(cls, {})) for cls in COORDINATOR_MESSAGES if cls is not m.Refused]
     + [
         OPENS,
         COMMITS,
@@ -77,7 +92,7 @@ class Host(SiteQuestions):
                 self.is_fetching = self.disk_has_moved = False
             case e.CommitApplied() | e.StateVerified() | e.DiskRolledBack():
                 self.disk_has_moved = False
-        outputs = self.core.handle(event, self.now)
+        outputs = without_fault(self.core.handle(event, self.now))
         for output in outputs:
             self._carry_out(output)
         deadline = self.core.next_deadline()
@@ -115,7 +130,7 @@ class Host(SiteQuestions):
                 where = m.Direction.SENDING
                 failure = m.ExchangeFailed(**key, peer_site_id=2, direction=where, phase="x" * 64, text="y" * 1024)
                 broken = e.ExchangeBroken(failure)
-                done = e.ExchangeFinished(**key, payload_digest=bytes(32), tokens=(), sent_bytes=1, received_bytes=1)
+                done = e.ExchangeFinished(self.done(plan, payload_digest=bytes(32)))
                 self.due.append(broken if flip else done)
             case out.ApplyCommit(commit):
                 applied = e.CommitApplied(commit=commit.commit, state_hash=bytes(32))

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from atoll.node.core import answers, snapshots
 from atoll.node.core import outputs as out
 from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, Event, MergeMode
+from atoll.node.core.lanes import answers, snapshots
+from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotStep
 from atoll.node.core.site import SiteCore
-from atoll.node.core.state import SiteState, Snapshot, SnapshotStep
+from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings
 from tests.harness.snapshots import snapshot
@@ -42,21 +43,24 @@ def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
 
 def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
     """`held`: what it finds on its disk."""
-    core = SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
-    core.is_strict = True
-    return core
+    return SiteCore(an_identity(from_saved_model=from_saved_model), settings, held, now)
 
 
 def a_node_core(settings: RunSettings, now: float) -> SiteCore:
     """With one rank, and nothing on its disk."""
-    core = SiteCore(an_identity(), settings, None, now, num_ranks=1)
-    core.is_strict = True
-    return core
+    return SiteCore(an_identity(), settings, None, now, num_ranks=1)
 
 
 def wanted(core: SiteCore, event: Event, now: float) -> list[out.Output]:
     """Without heartbeats, which come with time alone."""
-    return [output for output in core.handle(event, now) if not isinstance(output, out.Beat)]
+    return [output for output in without_fault(core.handle(event, now)) if not isinstance(output, out.Beat)]
+
+
+def without_fault(outputs: list[out.Output]) -> list[out.Output]:
+    """No step of the core was illegal."""
+    faults = [o.text for o in outputs if isinstance(o, out.Report) and "a fault of this node" in o.text]
+    assert not faults, faults
+    return outputs
 
 
 class SiteQuestions:
@@ -100,6 +104,22 @@ class SiteQuestions:
         outer = self.core.site.disk.outer
         return None if outer is None else outer.commit
 
+    def done(self, plan: m.Plan, *, payload_digest: bytes, tokens: tuple[int, ...] = ()) -> m.Done:
+        """What it says when the exchange of that plan is finished, in the state that it holds now."""
+        outer = self.core.site.disk.outer
+        assert outer is not None
+        return m.Done(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            payload_digest=payload_digest,
+            last_commit=outer.commit,
+            state_hash=outer.state_hash,
+            sent_bytes=1,
+            received_bytes=1,
+            tokens=tokens,
+        )
+
     def branch(self) -> int:
         """In which the commits of its state are numbered."""
         return self.core.site.disk.branch
@@ -122,39 +142,44 @@ class SiteQuestions:
 
     def has_contributed(self) -> bool:
         """A commit holds what the workers trained, and they have not taken it yet."""
-        return self.core.site.workers.contributed
+        return self._lane.local.contributed
 
     def discards_local(self) -> bool:
         """What the workers trained: the next values replace it."""
-        return self.core.site.workers.discard_local
+        return self._lane.local.is_discarded
 
     # --- the sync
 
+    @property
+    def _lane(self) -> Lane:
+        (only,) = self.core.site.lanes
+        return only
+
     def open_sync(self) -> int:
         """0: none is open."""
-        opened = self.core.site.open
+        opened = self._lane.open
         return 0 if opened is None else opened.sync
 
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
-        return self.core.site.snapshot.phase.value
+        return self._lane.snapshot.phase.value
 
     def take_snapshot_steps(self, *steps: SnapshotStep) -> None:
         """Whatever the core would do."""
-        ctx = self.core.ctx
+        lane = self._lane
         for step in steps:
-            ctx.site.snapshot = Snapshot(phase=snapshots._step(ctx, step))
+            lane.snapshot = Snapshot(phase=snapshots._step(lane, step))
 
     def snapshot_samples(self) -> tuple[m.DataRange, ...]:
         """What the snapshot was trained on."""
-        return self.core.site.snapshot.ranges
+        return self._lane.snapshot.ranges
 
     def is_exchanging(self) -> bool:
-        return self.core.site.exchange is not None
+        return self._lane.exchange is not None
 
     def has_next_plan(self) -> bool:
         """One waits for its weights, or for the boundary."""
-        return self.core.site.next_plan is not None
+        return self._lane.next_plan is not None
 
     # --- samples
 
@@ -200,13 +225,13 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, **options: Any) -> answers.Decision:
         decision = decide(site, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        outer = site.disk.outer
-        if is_shift and (site.open is None or outer is None or site.open.base_commit != outer.commit):
+        (lane,), outer = site.lanes, site.disk.outer
+        if is_shift and (lane.open is None or outer is None or lane.open.base_commit != outer.commit):
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 
     def is_in_use(site: SiteState) -> bool:
-        return site.workers.offered is not None
+        return any(lane.local.offered is not None for lane in site.lanes)
 
     monkeypatch.setattr(answers, "decide", decides)
     monkeypatch.setattr(SiteState, "publish_is_in_use", property(is_in_use))

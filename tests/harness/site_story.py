@@ -205,10 +205,8 @@ class SiteStory(SiteQuestions):
             )
             self.happens(e.ExchangeBroken(failure))
         else:
-            digest, tokens = a_hash("payloads"), self._exchange.weights
-            self.happens(
-                e.ExchangeFinished(**key, payload_digest=digest, tokens=tokens, sent_bytes=1, received_bytes=1)
-            )
+            plan, tokens = self._exchange.plan, self._exchange.weights
+            self.happens(e.ExchangeFinished(self.done(plan, payload_digest=a_hash("payloads"), tokens=tokens)))
 
     def published(self) -> None:
         done, self._publishing = self._publishing, None

@@ -48,6 +48,7 @@ from atoll.protocol.settings import RunSettings, settings_to_json
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
 from tests.harness.memory_store import MemoryStore
+from tests.harness.site_questions import without_fault
 from tests.simulation.loop import HERE, THREAD_S, InlineExecutor, Process, SimLoop
 from tests.simulation.machine import SimDisk, SimMachine
 from tests.simulation.sites import Hands, SimBuffer, SimLauncher, SimLocalServer
@@ -323,10 +324,10 @@ class SimNode:
                 self._watch(self, event)
 
             def watched_output(output: out.Output) -> None:
+                without_fault([output])
                 self._watch_output(self, output)
                 execute(output)
 
-            node.core.is_strict = True
             node.handle = node.shell.handle = watched  # type: ignore[method-assign]
             node._execute = watched_output  # type: ignore[method-assign]
             self.result = await node.run()

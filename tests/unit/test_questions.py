@@ -19,7 +19,6 @@ CONTRACT = {
     "phase",
     "limits",
     "settings",
-    "is_strict",
     "ranks",
 }
 STATES = {"Run", "SiteState", "Context"}

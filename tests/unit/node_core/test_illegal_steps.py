@@ -9,9 +9,9 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core import snapshots
 from atoll.node.core.disk import IllegalStep
-from atoll.node.core.state import SnapshotPhase, SnapshotStep
+from atoll.node.core.lanes import snapshots
+from atoll.node.core.lanes.lane import SnapshotPhase, SnapshotStep
 from tests.unit.node_core.test_site import at_boundary, started
 
 ILLEGAL = sorted(set(itertools.product(SnapshotPhase, SnapshotStep)) - snapshots.TRANSITIONS.keys(), key=str)
@@ -34,14 +34,13 @@ def test_an_illegal_step_of_the_snapshot_is_told_with_its_story_and_changes_noth
 
 def test_in_production_the_workers_are_started_anew_and_a_person_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = started()
-    drive.core.is_strict = False
     sealed_event = e.SnapshotSealed(
         generation=drive.generation, step=10, tokens=100, num_steps=10, mean_loss=1.0, train_s=1.0
     )
     drive.ask(10)
     assert drive.snapshot_phase() == "writing"
     monkeypatch.delitem(snapshots.TRANSITIONS, (SnapshotPhase.WRITING, SnapshotStep.SEAL))
-    drive(sealed_event)
+    drive.out = drive.core.handle(sealed_event, drive.now)
     told = [o.text for o in drive.out if isinstance(o, out.Report) and o.level == logging.ERROR]
     assert "a fault of this node: the snapshot is sealed while it is writing" in told[0]
     assert out.StopWorkers(1) in drive.out

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import settings_to_json
-from tests.unit.node_core.test_site import SETTINGS, Driver, started
+from tests.unit.node_core.test_site import SETTINGS, Driver, at_boundary, commit, opened, plan, started
 
 
 def test_settings_that_this_version_does_not_understand_end_the_node_with_words() -> None:
@@ -49,6 +51,27 @@ def test_a_site_is_not_in_a_run_whose_settings_change() -> None:
     ended = drive.wants(out.Exit)
     assert isinstance(ended, out.Exit)
     assert "settings changed" in ended.text
+
+
+OF_NO_FRAGMENT: dict[str, m.CoordinatorMessage] = {
+    "Open": replace(opened(1, 0), fragment=1),
+    "Plan": replace(plan(1), fragment=1),
+    "Commit": replace(commit(1, 1), fragment=1),
+    "Commit, with the next Open": replace(commit(1, 1), next=replace(opened(2, 1), fragment=1)),
+    "Abandoned": m.Abandoned(sync=1, reason="x", next=replace(opened(2, 0), fragment=1)),
+    "Sources": m.Sources(commits=(replace(commit(1, 1), fragment=1),)),
+}
+
+
+@pytest.mark.parametrize("name", OF_NO_FRAGMENT)
+def test_a_fragment_that_the_run_does_not_have_ends_the_site_with_the_reason(name: str) -> None:
+    drive = started()
+    at_boundary(drive)
+    drive(e.Received(1, OF_NO_FRAGMENT[name]))
+    text = f"{name.partition(',')[0]} names fragment 1: this run has 1, counted from 0"
+    assert m.Leave(reason=text, fatal=True) in drive.sent()
+    assert drive.wants(out.Exit) == out.Exit(RefusedError.exit_code, text)
+    assert not [o for o in drive.out if isinstance(o, out.BeginExchange | out.ApplyCommit | out.FetchState)]
 
 
 def test_34_a_report_of_dead_workers_does_not_seal_the_snapshot_of_new_ones() -> None:

@@ -232,7 +232,7 @@ def test_a_commit_that_is_being_applied_is_waited_for_and_does_not_count() -> No
     drive.ask(10)
     drive.sealed(10)
     drive.receive(plan(1))
-    drive(e.ExchangeFinished(sync=1, attempt=1, term=1, payload_digest=HASH, tokens=(), sent_bytes=1, received_bytes=1))
+    exchanged(drive, 1)
     drive.receive(commit(1, 1))
     drive.wants(out.ApplyCommit)
     drive.receive(m.RolledBack(branch=1, commit=0, reason="a power cut"))

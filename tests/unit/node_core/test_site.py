@@ -185,11 +185,7 @@ def at_boundary(drive: Driver, step: int = 10) -> None:
 
 
 def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
-    drive(
-        e.ExchangeFinished(
-            sync=sync, attempt=attempt, term=1, payload_digest=HASH, tokens=(), sent_bytes=5, received_bytes=6
-        )
-    )
+    drive(e.ExchangeFinished(drive.done(plan(sync, attempt), payload_digest=HASH)))
 
 
 def test_the_seeder_makes_commit_0_from_its_workers() -> None:

@@ -6,9 +6,9 @@ import typing
 
 import pytest
 
+from atoll.node.core import commits, site
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core import site, syncs
 from atoll.protocol import messages as m
 from atoll.protocol.errors import HostError
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
@@ -68,7 +68,7 @@ def test_a_core_that_fails_says_its_last_words_and_nothing_of_what_it_had_half_d
     def fail(_: object) -> None:
         raise ZeroDivisionError("of the core")
 
-    monkeypatch.setattr(syncs, "apply_next", fail)
+    monkeypatch.setattr(commits, "apply_next", fail)
     with pytest.raises(ZeroDivisionError):
         drive.receive(m.Peers(members=()))
     outputs = drive(e.NodeFailed("the node cannot go on", HostError.exit_code))

@@ -8,15 +8,15 @@ to the coordinator and the log: either of the two is wrong, or the store is.
 from __future__ import annotations
 
 from atoll.node.core.context import Context
-from atoll.node.core.state import Exchange
+from atoll.node.core.lanes.lane import Exchange, Lane
 from atoll.protocol import messages as m
 from atoll.protocol.ranges import Ranges
 from atoll.protocol.sample_order import GLOBAL_LINE
 
 
-def wrong_before(ctx: Context, told: int) -> str:
+def wrong_before(lane: Lane, told: int) -> str:
     """For the weight of this site in a plan that it has not begun."""
-    said = ctx.site.snapshot.tokens
+    said = lane.snapshot.tokens
     return f"the plan gives this site the weight {told}, its Ready said {said}" if told > said else ""
 
 
@@ -27,8 +27,8 @@ def wrong_under_way(exchange: Exchange, told: int) -> str:
     return f"the coordinator says that this site has the weight {told}, and it exchanges with {exchange.tokens}"
 
 
-def wrong_in_commit(ctx: Context, exchange: Exchange, commit: m.Commit) -> str:
-    """For the commit of an attempt that this site contributes to."""
+def wrong_in_commit(ctx: Context, lane: Lane, exchange: Exchange, commit: m.Commit) -> str:
+    """For the commit of an attempt that this site contributes to, with the sealed snapshot of the lane."""
     if not exchange.contributes:
         return ""
     me = (ctx.site.site_id, ctx.identity.incarnation)
@@ -37,7 +37,7 @@ def wrong_in_commit(ctx: Context, exchange: Exchange, commit: m.Commit) -> str:
         return f"commit {commit.commit} lists this site with the weight {listed}, it exchanged with {exchange.tokens}"
     line = ctx.site.site_id if ctx.settings.data == "local" else GLOBAL_LINE
     done = Ranges(r for item in commit.done if item.line == line for r in item.ranges)
-    missing = Ranges(ctx.site.snapshot.ranges).minus(done)
+    missing = Ranges(lane.snapshot.ranges).minus(done)
     if missing:
         return f"commit {commit.commit} does not list {missing.num_samples} samples that this site's Ready did"
     return ""

@@ -1,0 +1,188 @@
+"""The exchange of a sync as a site lives it: Plan, Weights, the exchange, Done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from atoll.node.core import events
+from atoll.node.core.context import Context
+from atoll.node.core.lanes import own_word, snapshots
+from atoll.node.core.lanes.lane import Exchange, Lane
+from atoll.node.core.outputs import BeginExchange, CancelExchange, DropSync, Fulfil, RollBack, WeighExchange
+from atoll.protocol import messages as m
+
+OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
+
+
+def planned(ctx: Context, plan: m.Plan) -> None:
+    """It begins with its weights, and one that was made ahead at the boundary. An older one is nothing."""
+    lane = ctx.site.lanes[plan.fragment]
+    if any(_order(known) >= _order(plan) for known in lane.plans):
+        return
+    if any(member.tokens for member in (*plan.contributors, *plan.receivers)):
+        _send_failure(ctx, plan, "a plan that says weights; they come apart")
+        return
+    lane.next_plan = plan
+    begin_ahead(ctx, lane)
+
+
+def weighed(ctx: Context, message: m.Weights) -> None:
+    """The plan was sent on this stream before, and begins now, in place of the exchange before it; or its exchange runs
+    already, and is told the weights. What this site cannot follow it says, as a contributor."""
+    site = ctx.site
+    known = [(lane, plan) for lane in site.lanes for plan in lane.plans]
+    lane, plan = next((of for of in known if _order(of[1]) == _order(message)), (None, None))
+    if lane is None or plan is None or len(plan.contributors) != len(message.tokens) or not all(message.tokens):
+        if all(_order(plan) <= _order(message) for _, plan in known):
+            _send_failure(ctx, message, "weights that fit no plan of this site")
+        return
+    if lane.exchange is not None and plan is lane.exchange.plan:
+        weigh(ctx, lane, lane.exchange, message.tokens)
+        return
+    lane.next_plan = None
+    place = _place(ctx, plan.contributors)
+    if place is None and _place(ctx, plan.receivers) is None:
+        return
+    if site.disk.find(RollBack) is not None:
+        return  # it fetches the commit later
+    told = message.tokens[place] if place is not None else 0
+    if site.disk.outer is None or lane.base_at(site.disk.outer.commit) != plan.base_commit:
+        if told:  # else it is a joiner that is not there yet, and fetches the commit later
+            _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
+        return
+    if told and not lane.snapshot.is_sealed:
+        _send_failure(ctx, plan, "planned as a contributor without a sealed snapshot")
+        return
+    if wrong := own_word.wrong_before(lane, told):
+        _send_failure(ctx, plan, wrong)
+        return
+    _begin(ctx, lane, plan, told, message.tokens)
+
+
+def begin_ahead(ctx: Context, lane: Lane) -> None:
+    """The exchange of a plan that was made ahead, once this site is at its boundary. It does not wait for the
+    coordinator, but goes by its plan only while nothing else was heard of that sync."""
+    plan, open_ = lane.next_plan, snapshots.ready_for(ctx, lane)
+    if plan is None or not plan.ahead or open_ is None or open_.sync != plan.sync:
+        return
+    if not lane.snapshot.tokens:
+        return  # without a weight it cannot contribute: the coordinator plans anew
+    if _place(ctx, plan.contributors) is None:
+        return
+    lane.next_plan = None
+    _begin(ctx, lane, plan, lane.snapshot.tokens)
+
+
+def _place(ctx: Context, members: Sequence[m.Member]) -> int | None:
+    """Of this start of this site among them."""
+    me = (ctx.site.site_id, ctx.identity.incarnation)
+    return next((i for i, member in enumerate(members) if (member.site_id, member.incarnation) == me), None)
+
+
+def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[int, ...] = ()) -> None:
+    """`tokens`: this site's weight, 0 if it receives. `weights`: of all contributors, if they are said."""
+    cancel(ctx, lane)
+    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights)
+    ctx.emit(BeginExchange(plan, tokens, weights))
+
+
+def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]) -> None:
+    """All contributors are ready, with these weights."""
+    place = _place(ctx, exchange.plan.contributors)
+    if exchange.weights or place is None:
+        return
+    if wrong := own_word.wrong_under_way(exchange, weights[place]):
+        cancel(ctx, lane)
+        _send_failure(ctx, exchange.plan, wrong)
+        return
+    exchange.weights = weights
+    ctx.emit(WeighExchange(exchange.plan, weights))
+
+
+def _order(said: OfAttempt) -> tuple[int, int, int]:
+    return said.sync, said.term, said.attempt
+
+
+def _send_failure(ctx: Context, plan: m.Plan | m.Weights, text: str) -> None:
+    """Of this site, before the exchange."""
+    ctx.report(logging.ERROR, f"sync {plan.sync}: {text}")
+    ctx.send(
+        m.ExchangeFailed(
+            sync=plan.sync,
+            attempt=plan.attempt,
+            term=plan.term,
+            peer_site_id=0,
+            direction=m.Direction.UNSPECIFIED,
+            phase="plan",
+            text=text,
+        )
+    )
+
+
+def current(ctx: Context, said: OfAttempt) -> Exchange | None:
+    """The exchange of that attempt. What comes late of an older one is nothing."""
+    under_way = (lane.exchange for lane in ctx.site.lanes if lane.exchange is not None)
+    return next((exchange for exchange in under_way if _order(exchange.plan) == _order(said)), None)
+
+
+def finished(ctx: Context, event: events.ExchangeFinished) -> None:
+    """All payloads are in the log; a contributor says Done."""
+    exchange = current(ctx, event.done)
+    if exchange is not None:
+        exchange.finished = True
+        _say(ctx, exchange, event.done)
+
+
+def broken(ctx: Context, event: events.ExchangeBroken) -> None:
+    """A contributor says why; the coordinator plans anew."""
+    failure = event.failure
+    exchange = current(ctx, failure)
+    if exchange is None:
+        return
+    exchange.broken = True
+    peer = f" with site {failure.peer_site_id}" if failure.peer_site_id not in (0, ctx.site.site_id) else ""
+    ctx.report(logging.WARNING, f"sync {failure.sync} attempt {failure.attempt}: {failure.phase}{peer}: {failure.text}")
+    _say(ctx, exchange, failure)
+
+
+def _say(ctx: Context, exchange: Exchange, message: m.Done | m.ExchangeFailed) -> None:
+    if exchange.contributes:
+        exchange.said = message
+        ctx.send(message)
+
+
+def say_again(ctx: Context) -> None:
+    """What was said of each exchange, on a new stream."""
+    for lane in ctx.site.lanes:
+        if lane.exchange is not None and lane.exchange.said is not None:
+            ctx.send(lane.exchange.said)
+
+
+def payloads_asked(ctx: Context, message: m.ListPayloads) -> None:
+    """Their hashes, of the attempt that this site is done with."""
+    exchange = current(ctx, message)
+    if exchange is not None and exchange.finished:
+        ctx.emit(Fulfil(message))
+
+
+def cancel(ctx: Context, lane: Lane) -> None:
+    """Contributions that are held may serve another attempt."""
+    exchange = lane.exchange
+    if exchange is not None and exchange.is_under_way:
+        ctx.emit(CancelExchange(exchange.plan.sync, exchange.plan.attempt))
+    lane.exchange = None
+
+
+def give_up(ctx: Context, lane: Lane) -> None:
+    """Its sync is over, or void."""
+    exchange = lane.exchange
+    if exchange is not None:
+        cancel(ctx, lane)
+        ctx.emit(DropSync(exchange.plan.sync))
+
+
+def discard(ctx: Context, lane: Lane) -> None:
+    """What this site would contribute counts no longer, and no plan that was made for it."""
+    cancel(ctx, lane)
+    lane.next_plan = None

@@ -1,0 +1,117 @@
+"""What a sync in flight of one fragment needs. Plain data: each field is changed by one module, and read by all."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+from atoll.node.core.events import SnapshotSealed
+from atoll.node.core.lanes.local_copy import LocalCopy
+from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan
+
+STORY_STEPS = 16
+
+
+class SnapshotPhase(Enum):
+    """SNAPSHOT's life: FREE -> WRITING -> SEALED -> CONSUMED -> FREE (docs/protocol.md).
+
+    CONSUMED: committed, kept until the workers have merged.
+    """
+
+    FREE = "free"
+    WRITING = "writing"
+    SEALED = "sealed"
+    CONSUMED = "consumed"
+
+
+class SnapshotStep(Enum):
+    """The value is for a person, in a story."""
+
+    WRITE = "is to be written"
+    SEAL = "is sealed"
+    CONSUME = "is held by a commit"
+    FREE = "is free"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Its steps are in `snapshots.py`."""
+
+    phase: SnapshotPhase = SnapshotPhase.FREE
+    base_commit: int = 0
+    step: int = 0  # of the generation that wrote it
+    generation: int = 0
+    report: SnapshotSealed | None = None  # of all ranks, once it is sealed
+    committed_in: int | None = None  # the commit that holds it
+    ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
+    data_epoch: int = 0  # in which they were drawn
+
+    @property
+    def is_sealed(self) -> bool:
+        """It is whole, and no commit that is applied holds it."""
+        return self.phase is SnapshotPhase.SEALED
+
+    @property
+    def tokens(self) -> int:
+        """That it was trained on."""
+        return self.report.tokens if self.report is not None else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Exchange:
+    plan: Plan
+    tokens: int  # this site's weight in it; 0: it receives
+    weights: tuple[int, ...]  # of the contributors, once they are said
+    finished: bool = False
+    broken: bool = False
+    said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream
+
+    @property
+    def contributes(self) -> bool:
+        """Whether this site has a part in the averages."""
+        return self.tokens > 0
+
+    @property
+    def is_under_way(self) -> bool:
+        """Its payloads may still come."""
+        return not self.finished and not self.broken
+
+
+@dataclass(slots=True, kw_only=True)
+class Lane:
+    fragment: int
+    open: Open | None = None
+    newest_sync: int = 0  # the highest that was opened, as far as this site heard
+    opened_at: float = 0.0  # when it heard that
+    window_s: float | None = None  # from the opening before to that one
+    snapshot: Snapshot = field(default_factory=Snapshot)
+    story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
+    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
+    exchange: Exchange | None = None
+    next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
+    local: LocalCopy = field(default_factory=LocalCopy)
+
+    def base_at(self, commit: int) -> int:
+        """The last commit of this fragment up to `commit`: the base of the sync that follows. With one fragment each
+        commit is of it."""
+        return commit
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Those that this site knows of: the one that is under way, and the next one."""
+        known = (self.exchange.plan if self.exchange is not None else None, self.next_plan)
+        return [plan for plan in known if plan is not None]
+
+    def has(self, sync: int) -> bool:
+        """Whether it is one of this fragment, as far as this site heard of it."""
+        return sync == self.newest_sync or any(plan.sync == sync for plan in self.plans)
+
+    @property
+    def phase(self) -> str:
+        """In words, from the sealed snapshot to the commit that holds it; else empty."""
+        if not self.snapshot.is_sealed:
+            return ""
+        if self.exchange is None or self.exchange.broken:
+            return "ready"
+        return "waiting for commit" if self.exchange.finished else "exchanging"
