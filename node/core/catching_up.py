@@ -46,15 +46,8 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     for lane in site.lanes:
         if lane.exchange is not None and lane.exchange.plan.base_commit < lane.base_at(event.commit):
             exchanges.give_up(ctx, lane)
+        snapshots.settle(ctx, lane, event.commit)
     disk.unpublish()  # it may have held another state of this commit
-    # Nobody may have the commit that holds it any more: then the run goes back, and it is void.
-    for lane in site.lanes:
-        if not lane.snapshot.is_sealed or snapshots.is_committed_after(lane, event.commit):
-            continue
-        if lane.snapshot.committed_in is not None:
-            snapshots.consume(ctx, lane)
-        else:
-            snapshots.free(lane)
     outer = Outer(
         commit=event.commit, state_hash=event.state_hash, run_step=event.run_step, run_tokens=event.run_tokens
     )

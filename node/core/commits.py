@@ -79,19 +79,14 @@ def apply_failed(ctx: Context, event: events.ApplyFailed) -> None:
 
 
 def applied(ctx: Context, event: events.CommitApplied) -> None:
-    """The site holds the commit, unless it became void meanwhile. A snapshot that is not in it has another base than
-    the next sync of its fragment, and is given up."""
+    """The site holds the commit, unless it became void meanwhile."""
     site, disk = ctx.site, ctx.site.disk
     if disk.end(ApplyCommit) is None or disk.is_void:
         return
     commit = site.commits.pop(event.commit)
     lane = site.lanes[commit.fragment]
-    if lane.snapshot.is_sealed:
-        if lane.snapshot.committed_in == event.commit:
-            snapshots.consume(ctx, lane)
-        else:
-            snapshots.free(lane)
-            lane.local.missed()
+    if snapshots.settle(ctx, lane, event.commit):
+        lane.local.missed()
     exchanges.cancel(ctx, lane)
     ctx.emit(DropSync(commit.sync))
     if commit.next is not None:

@@ -339,9 +339,8 @@ class Tick:
     """Time has passed `next_deadline()`."""
 
 
-OfWorkers = (
-    WorkersJoined | BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
-)  # fmt: skip
+FromRanks = BoundaryAsked | SnapshotSealed | Merged | DataAnnounced | DrawAsked | WorkersFailed | WorkersLeft
+OfWorkers = WorkersJoined | FromRanks
 """They count while that generation runs."""
 Event = (
     OfWorkers | SessionOpened | SessionLost | Received | Fulfilled | PeersProbed | WorkersLost | WorkersExited

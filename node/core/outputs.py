@@ -5,24 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from atoll.node.core.events import Answer, Content
-from atoll.protocol.messages import (
-    Commit,
-    DataRange,
-    DialBack,
-    ListPayloads,
-    Peers,
-    Plan,
-    RebuildCommit,
-    SendManifest,
-    Show,
-    SiteMessage,
-    Sources,
-)
+from atoll.protocol import messages as m
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    message: SiteMessage
+    message: m.SiteMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +23,7 @@ class Fulfil:
     """Do what the coordinator asks for, of which the core decides nothing. Fulfilled brings what is to be said of it,
     and PeersProbed who cannot be dialled."""
 
-    asked: SendManifest | Peers | DialBack | Show | ListPayloads | RebuildCommit
+    asked: m.SendManifest | m.Peers | m.DialBack | m.Show | m.ListPayloads | m.RebuildCommit
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ class AnswerDraw:
     rank: int
     epoch: int
     first: int
-    ranges: tuple[DataRange, ...]
+    ranges: tuple[m.DataRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +87,14 @@ class SeedState:
 class FetchState:
     """Bring the outer state to the newest attested commit: from nothing, or by the payloads of `sources.commits`."""
 
-    sources: Sources
+    sources: m.Sources
 
 
 @dataclass(frozen=True, slots=True)
 class TellFetch:
     """The answer to SourcesWanted, for the fetch that runs."""
 
-    sources: Sources
+    sources: m.Sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +104,7 @@ class CancelFetch:
 
 @dataclass(frozen=True, slots=True)
 class BeginExchange:
-    plan: Plan
+    plan: m.Plan
     tokens: int
     """This site's weight; 0: it receives."""
     weights: tuple[int, ...]
@@ -128,7 +116,7 @@ class WeighExchange:
     """The exchange of this plan began without the others' weights. All contributors are ready now: these are they, and
     who does not get on from now on has failed."""
 
-    plan: Plan
+    plan: m.Plan
     weights: tuple[int, ...]
 
 
@@ -142,7 +130,7 @@ class CancelExchange:
 
 @dataclass(frozen=True, slots=True)
 class ApplyCommit:
-    commit: Commit
+    commit: m.Commit
 
 
 @dataclass(frozen=True, slots=True)

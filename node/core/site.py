@@ -223,7 +223,7 @@ EVENTS: dict[type[Event], Handler] = {
     events.Merged: workforce.merged,
     events.DataAnnounced: leases.announced,
     events.DrawAsked: leases.draw_asked,
-    events.WorkersLost: lambda ctx, event: ctx.ranks.lost(event, ctx.now),
+    events.WorkersLost: lambda ctx, event: ctx.ranks.lost(event, ctx.now),  # the exit, which says more, follows
     events.WorkersExited: workforce.exited,
     events.WorkersFailed: workforce.failed,
     events.WorkersLeft: workforce.left,

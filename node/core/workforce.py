@@ -202,11 +202,6 @@ def restart_if_due(ctx: Context) -> None:
         start(ctx)
 
 
-def lost(ctx: Context, event: events.WorkersLost) -> None:
-    """The exit of the workers, which says more, is waited for a moment."""
-    ctx.ranks.lost(event, ctx.now)
-
-
 def exited(ctx: Context, event: events.WorkersExited) -> None:
     """A crash, unless they have left the run or the site has ended: then a person is told of an end that is none."""
     ctx.ranks.exited(event.generation)

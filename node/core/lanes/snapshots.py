@@ -91,6 +91,20 @@ def free(lane: Lane) -> None:
     lane.snapshot = Snapshot(phase=_step(lane, SnapshotStep.FREE))
 
 
+def settle(ctx: Context, lane: Lane, commit: int) -> bool:
+    """The site holds that commit. A sealed snapshot that is in it is consumed. One that a later commit holds stays:
+    nobody may have that commit any more, then the run goes back. One that no commit holds has another base than the
+    next sync, and is given up; whether it was."""
+    snapshot = lane.snapshot
+    if not snapshot.is_sealed or is_committed_after(lane, commit):
+        return False
+    if snapshot.committed_in is not None:
+        consume(ctx, lane)
+    else:
+        free(lane)
+    return snapshot.committed_in is None
+
+
 def release_empty(ctx: Context, lane: Lane) -> bool:
     """Too few sites had tokens: ranks whose snapshot has none train another window, for it would fail the next sync as
     well. False: that was so too often, the site ends."""

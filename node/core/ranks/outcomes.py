@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import (
-    Answer,
-    BoundaryAsked,
-    DataAnnounced,
-    DrawAsked,
-    Merged,
-    SnapshotSealed,
-    WorkersFailed,
-    WorkersLeft,
-    WorkersLost,
-)
+from atoll.node.core.events import Answer, FromRanks, WorkersLost
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces, merge_ranks
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest
@@ -54,8 +44,5 @@ class RanksJoined:
     data_fingerprint: bytes
 
 
-GroupEvent = (
-    RanksJoined | BoundaryAsked | SnapshotSealed | Merged | WorkersFailed | WorkersLost | WorkersLeft | DataAnnounced
-    | DrawAsked
-)  # fmt: skip
+GroupEvent = RanksJoined | FromRanks | WorkersLost
 Outcome = list[GroupEvent | Reply | AllJoined]

@@ -64,8 +64,8 @@ MUTATIONS = (
     Mutation(
         name="what a commit that nobody has holds is in the state",
         rule="a contribution counts as taken when the state is at the commit that holds it",
-        where="node.core.catching_up:state_fetched",
-        old=" or snapshots.is_committed_after(lane, event.commit)",
+        where="node.core.lanes.snapshots:settle",
+        old=" or is_committed_after(lane, commit)",
         new="",
         tests=("tests/unit/node_core/test_rollback.py",),
     ),
@@ -440,7 +440,7 @@ MUTATIONS = (
     Mutation(
         name="a fragment that waits holds back one that could be sealed",
         rule="what a fragment needs at this step comes before what another one waits for",
-        where="node.core.lanes.answers:most_urgent",
+        where="node.core.lanes.answers:most_urgent.place",
         old="            return 0, 0\n",
         new="            return 2, 0\n",
         tests=("tests/unit/node_core/test_lanes.py",),
