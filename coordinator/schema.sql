@@ -9,11 +9,11 @@ CREATE TABLE head (
 CREATE TABLE records (               -- of each key the newest; what replaces what: coordinator/core/persisted.py
     seq      INTEGER PRIMARY KEY,    -- in the order in which they were written
     kind     TEXT    NOT NULL,
-    number   INTEGER NOT NULL,
-    site_id  INTEGER NOT NULL,
+    number   INTEGER NOT NULL,       -- of a commit, sync, branch or line
+    part     INTEGER NOT NULL,       -- the id of a site, or the number of an attempt
     name     TEXT    NOT NULL,
     body     BLOB    NOT NULL,       -- JSON by field; messages in it as base64 of their protobuf
     kept_at  REAL    NOT NULL,       -- seconds since 1970, for people
     checksum BLOB    NOT NULL,       -- of the other columns
-    UNIQUE (kind, number, site_id, name)
+    UNIQUE (kind, number, part, name)
 ) STRICT;

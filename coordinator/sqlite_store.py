@@ -21,7 +21,7 @@ from atoll.protocol.settings import RunSettings
 R = TypeVar("R")
 
 APPLICATION_ID = 0x61746F6C  # "atol", so that another program's database is told apart
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 """Of tables and rows. What another version would read otherwise raises it, and is refused by this number."""
 LOCK_WAIT_S = 1.0  # a coordinator that was just told to end may still hold the file
 NETWORK_FILE_SYSTEMS = (
@@ -29,8 +29,8 @@ NETWORK_FILE_SYSTEMS = (
     "fuse.glusterfs", "fuse.ceph", "fuse.s3fs", "fuse.gcsfuse", "ncpfs", "ocfs2",
 )  # fmt: skip
 
-_COLUMNS = "seq, kind, number, site_id, name, body, kept_at"
-_KEY = "kind = ? AND number = ? AND site_id = ? AND name = ?"
+_COLUMNS = "seq, kind, number, part, name, body, kept_at"
+_KEY = "kind = ? AND number = ? AND part = ? AND name = ?"
 
 
 def file_system_of(path: Path, mounts: str) -> str:
@@ -128,8 +128,8 @@ class SqliteStore:
         total = 0
         for *values, checksum in self._db.execute(f"SELECT {_COLUMNS}, checksum FROM records"):
             if rows.checksum(*values) != checksum:
-                seq, kind, number, site_id, name = values[:5]
-                where = ", ".join(str(part) for part in (number, site_id, name) if part)
+                seq, kind, number, part, name = values[:5]
+                where = ", ".join(str(value) for value in (number, part, name) if value)
                 return f"table records, row {seq} ({kind} {where}): its checksum is not that of its values"
             total ^= int.from_bytes(checksum)
         head = self._db.execute("SELECT term, total, checksum FROM head").fetchone()
@@ -237,7 +237,7 @@ class SqliteStore:
         return total
 
     def _keys(self, kind: str) -> list[Key]:
-        found = self._db.execute("SELECT kind, number, site_id, name FROM records WHERE kind = ?", (kind,))
+        found = self._db.execute("SELECT kind, number, part, name FROM records WHERE kind = ?", (kind,))
         return [Key(*row) for row in found]
 
     def _all(self, cls: type[R], after: int = -1, last: int = (1 << 63) - 1) -> tuple[R, ...]:

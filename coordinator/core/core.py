@@ -60,9 +60,9 @@ class Core:
         try:
             driver.advance(run)
         except IllegalStep as error:
-            if run.sync is None:
+            if (sync := run.sync_of(error.sync)) is None:
                 raise
-            outcomes.abandon(run, run.sync, f"a fault of the coordinator: {error}")  # contributions carry over
+            outcomes.abandon(run, sync, f"a fault of the coordinator: {error}")  # contributions carry over
             driver.advance(run)
         forgetting.advance(run)
         self._roster.tell(run)
@@ -300,11 +300,12 @@ class Core:
 
 def _known_of(run: Run, site: Site) -> tuple[object, ...]:
     """How far a site has come. A message that changes nothing of it is a sign of life, however often it is said."""
-    sync = run.sync
-    attempt = sync.attempt if sync is not None else None
-    is_ready = sync is not None and site.site_id in sync.ready
-    is_done = attempt is not None and site.site_id in attempt.done
-    return site.standing, site.applied, run.last_sync, is_ready, attempt and attempt.plan.attempt, is_done
+    found: list[object] = [site.standing, site.applied, run.last_sync]
+    for sync in run.lanes.values():
+        attempt = sync.attempt
+        is_done = attempt is not None and site.site_id in attempt.done
+        found += [site.site_id in sync.ready, attempt and attempt.plan.attempt, is_done]
+    return tuple(found)
 
 
 def _looks_for_donors(site: Site, message: m.SiteMessage) -> bool:

@@ -127,7 +127,8 @@ class SiteRecord:
     may_hold: int
     """Of a site that is not live: the newest commit that its disk may have."""
     voided_sync: int
-    """The last sync in which a plan listed this incarnation and it discarded its contribution; 0 if there is none."""
+    """The last sync in which a plan listed this incarnation and it discarded its contribution, as it did in all syncs
+    before; 0 if there is none."""
     contributed: bool
     """To a commit, ever: such a site is not forgotten."""
     strikes: int

@@ -48,8 +48,9 @@ R = TypeVar("R")
 class Key(NamedTuple):
     kind: str
     number: int = 0
-    """Of a commit, sync, attempt, branch or line."""
-    site_id: int = 0
+    """Of a commit, sync, branch or line."""
+    part: int = 0
+    """The id of a site, or the number of an attempt."""
     name: str = ""
 
 
@@ -73,11 +74,13 @@ def key_of(record: Row) -> Key:
     kind = kind_of(type(record))
     match record:
         case e.SiteRecord():
-            return Key(kind, site_id=record.site_id)
+            return Key(kind, part=record.site_id)
+        case e.OpenRecord():
+            return Key(kind, record.open.sync)
         case e.PlanRecord():
-            return Key(kind, record.plan.attempt)
+            return Key(kind, record.plan.sync, record.plan.attempt)
         case e.WeightsRecord():
-            return Key(kind, record.attempt)
+            return Key(kind, record.sync, record.attempt)
         case e.CommitRecord():
             return Key(kind, record.commit.commit)
         case e.AttestationRecord() | LossRecord():
@@ -103,13 +106,14 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
     def all_of(*classes: type[Row]) -> list[Key]:
         return [key for cls in classes for key in keys(kind_of(cls))]
 
+    def of_sync(sync: int) -> list[Key]:
+        return [key for key in all_of(*_OF_ONE_SYNC) if key.number == sync]
+
     ended: list[Key] = []
     made: dict[Key, Row | None] = {own: record}
     match record:
-        case e.OpenRecord():
-            ended = all_of(e.PlanRecord, e.WeightsRecord)
         case e.CommitRecord():
-            ended = all_of(*_OF_ONE_SYNC)
+            ended = of_sync(record.commit.sync)
             if record.median_loss is not None:
                 point = LossRecord(
                     commit=record.commit.commit,
@@ -123,11 +127,11 @@ def changes(record: Row, keys: Keys) -> dict[Key, Row | None]:
                     kept = set(thinned(sorted(key.number for key in points)))
                     ended += [key for key in points if key.number not in kept]
         case e.AbandonRecord():
-            ended = all_of(*_OF_ONE_SYNC)
+            ended = of_sync(record.sync)
         case e.RollbackRecord():
             ended = [Key(kind_of(cls), n) for cls in (*HISTORY, LossRecord) for n in record.voided]
         case e.ForgetRecord(site_ids=gone):
-            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.site_id in gone]
+            ended = [key for key in all_of(e.SiteRecord, e.ExclusionRecord) if key.part in gone]
             ended += [key for key in all_of(e.LineRecord, e.DoneRecord, e.LeaseRecord) if key.number in gone]
         case e.ExclusionRecord():
             newest = sorted({own, *all_of(e.ExclusionRecord)})
@@ -168,10 +172,9 @@ class Persisted:
     @property
     def last_sync(self) -> int:
         """The highest sync number ever used; 0 if none was."""
-        opened, abandoned = self.one(e.OpenRecord), self.one(e.AbandonRecord)
-        used = [record.commit.sync for record in self.all(e.CommitRecord)[-1:]]
-        used += [opened.open.sync] if opened is not None else []
-        used += [abandoned.sync] if abandoned is not None else []
+        used = [record.open.sync for record in self.all(e.OpenRecord)]
+        used += [record.commit.sync for record in self.all(e.CommitRecord)]
+        used += [record.sync for record in self.all(e.AbandonRecord)]
         return max(used, default=0)
 
     @property

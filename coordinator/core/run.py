@@ -16,6 +16,7 @@ from atoll.coordinator.core.outbox import Outbox
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
+from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes
 from atoll.coordinator.core.sync.decision import Wait
@@ -25,6 +26,7 @@ from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
+from atoll.protocol.ranges import union
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import time_limits
@@ -65,15 +67,10 @@ class Run:
                 site.counts_from(self.log.contributed_at_step(site.site_id, site.incarnation))
         self.claim: bytes | None = None  # state hash of commit 0 until it is attested
         self.last_sync = persisted.last_sync
-        self.sync: Sync | None = None
+        self.lanes: dict[int, Sync] = {}  # by fragment: its open sync. None before training, and after the end
         self.finished: e.FinishedRecord | None = persisted.one(e.FinishedRecord)
-        if (opened := persisted.one(e.OpenRecord)) is not None and self.finished is None:
-            live = {(s.site_id, s.incarnation) for s in sites if s.live and s.voided_sync != opened.open.sync}
-            plans, weights = persisted.all(e.PlanRecord), persisted.all(e.WeightsRecord)
-            self.sync = Sync(opened, now, plans=plans, weights=weights, live=live)
-            here = {s.site_id for s in self.members.live()}
-            for site_id in set(opened.expected) - here:  # it has left since, and may be forgotten
-                self.sync.unexpect(site_id)
+        for opened in persisted.all(e.OpenRecord) if self.finished is None else ():
+            self.lanes[opened.open.fragment] = self._resumed(opened, persisted)
         abandoned, stop = persisted.one(e.AbandonRecord), persisted.one(e.StopRecord)
         self.num_abandoned = abandoned.num_abandoned if abandoned is not None else 0
         self.num_abandoned_in_a_row = 0
@@ -104,14 +101,32 @@ class Run:
         self.fatal_texts: list[str] = []
         self.out = Outbox()
 
+    def _resumed(self, opened: e.OpenRecord, persisted: Persisted) -> Sync:
+        """A sync that was open when the coordinator ended."""
+        number, here = opened.open.sync, self.members.live()
+        plans = [r for r in persisted.all(e.PlanRecord) if r.plan.sync == number]
+        weights = [r for r in persisted.all(e.WeightsRecord) if r.sync == number]
+        live = {s.start for s in here if s.voided_sync < number}
+        sync = Sync(opened, self.now, plans=plans, weights=weights, live=live)
+        for site_id in sync.expected - {s.site_id for s in here}:  # it has left since, and may be forgotten
+            sync.unexpect(site_id)
+        return sync
+
     def _leave_out_again(self, excluded: Iterable[e.ExclusionRecord]) -> None:
-        """Of the sync that is open, whoever was left out of it before this start of the coordinator."""
+        """Of the syncs that are open, whoever was left out of one before this start of the coordinator."""
         for record in excluded:
-            site = self.members.by_id(record.site_id)
-            if self.sync is None or record.sync != self.sync.open.sync or site is None or not site.live:
-                continue
-            if site.incarnation == record.incarnation:
-                self.sync.exclude(site.start, Kind.ABSURD, record.reason, self.now)
+            site, sync = self.members.by_id(record.site_id), self.sync_of(record.sync)
+            if sync is not None and site is not None and site.live and site.incarnation == record.incarnation:
+                sync.exclude(site.start, Kind.ABSURD, record.reason, self.now)
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Those under way of the open syncs."""
+        return [sync.attempt for sync in self.lanes.values() if sync.attempt is not None]
+
+    def sync_of(self, number: int) -> Sync | None:
+        """The open sync of that number; None if there is none."""
+        return next((sync for sync in self.lanes.values() if sync.open.sync == number), None)
 
     @property
     def started(self) -> bool:
@@ -237,7 +252,7 @@ class Run:
     # --- membership
 
     def remove(self, site: Site, reason: str, *, evicted: bool, after_done: bool = False) -> None:
-        """The site is no longer in the run: what it contributed to the sync under way is void.
+        """The site is no longer in the run: what it contributed to the syncs under way is void.
 
         `after_done`: it left by itself; if it was done, the attempt goes on without waiting for it.
         """
@@ -249,15 +264,14 @@ class Run:
         site.goes(reason, evicted=evicted, newest=self.log.last)
         self.stragglers.forget(site.site_id)
         if was_live:
-            if self.sync is not None and self.sync.has_planned(site.start):
-                site.voids(self.sync.open.sync)
+            if planned := [sync.open.sync for sync in self.lanes.values() if sync.has_planned(site.start)]:
+                site.voids(max(planned))
             self.persist(site.record())
-            attempt = self.sync.attempt if self.sync is not None else None
-            keep = attempt.ranges_of(site.site_id) if attempt is not None and attempt.has(site.start) else ()
+            keep = union(*(attempt.ranges_of(site.site_id) for attempt in self.attempts if attempt.has(site.start)))
             self.ledger.give_back(self.line_of(site.site_id), site.start, keep)
             self.persist_ledger()
-            if self.sync is not None:
-                self.sync.drop(site.start, f"{site.label}: {reason}", self.now, after_done=after_done)
+            for sync in self.lanes.values():
+                sync.drop(site.start, f"{site.label}: {reason}", self.now, after_done=after_done)
 
     def send_away(self, site: Site, reason: str) -> None:
         """A person keeps it out: nothing is held against it."""

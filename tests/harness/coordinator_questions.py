@@ -237,8 +237,8 @@ class CoordinatorQuestions:
 
     # --- the sync that is open
 
-    def open_sync(self) -> m.Open | None:
-        sync = self.core.run.sync
+    def open_sync(self, fragment: int = 0) -> m.Open | None:
+        sync = self.core.run.lanes.get(fragment)
         return None if sync is None else sync.open
 
     def newest_sync(self) -> int:
@@ -249,9 +249,9 @@ class CoordinatorQuestions:
         """Of the sites that the sync waits for at first."""
         return set(self._sync().expected)
 
-    def is_ready(self, name: str) -> bool:
+    def is_ready(self, name: str, fragment: int = 0) -> bool:
         """False as well without a sync, and of a site that the core does not know."""
-        sync = self.core.run.sync
+        sync = self.core.run.lanes.get(fragment)
         return sync is not None and self.is_known(name) and self._site(name).site_id in sync.ready
 
     def diverged_ids(self) -> set[int]:
@@ -260,9 +260,9 @@ class CoordinatorQuestions:
 
     # --- its attempt
 
-    def attempt(self) -> int:
+    def attempt(self, fragment: int = 0) -> int:
         """0 while the sync is collected."""
-        attempt = self._attempt()
+        attempt = self._attempt(fragment)
         return 0 if attempt is None else attempt.plan.attempt
 
     def plan(self) -> m.Plan:
@@ -387,12 +387,12 @@ class CoordinatorQuestions:
         return self.core.run.members.sites[name]
 
     def _sync(self) -> Sync:
-        sync = self.core.run.sync
+        sync = self.core.run.lanes.get(0)
         assert sync is not None, "no sync is open"
         return sync
 
-    def _attempt(self) -> Attempt | None:
-        sync = self.core.run.sync
+    def _attempt(self, fragment: int = 0) -> Attempt | None:
+        sync = self.core.run.lanes.get(fragment)
         return None if sync is None else sync.attempt
 
 

@@ -76,7 +76,7 @@ def finish(run: Run, attempt: Attempt) -> tuple[m.LineRanges, ...]:
 def settle(run: Run) -> None:
     """Contributions of lost sites that no commit can list any more are open again. A site that was started again may
     be in the next attempt, with others."""
-    gone = run.sync.gone() if run.sync is not None else {}
+    gone = {site_id for sync in run.lanes.values() for site_id in sync.gone()}
     for number, site_id in run.ledger.kept():
         if site_id not in gone:
             run.ledger.give_back(number, (site_id, KEPT))

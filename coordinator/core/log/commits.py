@@ -52,7 +52,7 @@ class CommitLog:
     def append(self, record: CommitRecord) -> None:
         """The next commit. What is known of state hashes of commits that are older than the log goes."""
         commit = record.commit
-        assert commit.commit == self.last + 1
+        assert commit.commit == self.next
         self.records.append(record)
         self._contributors[commit.commit] = _ids(commit)
         for old in self.records[: -self._keep]:
@@ -72,9 +72,18 @@ class CommitLog:
         return self.record(commit) is not None if commit else not self.records or self.first == 1
 
     @property
+    def next(self) -> int:
+        """The number of the commit that comes next, whatever fragment it is of."""
+        return self.last + 1
+
+    def bases(self) -> dict[int, int]:
+        """By fragment: the last commit that touched it, which its next sync starts from."""
+        return {0: self.last}
+
+    @property
     def first(self) -> int:
         """The oldest commit whose record is here; the next one if there is none."""
-        return self.records[0].commit.commit if self.records else self.last + 1
+        return self.records[0].commit.commit if self.records else self.next
 
     def extend_back(self, records: Sequence[CommitRecord], attestations: Sequence[AttestationRecord]) -> None:
         """Older ones, for as long as no commit is appended. Nothing if the log begins elsewhere by now.

@@ -41,7 +41,7 @@ def begin(run: Run, commit: int, reason: str, request: int = 0, *, without: int 
 def _obstacle(run: Run, commit: int) -> str:
     if run.finished is not None:
         return f"the run is over at commit {run.finished.commit}; start a new run from a model that it saved"
-    if run.sync is None:
+    if not run.lanes:
         return "training has not started"
     if run.going_back is not None:
         return f"the run is going back to commit {run.going_back.commit} already"

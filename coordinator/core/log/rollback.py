@@ -86,7 +86,7 @@ def message(run: Run, commit: int) -> m.RolledBack:
 def _newest_held(run: Run) -> int | None:
     """By somebody who is here; None if nobody holds anything, or somebody holds the newest commit."""
     commit = max((s.applied for s in run.members.live() if s.applied is not None), default=None)
-    if run.sync is None or run.finished is not None or commit is None or commit >= run.log.last:
+    if not run.lanes or commit is None or commit >= run.log.last:
         return None
     return commit
 
@@ -151,16 +151,17 @@ def go_back(
     """Commits after `commit` are void, for good. `holders` have just that commit; `returning` sites will soon, and are
     waited for. What is here of later commits is forgotten: those sites say what they hold once their disks are rolled
     back."""
-    assert run.sync is not None
-    last, old = run.log.last, run.sync.open.sync
-    run.sync.abandon(reason)
+    last, open_syncs = run.log.last, tuple(run.lanes.values())
+    for sync in open_syncs:
+        sync.abandon(reason)
     voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
     record = RollbackRecord(branch=run.branch + 1, commit=commit, voided=numbers, reason=reason[:1024])
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
-    run.note_abandoned(old, f"rolled back to commit {commit}")
+    for sync in open_syncs:
+        run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")
     run.persist(record)
     for old_record in voided:
         for line in old_record.commit.done:
@@ -181,8 +182,8 @@ def go_back(
         if site.site_id and site.may_hold > commit:
             site.may_have(commit)
             run.persist_site(site)
-    # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
-    outcomes.open_next(run, holders, before=message(run, commit), returning=returning)
+    # One transaction: a run that went back without opening syncs would have none when it comes back from the store.
+    outcomes.open_lanes(run, holders, before=message(run, commit), returning=returning)
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
     for site in run.members.sites.values():
         if site.standing is not Standing.OUT and site not in holders:

@@ -11,6 +11,7 @@ from atoll.coordinator.core.log import evidence
 from atoll.coordinator.core.log.disputes import Asked, Dispute
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites.membership import Site, Standing
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 from atoll.protocol.messages import AdmittedAs, RefusedKind
 
@@ -52,8 +53,9 @@ def resume(run: Run, site: Site, hello: m.Hello) -> None:
         site.is_without_state()
         site.counts_from(None)
         run.log.forget(site.site_id)
-    if site.applied is None and run.sync is not None:
-        run.sync.unexpect(site.site_id)
+    if site.applied is None:
+        for sync in run.lanes.values():
+            sync.unexpect(site.site_id)
 
 
 def send_commits(run: Run, site: Site) -> None:
@@ -64,13 +66,14 @@ def send_commits(run: Run, site: Site) -> None:
 
 
 def send_pending(run: Run, site: Site) -> None:
-    """The commits that the site lacks, or the sync under way."""
-    assert site.applied is not None
+    """The commits that the site lacks, or the syncs under way."""
     send_commits(run, site)
-    sync = run.sync
-    if sync is None:
-        return
-    at_base = sync.open.base_commit == site.applied
+    for sync in run.lanes.values():
+        _send_sync(run, site, sync)
+
+
+def _send_sync(run: Run, site: Site, sync: Sync) -> None:
+    at_base = site.holds(sync.open.base_commit)
     if at_base:
         run.send(site, sync.open)
     # A plan that was made ahead is kept until the site has applied the commit before.
@@ -129,13 +132,12 @@ def advance(run: Run) -> None:
             undecided.add(commit)
     if not run.disputed:
         _end_dispute(run)
-    attempt = run.sync.attempt if run.sync is not None else None
     for site in run.members.live():
         known = run.log.attested.get(site.applied) if site.applied is not None else None
         if known is None or site.state_hash == known or run.log.is_heard(site.applied or 0, site.site_id):
             continue
         # The first report attests, and may be wrong: whoever differs is heard once all contributors have been.
-        if site.applied not in undecided or (attempt is not None and site.site_id in attempt.done):
+        if site.applied not in undecided or any(site.site_id in a.done for a in run.attempts):
             _evict_for_state(run, site, site.applied or 0, known)
     _say_the_last_state(run)
     _answer_waiting(run)
@@ -263,13 +265,13 @@ def _settle(run: Run, commit: int, wrong: Mapping[bytes, str]) -> None:
 
 
 def _evict_for_state(run: Run, site: Site, commit: int, known: bytes, why: str = "") -> None:
-    attempt = run.sync.attempt if run.sync else None
     reason = (
         f"its state of commit {commit} has hash {site.state_hash.hex()[:12]}, the run's is {known.hex()[:12]}"
         f"{f' ({why})' if why else ''}; it must fetch the state again"
     )
-    if attempt is not None and site.site_id in attempt.ids():
-        attempt.spoil(f"{site.label} took part from another state")
+    for attempt in run.attempts:
+        if site.site_id in attempt.ids():
+            attempt.spoil(f"{site.label} took part from another state")
     run.evict(site, reason)
 
 

@@ -21,7 +21,7 @@ def advance(run: Run) -> None:
     gone = [s for s in run.members.gone() if not s.contributed]
     if len(gone) <= min(KEPT_GONE, KEPT_STRUCK):
         return
-    named = run.sync.named() if run.sync is not None else set()
+    named = set[int]().union(*(sync.named() for sync in run.lanes.values()))
     gone = [s for s in gone if s.site_id not in named]
     passers_by = _beyond(run, [s for s in gone if not s.conduct.strikes], KEPT_GONE)
     found_out = _beyond(run, [s for s in gone if s.conduct.strikes], KEPT_STRUCK)

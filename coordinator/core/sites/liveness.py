@@ -83,8 +83,7 @@ def _hang(run: Run, site: Site) -> Limit | None:
         return None
     since, what = max(site.progress_at, site.held_up_at), "fetched nor made a state"
     if site.standing is Standing.MEMBER:
-        assert run.sync is not None
-        what = f"trained nor been ready for sync {run.sync.open.sync}"
+        what = f"trained nor been ready for sync {', '.join(map(str, _owed(run, site)))}"
     why = f"{silent} it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
     return Limit(at=since + idle_limit_s(run), why=why, is_hang=True)
 
@@ -108,11 +107,17 @@ def _owes_progress(run: Run, site: Site) -> bool:
         return False
     if site.standing is not Standing.MEMBER:
         return True
-    sync = run.sync
-    if sync is None:
-        return False
-    is_ready = site.site_id in sync.ready and site.applied == sync.open.base_commit
-    return not is_ready and not sync.exclusions.is_void(site.start)
+    return bool(_owed(run, site))
+
+
+def _owed(run: Run, site: Site) -> list[int]:
+    """The open syncs that a member is not ready for and may still contribute to."""
+    return [
+        sync.open.sync
+        for sync in run.lanes.values()
+        if not (site.site_id in sync.ready and site.holds(sync.open.base_commit))
+        and not sync.exclusions.is_void(site.start)
+    ]
 
 
 def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:

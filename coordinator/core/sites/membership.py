@@ -51,7 +51,7 @@ class Site:
     left_with: tuple[int, bytes] | None = None  # commit and state hash when it went, for people
     num_wrong_states: int = 0  # times that its state was not the run's
     log_ends: bool = False  # the payloads of the commit after `applied` are not on this site's disk
-    voided_sync: int = 0  # the last one that this incarnation was planned in and discarded its contribution to
+    voided_sync: int = 0  # what this incarnation contributed to that one, and to those before it, is discarded
     contributed: bool = False  # to a commit, ever
     may_hold: int = 0  # while it is not live: the newest commit that its disk may have
     catching_up: bool = False
@@ -149,7 +149,7 @@ class Site:
         self.applied, self.state_hash, self.log_ends, self.catching_up = None, b"", False, False
 
     def voids(self, sync: int) -> None:
-        """What it was planned to contribute to that sync is discarded."""
+        """What it was planned to contribute to that sync, and to those before it, is discarded."""
         self.voided_sync = sync
 
     def may_have(self, commit: int) -> None:
@@ -157,6 +157,10 @@ class Site:
         self.may_hold = commit
 
     # --- what it holds
+
+    def holds(self, commit: int) -> bool:
+        """Whether the site has applied that commit."""
+        return self.applied is not None and self.applied >= commit
 
     def counts_from(self, step: int | None) -> None:
         """Of the run: what it trained since is in no commit. None: it holds no state."""
@@ -342,9 +346,9 @@ class Membership:
         """In the order of ids."""
         return [s for s in self._by_id.values() if s.live]
 
-    def at(self, commit: int) -> list[Site]:
-        """Members that hold just that commit, in the order of ids."""
-        return [s for s in self.live() if s.standing is Standing.MEMBER and s.applied == commit]
+    def holding(self, commit: int) -> list[Site]:
+        """Members that have applied that commit, in the order of ids."""
+        return [s for s in self.live() if s.standing is Standing.MEMBER and s.holds(commit)]
 
     def known(self, site_id: int) -> Site:
         """A site that was planned, or is in the run: it is not forgotten."""

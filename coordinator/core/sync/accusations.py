@@ -56,12 +56,13 @@ def exclude(run: Run, sync: Sync, attempt: Attempt, found: NoAverage) -> str:
 
 
 def leave_out(run: Run, site_id: int, commit: int) -> None:
-    """From the sync that was opened when the run had gone back to `commit`."""
-    site, sync = run.members.by_id(site_id), run.sync
-    if site is None or sync is None:
+    """From the syncs that were opened when the run had gone back to `commit`."""
+    site = run.members.by_id(site_id)
+    if site is None:
         return
-    reason = f"{site.label} is left out of sync {sync.open.sync}: its contribution to commit {commit + 1} stood out"
-    _leave_out(run, sync, site, reason, attempt=0, by_site_id=0)
+    for sync in run.lanes.values():
+        reason = f"{site.label} is left out of sync {sync.open.sync}: its contribution to commit {commit + 1} stood out"
+        _leave_out(run, sync, site, reason, attempt=0, by_site_id=0)
 
 
 def _leave_out(run: Run, sync: Sync, site: Site, reason: str, *, attempt: int, by_site_id: int) -> None:

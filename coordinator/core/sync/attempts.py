@@ -12,8 +12,6 @@ from atoll.coordinator.core.sync.exclusions import Start
 from atoll.protocol.messages import DataRange, Done, Plan, Weights
 from atoll.protocol.plans import top_of
 
-UNKNOWN = WeightsRecord(sync=0, attempt=0, tokens=(), said=(), ranges=())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoAverage:
@@ -39,7 +37,7 @@ class Attempt:
     def __init__(self, plan: Plan, now: float, *, suspects: frozenset[int] = frozenset()) -> None:
         """`suspects`: sites that reduce nothing in this plan, because exchanges failed in the one before."""
         self.plan = plan
-        self.weights = UNKNOWN
+        self._weights: WeightsRecord | None = None  # until all contributors are ready
         self.planned_at = now  # or when all were ready
         self.suspects = suspects
         self.done: dict[int, Done] = {}
@@ -58,7 +56,13 @@ class Attempt:
     @property
     def is_weighed(self) -> bool:
         """Whether all contributors are ready, and their weights are said."""
-        return bool(self.weights.tokens)
+        return self._weights is not None
+
+    @property
+    def weights(self) -> WeightsRecord:
+        """Of an attempt that is weighed."""
+        assert self._weights is not None, f"attempt {self.plan.attempt} of sync {self.plan.sync} is not weighed"
+        return self._weights
 
     def weights_message(self) -> Weights:
         """What the plan's sites are told after it, once it is weighed."""
@@ -79,7 +83,8 @@ class Attempt:
 
     def ranges_of(self, site_id: int) -> tuple[DataRange, ...]:
         """What the site was trained on; nothing if it does not contribute, or that is not known."""
-        return next((r for i, r in zip(self._ids, self.weights.ranges, strict=False) if i == site_id), ())
+        ranges = self._weights.ranges if self._weights is not None else ()
+        return next((r for i, r in zip(self._ids, ranges, strict=False) if i == site_id), ())
 
     def reducing(self) -> set[int]:
         """The sites that reduce something."""
@@ -97,7 +102,7 @@ class Attempt:
 
     def weigh(self, weights: WeightsRecord, now: float) -> None:
         """All contributors are ready: their time runs from now on. What they reported stays."""
-        self.weights, self.planned_at = weights, now
+        self._weights, self.planned_at = weights, now
 
     def note_done(self, site_id: int, message: Done) -> None:
         """The site has all payloads on its disk."""

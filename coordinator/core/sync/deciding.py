@@ -18,6 +18,8 @@ from atoll.protocol.errors import ConfigError
 
 def decide(run: Run, sync: Sync) -> d.Decision:
     """By its phase. Nothing else holds the run up."""
+    if (back := divergence.decide(run, sync)) is not None:
+        return back
     attempt = sync.attempt
     if attempt is None:
         return _collecting(run, sync)
@@ -50,7 +52,7 @@ def _barred(run: Run, sync: Sync) -> list[str]:
     failed = sync.exclusions.failed()
     return [
         failed.get(s.site_id) or f"{s.label} has discarded what it contributed"
-        for s in run.members.at(sync.open.base_commit)
+        for s in run.members.holding(sync.open.base_commit)
         if s.stream is not None and sync.exclusions.bars(s.start)
     ]
 
@@ -282,8 +284,10 @@ def _peer_away(run: Run, attempt: Attempt) -> bool:
 
 def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d.Decision:
     dones = [attempt.done[i] for i in survivors]
-    if len({done.state_hash for done in dones}) > 1:
-        return d.JudgeStates(attempt.plan.base_commit)
+    states: dict[int, bytes] = {}
+    for done in dones:
+        if states.setdefault(done.last_commit, done.state_hash) != done.state_hash:
+            return d.JudgeStates(done.last_commit)
     if wrong := [i for i in survivors if attempt.done[i].tokens != attempt.weights.tokens]:
         return _wrong_weights(run, attempt, wrong, len(survivors))
     if len({done.payload_digest for done in dones}) > 1:

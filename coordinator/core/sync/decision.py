@@ -109,7 +109,7 @@ class Evict:
 
 @dataclass(frozen=True, slots=True)
 class JudgeStates:
-    """Contributors hold different states of the base."""
+    """Contributors hold different states of that commit."""
 
     commit: int
 
@@ -129,6 +129,18 @@ class Abandon:
     """What is said before."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GoBack:
+    """Most sites' loss is not finite since the sync's base."""
+
+    commit: int
+    reason: str
+    without: int
+    """A site that is left out of what follows; 0: none."""
+    obstacle: str
+    """Why the run stays where it is; empty: it goes back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Finish:
     reason: str
@@ -136,4 +148,5 @@ class Finish:
 
 OfAttempt = GiveWay | Weigh | Fail | LeaveOut | AskForLists | Stuck | Misled | Evict | JudgeStates | Commit
 """Of the attempt under way."""
-Decision = Wait | Propose | CollectAgain | Abandon | Finish | OfAttempt
+OfSync = Propose | CollectAgain | Abandon | GoBack | Finish
+Decision = Wait | OfSync | OfAttempt

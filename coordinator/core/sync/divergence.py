@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import logging
 
-from atoll.coordinator.core.log import going_back
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.decision import GoBack
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 
 LEAST_SHARE = 0.01
@@ -17,9 +18,9 @@ LEAST_SHARE = 0.01
 
 
 def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
-    """The site's loss is not finite since the commit that it names; `advance` decides."""
-    sync = run.sync
-    if sync is None or site.standing is not Standing.MEMBER or message.commit != sync.open.base_commit:
+    """The site's loss is not finite since the commit that it names; `decide` finds what follows."""
+    sync = next((s for s in run.lanes.values() if s.open.base_commit == message.commit), None)
+    if sync is None or site.standing is not Standing.MEMBER:
         return
     if run.members.streams[stream].is_void(message.commit):
         return  # it means the void commit of that number
@@ -28,25 +29,23 @@ def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
         run.report(logging.ERROR, f"{site.label}: since commit {message.commit} {message.text}")
 
 
-def advance(run: Run) -> bool:
-    """Whether the run begins to go back."""
-    sync = run.sync
-    if sync is None or not sync.diverged or sync.has_gone_back:
-        return False
+def decide(run: Run, sync: Sync) -> GoBack | None:
+    """Whether the run is to go back to before the sync's base: once."""
+    if not sync.diverged or sync.has_gone_back:
+        return None
     base = sync.open.base_commit
-    members = [s for s in run.members.at(base) if s.conduct.has_contributed]  # else strangers, who say what they like
+    # Strangers say what they like.
+    members = [s for s in run.members.holding(base) if s.conduct.has_contributed]
     names = [s.label for s in members if s.site_id in sync.diverged]
     if base == 0 or 2 * len(names) <= len(members):
-        return False
-    sync.note_gone_back()
-    if run.rollbacks and base <= run.rollbacks[-1].commit + 1:
-        run.report(logging.ERROR, f"the run went back from commit {base} before: it does not do so by itself again")
-        return False
+        return None
+    went_back = bool(run.rollbacks) and base <= run.rollbacks[-1].commit + 1
+    obstacle = f"the run went back from commit {base} before: it does not do so by itself again" if went_back else ""
     out = run.log.stood_out(base)
     who = run.members.by_id(out.site_id) if out is not None else None
     without = f", without {who.label}, whose contribution to it stood out" if who is not None else ""
     reason = f"the loss of {', '.join(names)} is not finite since commit {base}, and was before{without}"
-    return not going_back.begin(run, base - 1, reason, without=who.site_id if who is not None else 0)
+    return GoBack(commit=base - 1, reason=reason, without=who.site_id if who is not None else 0, obstacle=obstacle)
 
 
 def stood_out(attempt: Attempt) -> m.Outlier | None:

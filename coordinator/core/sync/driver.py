@@ -12,7 +12,6 @@ from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import (
     accusations,
     deciding,
-    divergence,
     outcomes,
     payload_lists,
     standstill,
@@ -38,14 +37,15 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
         return
     site.unreachable_site_ids = message.unreachable_site_ids
-    sync = run.sync
-    if sync is None or message.sync != sync.open.sync:
+    sync = run.sync_of(message.sync)
+    if sync is None:
         if message.sync > run.last_sync:
             run.report(logging.WARNING, f"{site.label} is ready for sync {message.sync}, which was never opened")
-        elif sync is not None and site.standing is Standing.MEMBER and site.applied == sync.open.base_commit:
-            run.send(site, sync.open)  # its snapshot is good for that one
+        for other in run.lanes.values() if message.sync <= run.last_sync else ():
+            if site.standing is Standing.MEMBER and site.holds(other.open.base_commit):
+                run.send(site, other.open)  # its snapshot is good for that one
         return
-    if site.standing is not Standing.MEMBER or site.applied != sync.open.base_commit:
+    if site.standing is not Standing.MEMBER or not site.holds(sync.open.base_commit):
         run.report(
             logging.WARNING,
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
@@ -68,16 +68,15 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
 
 def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
     """The attempt under way, if the message is of it and its site contributes."""
-    current = run.sync.attempt if run.sync else None
+    sync = run.sync_of(message.sync)
+    current = sync.attempt if sync is not None else None
     if current is None or not current.has(site.start):
         return None
-    plan = current.plan
-    is_of_it = (plan.sync, plan.attempt, plan.term) == (message.sync, message.attempt, message.term)
-    return current if is_of_it else None
+    return current if (current.plan.attempt, current.plan.term) == (message.attempt, message.term) else None
 
 
 def done(run: Run, site: Site, message: m.Done) -> None:
-    """The site has all payloads of the attempt. It is evicted if it exchanged from another commit than the plan's
+    """The site has all payloads of the attempt. It is evicted if it exchanged from a state without the plan's
     base."""
     attempt = _attempt_of(run, site, message)
     if attempt is None:
@@ -86,12 +85,12 @@ def done(run: Run, site: Site, message: m.Done) -> None:
         )
         return
     base = attempt.plan.base_commit
-    if message.last_commit != base:
+    if not base <= message.last_commit <= run.log.last:
         attempt.spoil(f"{site.label} exchanged from commit {message.last_commit}, the plan is based on {base}")
         run.evict(site, f"it exchanged from commit {message.last_commit}, and the plan is based on {base}")
         return
     attempt.note_done(site.site_id, message)
-    states.take(run, site, base, message.state_hash)
+    states.take(run, site, message.last_commit, message.state_hash)
 
 
 def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
@@ -102,7 +101,7 @@ def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
 
 def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
     """What the site could not do: `deciding` finds what follows from it."""
-    sync, attempt = run.sync, _attempt_of(run, site, message)
+    sync, attempt = run.sync_of(message.sync), _attempt_of(run, site, message)
     if sync is None or attempt is None:
         return
     peer = run.members.by_id(message.peer_site_id)
@@ -143,11 +142,14 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
         return ()
     if run.finished is not None:
         return (d.Wait(),)
-    if run.stop_reason and (run.sync is None or not run.members.live()):
+    if run.stop_reason and not (run.lanes and run.members.live()):
         outcomes.finish(run, run.stop_reason)
         return ()
-    if run.sync is None:
-        return () if outcomes.start(run) else (d.Wait(),)
+    if not run.lanes:
+        if not outcomes.may_start(run):
+            return (d.Wait(),)
+        outcomes.start(run)
+        return ()
     if run.going_back is not None:
         return (d.Wait(run.going_back.until, going_back.in_words(run, run.going_back)),)
     unreachable = rollback.advance(run)
@@ -158,27 +160,34 @@ def _look(run: Run) -> tuple[d.Wait, ...]:
             outcomes.finish(run, f"{run.stop_reason} ({dispute.words})")
             return ()
         return d.Wait(None, dispute.words), unreachable
-    if divergence.advance(run):
-        return ()
-    decision = deciding.decide(run, run.sync)
-    if isinstance(decision, d.Wait):
-        return unreachable, decision
-    _carry_out(run, run.sync, decision)
-    return ()
+    waits = [unreachable]
+    for sync in run.lanes.values():
+        decision = deciding.decide(run, sync)
+        if not isinstance(decision, d.Wait):
+            _carry_out(run, sync, decision)
+            return ()
+        waits.append(decision)
+    return tuple(waits)
 
 
-def _carry_out(run: Run, sync: Sync, decision: d.Propose | d.CollectAgain | d.Abandon | d.Finish | d.OfAttempt) -> None:
+def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
     attempt = sync.attempt
     match decision:
         case d.Propose():
             _propose(run, sync, decision)
         case d.CollectAgain(reason):
             run.report(logging.WARNING, f"sync {sync.open.sync} attempt {sync.last_attempt} is given up: {reason}")
-            sync.collect_again(reason, [s.site_id for s in run.members.at(sync.open.base_commit)], run.now)
+            sync.collect_again(reason, [s.site_id for s in run.members.holding(sync.open.base_commit)], run.now)
         case d.Abandon(reason=reason, without_tokens=without_tokens, error=error):
             if error:
                 run.report(logging.ERROR, error)
             outcomes.abandon(run, sync, reason, without_tokens=without_tokens)
+        case d.GoBack():
+            sync.note_gone_back()
+            if decision.obstacle:
+                run.report(logging.ERROR, decision.obstacle)
+            else:
+                going_back.begin(run, decision.commit, decision.reason, without=decision.without)
         case d.Finish(reason):
             outcomes.finish(run, reason)
         case _:
@@ -203,7 +212,7 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
         case d.Stuck():
             standstill.carry_out(run, attempt, decision)
         case d.Misled(reason):
-            run.trouble.misled.note([0], sync.open.sync)
+            run.trouble.misled.note([sync.open.fragment], sync.open.sync)
             attempt.spoil(reason)
         case d.Evict(sites=sites):
             for site, text, why in sites:

@@ -60,7 +60,7 @@ class Trouble:
         # It costs such a site nothing to reduce no more, and the others a stall each time that it holds them up.
         self.held_up_others = Probation(64, 512, 4096)
         self.misled = Probation(64, 512, 4096)
-        """The run, as site 0: contributors averaged with other weights than were said. Nothing is planned ahead."""
+        """Fragments, for which nothing is planned ahead: contributors averaged with other weights than were said."""
         self._links: dict[Pair, int] = {}  # the last sync in which an exchange over it failed
 
     def held_back(self, sync: int) -> frozenset[int]:

@@ -21,50 +21,52 @@ from atoll.protocol import messages as m
 from atoll.protocol.plans import weighed
 
 
-def start(run: Run) -> bool:
-    """Opens the first sync, once enough sites hold an attested commit 0. True if it did, or the run is over at once."""
-    holding = states.num_holding_commit_0(run)
-    if 0 not in run.log.attested or holding < run.settings.min_sites:
-        return False
-    run.report(logging.INFO, f"training starts: {holding} sites hold commit 0")
+def may_start(run: Run) -> bool:
+    """Whether enough sites hold an attested commit 0."""
+    return 0 in run.log.attested and states.num_holding_commit_0(run) >= run.settings.min_sites
+
+
+def start(run: Run) -> None:
+    """Opens the first syncs. A run that has its length from the saved model is over at once."""
+    run.report(logging.INFO, f"training starts: {states.num_holding_commit_0(run)} sites hold commit 0")
     if _is_over(run, run.log.run_step, run.log.run_tokens):
         finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
-        return True
-    open_next(run, run.members.at(run.log.last))
-    return True
+        return
+    open_lanes(run, run.members.holding(run.log.last))
 
 
-def open_next(
+def open_lanes(
     run: Run, at_base: Sequence[Site], before: m.RolledBack | None = None, returning: Sequence[Site] = ()
 ) -> None:
-    """Opens a sync on the last commit for the sites that hold it; `returning` sites will, and are waited for too.
-    `before` is said first, and persisted already."""
+    """Opens a sync of each fragment for the sites that hold the last commit; `returning` sites will, and are waited for
+    too. `before` is said first, and persisted already."""
     expected = [*at_base, *(s for s in returning if s not in at_base)]
     log = run.log
-    following = _next(run, log.last, log.run_step, log.run_tokens, log.tokens_per_step())
-    _open(run, following, expected)
+    num_steps = _next_num_steps(run, log.run_step, log.run_tokens, log.tokens_per_step())
+    for fragment, base in log.bases().items():
+        following = m.Open(
+            sync=run.last_sync + 1,
+            fragment=fragment,
+            base_commit=base,
+            run_step=log.run_step,
+            run_tokens=log.run_tokens,
+            num_steps=num_steps,
+        )
+        _open(run, following, expected)
     for site in at_base:
         if before is not None:
             run.send(site, before)
-        run.send(site, following)
-
-
-def _next(run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None) -> m.Open:
-    return m.Open(
-        sync=run.last_sync + 1,
-        base_commit=base,
-        run_step=run_step,
-        run_tokens=run_tokens,
-        num_steps=_next_num_steps(run, run_step, run_tokens, tokens_per_step),
-    )
+        for sync in run.lanes.values():
+            run.send(site, sync.open)
 
 
 def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> Sync:
     record = OpenRecord(open=opened, expected=tuple(sorted(s.site_id for s in expected)))
     run.persist(record)
     run.last_sync = opened.sync
-    run.sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
-    return run.sync
+    sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
+    run.lanes[opened.fragment] = sync
+    return sync
 
 
 def _is_over(run: Run, run_step: int, run_tokens: int) -> bool:
@@ -90,10 +92,20 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run_step = sync.open.run_step + plan.num_steps
     tokens = sum(attempt.weights.tokens)
     run_tokens = sync.open.run_tokens + tokens
-    number = plan.base_commit + 1
+    number = run.log.next
     final = bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
-    at_base = run.members.at(plan.base_commit)
-    following = None if final else _next(run, number, run_step, run_tokens, tokens / plan.num_steps)
+    at_base = run.members.holding(plan.base_commit)
+    following: m.Open | None = None
+    if not final:
+        num_steps = _next_num_steps(run, run_step, run_tokens, tokens / plan.num_steps)
+        following = replace(
+            sync.open,
+            sync=run.last_sync + 1,
+            base_commit=number,
+            run_step=run_step,
+            run_tokens=run_tokens,
+            num_steps=num_steps,
+        )
     message = m.Commit(
         commit=number,
         sync=plan.sync,
@@ -234,7 +246,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     following = replace(open_, sync=run.last_sync + 1)
     # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
-    _open(run, following, run.members.at(open_.base_commit), min(pause_s, run.limits.sync_wait_s))
+    _open(run, following, run.members.holding(open_.base_commit), min(pause_s, run.limits.sync_wait_s))
     for site in members:
         run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=following, without_tokens=without_tokens))
 
@@ -247,7 +259,7 @@ def finish(run: Run, reason: str) -> None:
 
 def _end(run: Run, reason: str) -> None:
     run.finished = FinishedRecord(run.log.last, reason[:1024])
-    run.sync = None
+    run.lanes.clear()
     run.ledger.give_back_all()
     run.persist_ledger()
     run.persist(run.finished)

@@ -107,7 +107,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None
     number = sync.open.sync
-    if run.trouble.misled.of(number):
+    if sync.open.fragment in run.trouble.misled.of(number):
         return None
     if (run.trouble.spared(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
         return None
@@ -136,7 +136,7 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         return f"site {empty[0]} has trained nothing"
     known = set(ids)
     sites = [s for s in run.members.live() if s.site_id in known]
-    if joined := [s for s in run.members.at(sync.open.base_commit) if s.site_id not in known]:
+    if joined := [s for s in run.members.holding(sync.open.base_commit) if s.site_id not in known]:
         return f"{joined[0].label} has joined"
     if all(i in sync.ready for i in ids) and len(within_commit(sync, sites)) < len(sites):
         return "its samples are in more pieces than a commit can list"

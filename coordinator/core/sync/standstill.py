@@ -26,8 +26,7 @@ MOST_HEARD = 3
 
 def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
     """Chunk data that a site gets or gives is evidence for its peers that it exchanges with, not for itself."""
-    attempt = run.sync.attempt if run.sync is not None else None
-    if attempt is not None and message.moved_bytes != site.heartbeat.moved_bytes:
+    for attempt in run.attempts if message.moved_bytes != site.heartbeat.moved_bytes else ():
         attempt.note_traffic(site.site_id, run.now)
 
 

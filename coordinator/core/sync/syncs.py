@@ -54,6 +54,10 @@ TRANSITIONS = {
 class IllegalStep(Exception):
     """A step that the sync's phase does not have: a fault of this code, whatever sites say."""
 
+    def __init__(self, sync: int, text: str) -> None:
+        super().__init__(f"sync {sync} {text}")
+        self.sync = sync
+
 
 class Sync:
     def __init__(
@@ -102,7 +106,7 @@ class Sync:
         here = set(last.starts()) & set(live)
         for start in {start for attempt in self.attempts for start in attempt.starts()} - here:
             self.exclude(start, Kind.GONE, f"site {start[0]} had left when the coordinator ended", now)
-        said = zip(last.starts(), last.weights.said, last.weights.ranges, strict=False)  # nothing if it is not weighed
+        said = zip(last.starts(), last.weights.said, last.weights.ranges, strict=True) if last.is_weighed else ()
         for start, tokens, ranges in said:
             if start in here:
                 self.ready[start[0]] = Ready(
@@ -203,7 +207,7 @@ class Sync:
         words = f"{step.value}{f' ({reason})' if reason else ''}"
         if then is None:
             story = "; ".join(self.story) or "nothing happened before"
-            raise IllegalStep(f"sync {self.open.sync} {words} while it is {self.phase.value}: {story}")
+            raise IllegalStep(self.open.sync, f"{words} while it is {self.phase.value}: {story}")
         self.story.append(words)
         self.phase = then
 

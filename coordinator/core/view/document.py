@@ -163,6 +163,7 @@ class RunView:
     store_stuck_s: float = 0.0
     """How long the store has kept a decision waiting, all the rest being of before; the shell says it."""
     sync: SyncView | None
+    """That is open; of several the oldest."""
     sites: tuple[SiteView, ...]
     """Who is here, the first of those at the door, then the last of those that have gone."""
     num_at_the_door: int

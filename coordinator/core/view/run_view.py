@@ -31,15 +31,16 @@ def _state(run: Run) -> tuple[str, str]:
     """The kind of it, and the rest."""
     if run.finished is not None:
         return "finished", f": {last_line(run.finished.reason)}"
-    if run.sync is None:
+    if not run.lanes:
         return "waiting", _waiting(run)
     if reason := next((w.reason for w in run.waits if w.reason), ""):
         return "paused", f": {last_line(reason)}"
     ending = " (the last sync)" if run.stop_reason else ""
-    if run.sync.exchange is not None:
+    if any(sync.exchange is not None for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
-        back = [s.label for s in run.members.live() if s.site_id in run.sync.expected]
+        expected = {site_id for sync in run.lanes.values() for site_id in sync.expected}
+        back = [s.label for s in run.members.live() if s.site_id in expected]
         what = f"the state of commit {run.log.last}"
         if back:
             return "paused", f": {', '.join(back)} bring{'s' * (len(back) == 1)} {what} back"
@@ -138,7 +139,7 @@ def _site_state(site: Site) -> str:
 
 
 def _sync_view(run: Run) -> SyncView | None:
-    sync = run.sync
+    sync = min(run.lanes.values(), key=lambda sync: sync.open.sync, default=None)
     if sync is None:
         return None
     names = {s.site_id: s.name for s in run.members.sites.values()}

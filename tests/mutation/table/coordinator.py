@@ -25,8 +25,16 @@ MUTATIONS = (
         name="a commit leaves its sync open",
         rule="a sync that is committed is not open after a restart",
         where="coordinator.core.persisted:changes",
-        old="            ended = all_of(*_OF_ONE_SYNC)\n            if record.median_loss",
+        old="            ended = of_sync(record.commit.sync)\n            if record.median_loss",
         new="            ended = all_of(e.PlanRecord)\n            if record.median_loss",
+        tests=("tests/unit/coordinator/test_store_contract.py",),
+    ),
+    Mutation(
+        name="a commit ends the syncs of all fragments",
+        rule="what is kept of a sync ends with that sync",
+        where="coordinator.core.persisted:changes",
+        old="        return [key for key in all_of(*_OF_ONE_SYNC) if key.number == sync]\n",
+        new="        return all_of(*_OF_ONE_SYNC)\n",
         tests=("tests/unit/coordinator/test_store_contract.py",),
     ),
     Mutation(

@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="some sites take a commit back",
         rule="the run goes back by itself only if most sites diverge",
-        where="coordinator.core.sync.divergence:advance",
+        where="coordinator.core.sync.divergence:decide",
         old="2 * len(names) <= len(members)",
         new="not names",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -88,9 +88,9 @@ MUTATIONS = (
     Mutation(
         name="goes back again and again",
         rule="the run goes back by itself once",
-        where="coordinator.core.sync.divergence:advance",
-        old="    if run.rollbacks and base <= run.rollbacks[-1].commit + 1:\n",
-        new="    if False:\n",
+        where="coordinator.core.sync.divergence:decide",
+        old="    went_back = bool(run.rollbacks) and base <= run.rollbacks[-1].commit + 1\n",
+        new="    went_back = False\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
     ),
     Mutation(
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         name="strangers send the run back",
         rule="the run goes back if most of those say so who have contributed",
-        where="coordinator.core.sync.divergence:advance",
+        where="coordinator.core.sync.divergence:decide",
         old=" if s.conduct.has_contributed]",
         new="]",
         tests=("tests/unit/coordinator/test_divergence.py",),

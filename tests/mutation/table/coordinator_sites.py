@@ -140,9 +140,9 @@ MUTATIONS = (
     Mutation(
         name="a forgotten site is expected after a restart",
         rule="a coordinator comes back whoever was forgotten since its sync was opened",
-        where="coordinator.core.run:Run.__init__",
-        old="                self.sync.unexpect(site_id)\n",
-        new="                pass\n",
+        where="coordinator.core.run:Run._resumed",
+        old="            sync.unexpect(site_id)\n",
+        new="            pass\n",
         tests=("tests/unit/coordinator/test_forgetting.py",),
     ),
     Mutation(
@@ -241,7 +241,7 @@ MUTATIONS = (
         rule="a site that does nothing is evicted, however often the others commit meanwhile",
         where="coordinator.core.sites.liveness:_hang",
         old='        what = f"trained nor been ready',
-        new='        since = max(since, run.sync.opened_at)\n        what = f"trained nor been ready',
+        new='        since = max(since, run.lanes[0].opened_at)\n        what = f"trained nor been ready',
         tests=("tests/unit/coordinator/test_liveness.py",),
     ),
     Mutation(
@@ -255,17 +255,17 @@ MUTATIONS = (
     Mutation(
         name="a void contribution owes progress",
         rule="a site whose contribution is void waits for the next sync",
-        where="coordinator.core.sites.liveness:_owes_progress",
-        old="    return not is_ready and not sync.exclusions.is_void(site.start)",
-        new="    return not is_ready",
+        where="coordinator.core.sites.liveness:_owed",
+        old="        and not sync.exclusions.is_void(site.start)\n",
+        new="",
         tests=("tests/unit/coordinator/test_liveness.py",),
     ),
     Mutation(
         name="who waits for a quorum is evicted",
         rule="a site that waits for the coordinator or for others is not judged",
-        where="coordinator.core.sites.liveness:_owes_progress",
-        old="    return not is_ready and not sync.exclusions.is_void(site.start)",
-        new="    return not sync.exclusions.is_void(site.start)",
+        where="coordinator.core.sites.liveness:_owed",
+        old="        if not (site.site_id in sync.ready and site.holds(sync.open.base_commit))\n        and not sync",
+        new="        if not sync",
         tests=("tests/unit/coordinator/test_liveness.py",),
     ),
     Mutation(

@@ -108,10 +108,9 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
     return replace(record, **changes)  # type: ignore[arg-type]
 
 
-def an_open(sync: int, base: int = 0) -> e.OpenRecord:
-    return e.OpenRecord(
-        open=Open(sync=sync, base_commit=base, run_step=10 * base, run_tokens=base, num_steps=10), expected=(1, 2)
-    )
+def an_open(sync: int, base: int = 0, fragment: int = 0) -> e.OpenRecord:
+    opened = Open(sync=sync, fragment=fragment, base_commit=base, run_step=10 * base, run_tokens=base, num_steps=10)
+    return e.OpenRecord(open=opened, expected=(1, 2))
 
 
 def a_plan(sync: int, attempt: int) -> e.PlanRecord:
@@ -256,12 +255,34 @@ def test_an_abandoned_sync_is_not_open_and_its_number_is_used(reopen: Reopen) ->
     store.persist(1, (a_plan(1, 1), some_weights(1, 1)), 1.0)
     store.persist(1, (e.AbandonRecord(1, "nobody agreed", 1), an_open(2)), 2.0)
     found = reopen().begin(SETTINGS)
-    assert (found.one(e.OpenRecord), found.last_sync) == (an_open(2), 2)
+    assert (found.all(e.OpenRecord), found.last_sync) == ((an_open(2),), 2)
     assert (found.all(e.PlanRecord), found.all(e.WeightsRecord)) == ((), ())
     assert found.one(e.AbandonRecord) == e.AbandonRecord(1, "nobody agreed", 1)
     reopen().persist(2, (e.AbandonRecord(2, "nobody agreed", 2), e.FinishedRecord(0, "enough")), 3.0)
     found = reopen().begin(SETTINGS)
-    assert (found.one(e.OpenRecord), found.last_sync) == (None, 2)
+    assert (found.all(e.OpenRecord), found.last_sync) == ((), 2)
+
+
+def test_a_sync_that_ends_leaves_those_of_other_fragments_as_they_are(reopen: Reopen) -> None:
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(1, (an_open(1), an_open(2, fragment=1), an_open(3, fragment=2)), 1.0)
+    attempts = [record for n in (1, 2, 10) for sync in (2, 1) for record in (a_plan(sync, n), some_weights(sync, n))]
+    store.persist(1, (*attempts, a_plan(3, 1)), 2.0)
+    store.persist(1, (replace(a_commit(1), commit=replace(a_commit(1).commit, sync=2, fragment=1)),), 3.0)
+    store.persist(1, (an_open(4, 1, fragment=1), a_plan(4, 1), some_weights(4, 1)), 3.0)
+    found = reopen().begin(SETTINGS)
+    assert found.all(e.OpenRecord) == (an_open(1), an_open(3, fragment=2), an_open(4, 1, fragment=1))
+    assert found.all(e.PlanRecord) == (a_plan(1, 1), a_plan(1, 2), a_plan(1, 10), a_plan(3, 1), a_plan(4, 1))
+    assert found.all(e.WeightsRecord) == (*(some_weights(1, n) for n in (1, 2, 10)), some_weights(4, 1))
+    assert found.last_sync == 4
+    store = reopen()
+    store.begin(SETTINGS)
+    store.persist(3, (e.AbandonRecord(1, "nobody agreed", 1), an_open(5)), 4.0)
+    store.persist(3, (e.AbandonRecord(4, "nobody agreed", 2), e.AbandonRecord(3, "nor here", 3)), 5.0)
+    found = reopen().begin(SETTINGS)
+    assert (found.all(e.OpenRecord), found.all(e.PlanRecord), found.all(e.WeightsRecord)) == ((an_open(5),), (), ())
+    assert found.last_sync == 5
 
 
 def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
@@ -270,7 +291,7 @@ def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
     store.persist(1, (an_open(1),), 1.0)
     store.persist(1, (a_commit(1), e.FinishedRecord(1, "the length is reached")), 2.0)
     found = reopen().begin(SETTINGS)
-    assert (found.one(e.OpenRecord), found.last_sync) == (None, 1)
+    assert (found.all(e.OpenRecord), found.last_sync) == ((), 1)
     assert found.one(e.FinishedRecord) == e.FinishedRecord(1, "the length is reached")
 
 
@@ -321,7 +342,7 @@ def test_void_commits_are_gone_and_their_numbers_are_used_again(reopen: Reopen) 
     numbers = [r.commit.commit for r in found.all(e.CommitRecord)]
     assert numbers == [r.commit for r in found.all(e.AttestationRecord)] == [1]
     assert [point.commit for point in found.all(LossRecord)] == [1]
-    assert found.one(e.OpenRecord) == an_open(5, 1)
+    assert found.all(e.OpenRecord) == (an_open(5, 1),)
     store = reopen()
     store.begin(SETTINGS)
     store.persist(3, (replace(a_commit(2), commit=replace(a_commit(2).commit, sync=5, branch=1)),), 5.0)
@@ -394,7 +415,7 @@ def test_an_older_term_may_not_write(reopen: Reopen) -> None:
     store.begin(SETTINGS)
     with pytest.raises(StaleError, match="term 1 is over"):
         store.persist(1, (an_open(1),), 1.0)
-    assert reopen().begin(SETTINGS).one(e.OpenRecord) is None
+    assert reopen().begin(SETTINGS).all(e.OpenRecord) == ()
 
 
 @pytest.mark.parametrize(
