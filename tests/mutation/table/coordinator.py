@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="a commit ends the syncs of all fragments",
         rule="what is kept of a sync ends with that sync",
-        where="coordinator.core.persisted:changes",
+        where="coordinator.core.persisted:changes.of_sync",
         old="        return [key for key in all_of(*_OF_ONE_SYNC) if key.number == sync]\n",
         new="        return all_of(*_OF_ONE_SYNC)\n",
         tests=("tests/unit/coordinator/test_store_contract.py",),
