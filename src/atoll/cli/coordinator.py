@@ -1,19 +1,5 @@
-"""`atoll coordinator`: serve one run."""
+"""Serve a run: membership, plans, commits.
 
-from __future__ import annotations
-
-import argparse
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from atoll.protocol.errors import ConfigError
-
-if TYPE_CHECKING:
-    from atoll.cli.config import LoadedRun
-
-HELP = "serve a run: membership, plans, commits"
-EPILOG = """\
 Needs neither torch nor a GPU. Its store (run.db beside the file) lets it go on after a crash: start it again.
 
 examples:
@@ -26,6 +12,18 @@ examples:
 Settings may also come from the environment: ATOLL_SECTION_KEY, for example ATOLL_SYNC_EVERY=50. They win over the
 file, and flags win over them.
 """
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from atoll.protocol.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atoll.cli.config import LoadedRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

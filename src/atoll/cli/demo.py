@@ -1,15 +1,5 @@
-"""`atoll demo`: a coordinator and several sites on this machine, watched until the model is trained."""
+"""Train a small language model on several sites on this machine.
 
-from __future__ import annotations
-
-import argparse
-from dataclasses import fields
-from pathlib import Path
-
-from atoll.cli.sample import require_node_extra
-
-HELP = "train a small language model on several sites on this machine"
-EPILOG = """\
 Starts one coordinator and some nodes, each with a training process of its own, all on loopback. They train a
 byte-level language model on the source of Python's standard library, and meet every so many steps.
 Exit code 0: all sites ended with the same state, the held-out loss fell, the model was saved and loads again, and
@@ -22,6 +12,14 @@ examples:
   atoll demo --data ~/notes ~/letters.txt     on text of your own
   atoll demo --sites 2 --steps 600 --sync-every 50 --codec bf16
 """
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from atoll.cli.sample import require_node_extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

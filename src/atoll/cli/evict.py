@@ -1,14 +1,5 @@
-"""`atoll evict`: a site that is not wanted in the run, through the socket beside the coordinator's store."""
+"""Send a site away, and keep it out (on the coordinator's machine).
 
-from __future__ import annotations
-
-import argparse
-
-from atoll.cli import stop
-from atoll.protocol.errors import ConfigError
-
-HELP = "send a site away, and keep it out (on the coordinator's machine)"
-EPILOG = """\
 What the site has contributed to the sync under way is left out; its samples are drawn again. Without --keep-out its
 node may come back at once. With it neither its name nor its key comes in again, also after a restart of the
 coordinator, until it is let in; `atoll status` names who is kept out. Somebody who makes a new key and another name is
@@ -22,6 +13,13 @@ examples:
   atoll evict --store /data/run.db berlin --keep-out
   atoll evict berlin --let-in
 """
+
+from __future__ import annotations
+
+import argparse
+
+from atoll.cli import stop
+from atoll.protocol.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

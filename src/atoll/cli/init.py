@@ -1,4 +1,10 @@
-"""`atoll init`: a commented run.toml."""
+"""Write a commented run.toml.
+
+examples:
+  atoll init                                    a run that only this machine can reach
+  atoll init --listen 0.0.0.0:7700 --data local --min-sites 2
+  atoll init big/run.toml --model small --steps 20000 --sync-every 100
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,6 @@ from typing import Any
 
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings, SyncSettings
-
-HELP = "write a commented run.toml"
-EPILOG = """\
-examples:
-  atoll init                                    a run that only this machine can reach
-  atoll init --listen 0.0.0.0:7700 --data local --min-sites 2
-  atoll init big/run.toml --model small --steps 20000 --sync-every 100
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

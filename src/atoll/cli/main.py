@@ -1,4 +1,11 @@
-"""`atoll VERB ...`: finds the verb's module, runs it, and turns errors into one line and an exit code."""
+"""Train one model on many islands of compute that are joined by thin links.
+
+examples:
+  atoll demo                                             three sites on this machine, in a few minutes
+  atoll init && atoll coordinator run.toml               start a run of your own
+  atoll node --coordinator 10.0.0.1:7700 --name berlin   join it, on each machine
+  atoll status --coordinator 10.0.0.1:7700 --watch       look at it
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from atoll import __version__
 from atoll.cli import coordinator, demo, evict, init, node, reset, rollback, sample, status, stop
@@ -15,21 +22,15 @@ from atoll.protocol.errors import AtollError, ConfigError
 from atoll.protocol.exit_codes import exit_code_of
 from atoll.protocol.text import clean
 
-EPILOG = """\
-examples:
-  atoll demo                                             three sites on this machine, in a few minutes
-  atoll init && atoll coordinator run.toml               start a run of your own
-  atoll node --coordinator 10.0.0.1:7700 --name berlin   join it, on each machine
-  atoll status --coordinator 10.0.0.1:7700 --watch       look at it
-"""
+# Above is what `atoll --help` says. Below, a verb is found and run, and an error becomes one line and an exit code.
 
 
 class Verb(Protocol):
-    """What each verb's module offers. Heavy imports (torch, grpc) belong inside `run`."""
+    """What each verb's module offers. Its docstring is its help, the first line of which stands in the list of verbs.
+    Heavy imports (torch, grpc) belong inside `run`."""
 
     __name__: str
-    HELP: str
-    EPILOG: str
+    __doc__: str | None
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
@@ -46,27 +47,19 @@ def make_parser() -> argparse.ArgumentParser:
     debug.add_argument(
         "--debug", action="store_true", default=argparse.SUPPRESS, help="tracebacks of errors, and debug lines in logs"
     )
-    parser = argparse.ArgumentParser(
-        prog="atoll",
-        description="Train one model on many islands of compute that are joined by thin links.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        parents=[debug],
-        allow_abbrev=False,
-    )
+    description, _, epilog = (__doc__ or "").partition("\n\n")
+    common: dict[str, Any] = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "parents": [debug],
+        "allow_abbrev": False,
+    }
+    parser = argparse.ArgumentParser(prog="atoll", description=description, epilog=epilog, **common)
     parser.add_argument("--version", action="version", version=f"atoll {__version__}")
     commands = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, verb in VERBS.items():
-        command = commands.add_parser(
-            name,
-            help=verb.HELP,
-            description=verb.HELP[0].upper() + verb.HELP[1:] + ".",
-            epilog=verb.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            parents=[debug],
-            allow_abbrev=False,
-        )
-        verb.add_arguments(command)
+        description, _, epilog = (verb.__doc__ or "").partition("\n\n")
+        line = description[:1].lower() + description[1:].removesuffix(".")
+        verb.add_arguments(commands.add_parser(name, help=line, description=description, epilog=epilog, **common))
     return parser
 
 

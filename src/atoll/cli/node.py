@@ -1,4 +1,13 @@
-"""`atoll node`: run one site."""
+"""Join a run with this machine.
+
+Without a command it runs the built-in trainer; behind -- it runs your own script, which calls atoll.join.
+Ctrl-C finishes the sync under way and leaves; a second one leaves at once.
+
+examples:
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --data ~/texts
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
+  atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
+"""
 
 from __future__ import annotations
 
@@ -12,17 +21,6 @@ from atoll.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from atoll.node.daemon.config import NodeConfig
-
-HELP = "join a run with this machine"
-EPILOG = """\
-Without a command it runs the built-in trainer; behind -- it runs your own script, which calls atoll.join.
-Ctrl-C finishes the sync under way and leaves; a second one leaves at once.
-
-examples:
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --data ~/texts
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --dry-run
-  atoll node --coordinator 10.0.0.1:7700 --name berlin --ranks 8 -- train.py --lr 3e-4
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

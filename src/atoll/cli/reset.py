@@ -1,13 +1,5 @@
-"""`atoll reset`: take back the model and the starting state before training, through the socket beside the store."""
+"""Take back the model before training has started (on the coordinator's machine).
 
-from __future__ import annotations
-
-import argparse
-
-from atoll.cli import stop
-
-HELP = "take back the model before training has started (on the coordinator's machine)"
-EPILOG = """\
 The first site that offers a model fixes it for the run, and the first state that sites agree on is what training starts
 from. Until training has started both can be taken back: if the model was the wrong one, or strangers came first with a
 state that nobody can fetch. All sites are sent away (their nodes end with exit code 4) and may be started again; who
@@ -20,6 +12,12 @@ examples:
   atoll reset                       the run of ./run.toml
   atoll reset --store /data/run.db
 """
+
+from __future__ import annotations
+
+import argparse
+
+from atoll.cli import stop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,5 @@
-"""`atoll rollback`: go on from an older commit, through the socket beside the coordinator's store."""
+"""Go on from an older commit (on the coordinator's machine).
 
-from __future__ import annotations
-
-import argparse
-import sys
-
-from atoll.cli import stop
-from atoll.protocol.errors import ConfigError
-from atoll.protocol.text import clean
-
-HELP = "go on from an older commit (on the coordinator's machine)"
-EPILOG = """\
 Without --to: after a power cut it may be that no site that is back can reach the newest commit. If every site that may
 have it is back, the run goes back by itself. If one is not, the run is paused and `atoll status` names it: start that
 site, or give the commits up with this command.
@@ -29,6 +18,15 @@ examples:
   atoll rollback --to 120              undo everything after commit 120
   atoll rollback --to 120 --reason "wrong data from berlin" --store /data/run.db
 """
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from atoll.cli import stop
+from atoll.protocol.errors import ConfigError
+from atoll.protocol.text import clean
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

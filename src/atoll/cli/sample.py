@@ -1,4 +1,8 @@
-"""`atoll sample`: text from a saved model."""
+"""Print text from a saved model of the built-in kind.
+
+example:
+  atoll sample atoll-demo/model "def " --bytes 400
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,6 @@ from pathlib import Path
 from atoll.node.dataplane.saved_manifest import where_saved
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import clean
-
-HELP = "print text from a saved model of the built-in kind"
-EPILOG = """\
-example:
-  atoll sample atoll-demo/model "def " --bytes 400
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,11 @@
-"""`atoll status`: the run as its coordinator sees it."""
+"""Show a run: sites, loss, commits.
+
+examples:
+  atoll status                                    a coordinator on this machine, at the default port
+  atoll status --coordinator 10.0.0.1:7700 --watch
+  atoll status --data                             the account of samples: done, in flight, open
+  atoll status --format json | python -m json.tool
+"""
 
 from __future__ import annotations
 
@@ -16,14 +23,6 @@ if TYPE_CHECKING:
 
     from atoll.coordinator.core.view.document import RunView
 
-HELP = "show a run: sites, loss, commits"
-EPILOG = """\
-examples:
-  atoll status                                    a coordinator on this machine, at the default port
-  atoll status --coordinator 10.0.0.1:7700 --watch
-  atoll status --data                             the account of samples: done, in flight, open
-  atoll status --format json | python -m json.tool
-"""
 WATCH_EVERY_S = 1.0
 NARROW_LEAVES_OUT = ("received",)
 WIDE_FROM_COLUMNS = 100

@@ -1,4 +1,11 @@
-"""`atoll stop`: end a run with a last sync, through the Unix socket beside the coordinator's store."""
+"""End a run early, with a last sync (on the coordinator's machine).
+
+The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets Ctrl-C or SIGTERM.
+
+examples:
+  atoll stop                       the run of ./run.toml
+  atoll stop --store /data/run.db
+"""
 
 from __future__ import annotations
 
@@ -7,15 +14,6 @@ from pathlib import Path
 
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.text import clean
-
-HELP = "end a run early, with a last sync (on the coordinator's machine)"
-EPILOG = """\
-The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets Ctrl-C or SIGTERM.
-
-examples:
-  atoll stop                       the run of ./run.toml
-  atoll stop --store /data/run.db
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

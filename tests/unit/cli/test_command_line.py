@@ -200,8 +200,9 @@ def test_a_traceback_only_with_debug(capsys: pytest.CaptureFixture[str], tmp_pat
 
 def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
+        """An example."""
+
         __name__ = "stop"
-        HELP, EPILOG = "h", "example"
 
         def add_arguments(self, parser: object) -> None:
             del parser
