@@ -16,41 +16,41 @@ from atoll.protocol.settings import SITE_NAME
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     coordinator: str
-    """HOST:PORT of the coordinator."""
+    """Where the coordinator listens."""
     name: str
-    """Name of the site, unique within the run."""
+    """Of this site, unique within the run."""
     data_paths: tuple[Path, ...] = ()
-    """Text files and folders to train on; empty: what the run's `data` names."""
+    """Text files and folders to train on; without it, what the run's `data` names."""
     advertise: str = ""
-    """HOST:PORT where other nodes reach this one; empty: the listen address."""
+    """Where other nodes reach this one, if it is not --listen."""
     listen: str = ""
-    """HOST:PORT this node listens on; empty: the local address of its connection to the coordinator, any port."""
+    """For other nodes; without it, the local address of the connection to the coordinator, any free port."""
     home: Path | None = None
-    """The node's own folder (key, outer state, log); None: by run and name, see `default_home`."""
+    """The node's own folder: key, outer state, log; without it, ~/.local/state/atoll/RUN/NAME."""
     from_saved: Path | None = None
-    """Folder of a saved model that a resumed run starts from."""
+    """The saved model that a resumed run starts from."""
     num_ranks: int = 1
     """Worker processes of this site."""
     num_threads: int = 0
-    """Threads of each worker and of the node's kernels; 0: cores / ranks."""
+    """Of each worker and of the node's kernels; without it, cores / ranks."""
     command: tuple[str, ...] = ()
     """The user's script and its arguments; empty: the built-in trainer."""
     launcher: str = "python"
-    """python: the node starts the script once for each rank; exec: the same with any command; torchrun: its agent does.
-    """
+    """python: run the script once for each rank; exec: the same with any command; torchrun: its agent starts the ranks,
+    and opens a port without a password on every address of this machine."""
     interface: str = ""
-    """torchrun: the network interface of its ranks' groups; empty: loopback."""
+    """torchrun: network interface of its ranks; without it, loopback."""
     max_retained_bytes: int | None = None
-    """Contributions of other sites that this node holds at most as a reducer; a plan that needs more is refused. None:
-    what the machine has room for, see room.py."""
+    """Bound on contributions of others that this node holds while it averages; a plan that needs more is refused.
+    Without it: by the model's size, the free memory and the free disk."""
     reduce_buffer_bytes: int | None = None
-    """Of these, in memory; the rest is on the disk below `home`. None: see room.py."""
+    """Of these, in memory; the rest is on the disk. Without it: at most a quarter of the free memory."""
     bandwidth_bytes_per_s: int = 0
-    """Uplink, for the coordinator's spreading of reducers; 0: unknown."""
+    """Uplink; sites with more of it average more. Without it, all alike."""
     http_listen: str = ""
-    """HOST:PORT of /metrics; empty: off."""
+    """Where /metrics is served; without it, nowhere."""
     save_dir: Path | None = None
-    """Where the trained model is saved; None: `model` in the node's folder."""
+    """Where the model is saved, a folder of its own; without it, HOME/model."""
     debug: bool = False
     """Tracebacks and debug lines in the log."""
 

@@ -11,16 +11,26 @@ from __future__ import annotations
 import argparse
 import datetime
 import secrets
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from atoll.cli.flags import Flag, add_flags
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings, SyncSettings
 
+RUN_FLAGS = {
+    "data": Flag("NAME"),
+    "steps": Flag("N"),
+    "tokens": Flag("N"),
+    "min_sites": Flag("N"),
+    "time_limits": Flag("PRESET"),
+}
+SYNC_FLAGS = {"every": Flag("H", "--sync-every"), "codec": Flag()}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    run, sync = RunSettings(run_id="of-the-defaults"), SyncSettings()
     parser.add_argument(
         "path", nargs="?", type=Path, default=Path("run.toml"), help="file or folder (default: run.toml)"
     )
@@ -29,25 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="where the coordinator listens; without it, where only this machine can reach it",
     )
-    parser.add_argument(
-        "--data",
-        metavar="NAME",
-        help=f'data set: "stdlib", "local" (each site its own), or a name for files all share (default: {run.data})',
-    )
     parser.add_argument("--model", metavar="SIZE", help="nano, tiny or small (default: tiny)")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument(
-        "--steps", type=int, metavar="N", help=f"length of the run in inner steps of each site (default: {run.steps})"
-    )
-    length.add_argument("--tokens", type=int, metavar="N", help="length of the run in tokens of all sites")
-    parser.add_argument(
-        "--sync-every", type=int, metavar="H", help=f"inner steps between two syncs (default: {sync.every})"
-    )
-    parser.add_argument("--codec", help=f"fp32, bf16 or int8 (default: {sync.codec})")
-    parser.add_argument(
-        "--min-sites", type=int, metavar="N", help=f"training starts with so many sites (default: {run.min_sites})"
-    )
-    parser.add_argument("--time-limits", metavar="PRESET", help=f"local, lan or wan (default: {run.time_limits})")
+    add_flags(parser, RunSettings, RUN_FLAGS, set_only=True)
+    add_flags(parser, SyncSettings, SYNC_FLAGS, set_only=True)
     parser.add_argument("--name", metavar="NAME", help="beginning of the run's id (default: the folder's name)")
     parser.add_argument("--force", action="store_true", help="replace a file that is there")
 
@@ -78,16 +72,11 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
 
     if args.listen is not None:
         parse_address(args.listen)
-    run: dict[str, Any] = {"run_id": new_run_id(args.name or path.resolve().parent.name)}
-    given = {"data": args.data, "steps": args.steps, "min_sites": args.min_sites, "time_limits": args.time_limits}
-    run.update((key, value) for key, value in given.items() if value is not None)
-    if args.tokens is not None:
-        run |= {"steps": 0, "tokens": args.tokens}
-    sync = {"every": args.sync_every, "codec": args.codec}
+    length = {"steps": 0} if args.tokens is not None else {}
     tables = {
-        "run": run,
-        "sync": {key: value for key, value in sync.items() if value is not None},
-        "coordinator": {"listen": args.listen} if args.listen is not None else {},
+        "run": {"run_id": new_run_id(args.name or path.resolve().parent.name)} | length | given(args, RUN_FLAGS),
+        "sync": given(args, SYNC_FLAGS),
+        "coordinator": given(args, ["listen"]),
     }
     if args.model is not None:
         if args.model not in MODELS:
@@ -96,6 +85,10 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
     text = render(tables)
     run_settings(tomllib.loads(text), "the new file")
     return text
+
+
+def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def new_run_id(name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import json
@@ -11,6 +10,7 @@ import textwrap
 from typing import Any
 
 from atoll.cli.config import SECTIONS, Tables, sections, variable
+from atoll.cli.flags import field_docs
 
 WIDTH = 100
 HEADINGS = {
@@ -21,23 +21,6 @@ HEADINGS = {
     "outer": "The optimizer of the outer step.",
     "coordinator": "The coordinator itself. Not sent to the nodes.",
 }
-
-
-def field_docs(cls: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass, in one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
-    assert isinstance(definition, ast.ClassDef)
-    docs: dict[str, str] = {}
-    for item, follower in zip(definition.body, definition.body[1:], strict=False):
-        if (
-            isinstance(item, ast.AnnAssign)
-            and isinstance(item.target, ast.Name)
-            and isinstance(follower, ast.Expr)
-            and isinstance(follower.value, ast.Constant)
-            and isinstance(follower.value.value, str)
-        ):
-            docs[item.target.id] = " ".join(follower.value.value.split())
-    return docs
 
 
 def defaults(cls: type) -> dict[str, Any]:

@@ -11,7 +11,8 @@ import pytest
 
 from atoll.cli import init
 from atoll.cli.config import PARTS, environment_tables, load_run, read_tables, run_settings, sections, variable
-from atoll.cli.template import field_docs, render, toml_value
+from atoll.cli.flags import field_docs
+from atoll.cli.template import render, toml_value
 from atoll.coordinator.config import CoordinatorConfig
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import MODELS, RunSettings
