@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from atoll.node.worker import baselines, data
+from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.protocol.settings import RunSettings
+from benchmarks import baselines
 
 
 @torch.no_grad()

@@ -13,8 +13,9 @@ import sys
 
 import torch
 
-from atoll.node.worker import baselines, data
+from atoll.node.worker import data
 from atoll.protocol.settings import RunSettings
+from benchmarks import baselines
 from benchmarks.diloco import simulate_diloco
 
 

@@ -8,34 +8,22 @@ from collections.abc import Sequence
 
 import torch
 
-from atoll.node.worker import baselines, data
+from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.sample import load_model
 from atoll.protocol.errors import AtollError
 from atoll.protocol.settings import RunSettings, settings_from_json
 
-PROGRESS_EVERY = 50
 
-
-def evaluate(
-    settings: RunSettings, data_paths: Sequence[str], saved: str | None, compared_sites: int
-) -> dict[str, float]:
-    """Held-out bits per byte by name: before, after (with a saved model), alone and data_parallel (to compare)."""
+def evaluate(settings: RunSettings, data_paths: Sequence[str], saved: str | None) -> dict[str, float]:
+    """Held-out bits per byte by name: before, and after (with a saved model)."""
     corpus = data.load(data.list_for_run(settings.data, data_paths))
     sequence = settings.trainer.sequence
     figures = {"before": held_out_bits_per_byte(Transformer(settings.model, settings.seed), corpus, sequence)}
     if saved is not None:
         figures["after"] = held_out_bits_per_byte(load_model(saved), corpus, sequence)
-    for name, num_sites in (("alone", 1), ("data_parallel", compared_sites)) if compared_sites else ():
-        trained = baselines.train_data_parallel(settings, corpus, num_sites, _progress)
-        figures[name] = trained.bits_per_byte_after
     return figures
-
-
-def _progress(name: str, steps: int) -> None:
-    if steps % PROGRESS_EVERY == 0:
-        print(f"{name}: step {steps}", file=sys.stderr, flush=True)
 
 
 def main() -> int:

@@ -129,7 +129,6 @@ def as_text(report: Report, program: str = "atoll") -> str:
             "try next:",
             f'  {program} sample {report.model_folder} "def "',
             f"  {program} demo --kill        one site dies and comes back",
-            f"  {program} demo --compare     train the baselines here",
             f"  {program} init               a run of your own on several machines, see README.md",
         ]
     )
@@ -146,7 +145,7 @@ def _loss_lines(report: Report) -> list[str]:
         f"  after, {len(report.sites)} sites                   {_bits(report.bits_per_byte_after)}",
     ]
     if report.baselines is None:
-        return [*lines, "  (no recorded baselines for these settings; --compare trains them here)"]
+        return [*lines, "  (no recorded baselines for these settings)"]
     return [
         *lines,
         f"  one site alone, same steps       {_bits(report.baselines.alone)}   ({report.baselines.source})",

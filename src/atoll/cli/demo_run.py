@@ -15,10 +15,10 @@ from pathlib import Path
 
 from atoll.cli import demo_report, demo_setup
 from atoll.cli.client import fetch_status
+from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
-from atoll.cli.demo_report import Baselines, Report, SiteReport
-from atoll.cli.demo_setup import DemoOptions
-from atoll.cli.demo_view import View, make_view
+from atoll.cli.demo_report import Report, SiteReport
+from atoll.cli.demo_view import View
 from atoll.cli.demo_watch import Act, KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
 from atoll.cli.run_status import parse_status
@@ -53,11 +53,11 @@ class Demo:
         environment = demo_setup.child_environment(os.environ)
         with _interruptible(), Processes(folder / "logs", environment) as processes:
             try:
-                with make_view(as_json=self.options.json) as view:
+                with View(sys.stderr if self.options.json else sys.stdout) as view:  # people read the other one
                     view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
                     status = self._train(processes, folder, view)
                     processes.stop(["coordinator"])
-                    view.say("evaluating on held-out text" + (", and training the baselines" * self.options.compare))
+                    view.say("evaluating on held-out text")
                     report = self._report(status, folder, environment, time.monotonic() - started_s)
             except AtollError:
                 _show_guilty(processes)
@@ -156,7 +156,7 @@ class Demo:
             commits=status.last_commit,
             bits_per_byte_before=figures.get("before"),
             bits_per_byte_after=figures.get("after"),
-            baselines=self._baselines(figures),
+            baselines=find_recorded(self.settings, self.options.num_sites, default_file()),
             sites=tuple(sites),
             saved_hash=saved_hash,
             model_folder=str(_relative(saved)),
@@ -183,7 +183,6 @@ class Demo:
             "settings": settings_to_json(self.settings),
             "data_paths": [str(path) for path in options.data],
             "saved": str(saved) if saved else None,
-            "compared_sites": options.num_sites if options.compare else 0,
             "num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
         }
         result = subprocess.run(
@@ -199,11 +198,6 @@ class Demo:
             return {}
         figures: dict[str, float] = json.loads(result.stdout)
         return figures
-
-    def _baselines(self, figures: dict[str, float]) -> Baselines | None:
-        if self.options.compare and "alone" in figures:
-            return Baselines(alone=figures["alone"], data_parallel=figures["data_parallel"], source="trained here")
-        return find_recorded(self.settings, self.options.num_sites, default_file())
 
 
 def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> tuple[int, str]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from atoll.cli.demo import DemoOptions
 from atoll.cli.template import render
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import MODELS, RunSettings, SyncSettings, validate
@@ -21,28 +21,6 @@ DEFAULT_FOLDER = Path("atoll-demo")
 MARKER = "demo.json"
 NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", "helsinki")
 FEWEST_COMMITS_TO_KILL = 6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DemoOptions:
-    """The arguments of `atoll demo`, by their names."""
-
-    num_sites: int = 3
-    steps: int = 300
-    sync_every: int = 20
-    codec: str = "int8"
-    model: str = "tiny"
-    data: tuple[Path, ...] = ()
-    seed: int = 1
-    json: bool = False
-    kill: bool = False
-    compare: bool = False
-    keep: Path | None = None
-    debug: bool = False
-
-    @property
-    def expected_commits(self) -> int:
-        return math.ceil(self.steps / self.sync_every)
 
 
 def site_names(num_sites: int) -> tuple[str, ...]:

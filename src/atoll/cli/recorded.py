@@ -48,11 +48,3 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         raise ConfigError(f"{path} is damaged ({error}); `python -m benchmarks record` writes it anew") from None
     assert isinstance(entries, list)
     return entries
-
-
-def add_entry(path: Path, settings: RunSettings, num_sites: int, figures: Baselines) -> None:
-    """Replaces what was recorded for equal settings."""
-    key = comparison_key(settings, num_sites)
-    kept = [entry for entry in (read_entries(path) if path.exists() else []) if entry.get("key") != key]
-    document = {"baselines": [*kept, {"key": key, "figures": asdict(figures)}]}
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

@@ -15,9 +15,9 @@ import pytest
 
 from atoll.cli import demo_run, demo_setup
 from atoll.cli.config import load_run
+from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Processes
 from atoll.cli.demo_run import Demo, wait_until_listening
-from atoll.cli.demo_setup import DemoOptions
 from atoll.protocol.errors import ConfigError, WorkerError
 from tests.harness.coordinator_story import Story, some_settings
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
-from atoll.cli.recorded import add_entry, default_file, find_recorded, read_entries
+from atoll.cli.recorded import default_file, find_recorded, read_entries
 from atoll.cli.words import byte_count, count, duration, share
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import MODELS, RunSettings, SyncSettings
+from benchmarks.record import add_entry
 
 HASH = "ab" * 32
 
@@ -85,8 +86,8 @@ def test_the_text_says_everything_that_was_promised() -> None:
     assert 'atoll sample atoll-demo/model "def "' in text
 
 
-def test_without_baselines_the_text_says_how_to_get_them() -> None:
-    assert "--compare trains them here" in as_text(replace(GOOD, baselines=None))
+def test_without_baselines_the_text_says_so() -> None:
+    assert "no recorded baselines for these settings" in as_text(replace(GOOD, baselines=None))
 
 
 def test_one_site_exchanges_nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from atoll.cli.demo_view import LiveView, View, make_view, picture, sync_in_words
+from atoll.cli.demo_view import View, picture, sync_in_words
 from atoll.cli.demo_watch import Act, KillPlan, Watch
 from atoll.cli.run_status import parse_status
 from atoll.cli.status import COLUMNS, table, text_lines
@@ -161,12 +161,12 @@ def test_plain_lines_go_to_a_pipe() -> None:
     assert out.getvalue() == "commit 1\n"
 
 
-def test_a_pipe_gets_no_live_view(capsys: pytest.CaptureFixture[str]) -> None:
-    assert type(make_view(as_json=False)) is View
-    with make_view(as_json=True) as view:
-        view.say("x")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "x\n")
+def test_a_line_is_not_cut_nor_read_as_markup() -> None:
+    out = io.StringIO()
+    line = "run: paused because [red]berlin[/] says :bug: " + "and more " * 30
+    with View(out) as view:
+        view.say(line)
+    assert out.getvalue() == f"{line}\n"
 
 
 def test_the_live_view_shows_sites_sync_traffic_and_notes() -> None:
@@ -174,20 +174,22 @@ def test_the_live_view_shows_sites_sync_traffic_and_notes() -> None:
     status = parse_status(document(sync=SYNC))
     watch.observe(status)
     console = Console(file=io.StringIO(), record=True, width=80)
-    console.print(picture(status, watch, {"b": "killed at commit 3, recovering"}, ("commit 1: step 20",), 80))
+    console.print(picture(status, watch, {"b": "killed at commit 3, recovering"}, 80))
     text = console.export_text()
     assert "received" not in text  # too narrow for everything
-    for part in ("sync 2: sites are training towards it, ready: a", "b: killed at commit 3", "commit 1: step 20"):
+    for part in ("sync 2: sites are training towards it, ready: a", "b: killed at commit 3"):
         assert part in text
     assert "all sites: 2.0 KiB sent, 90 % of the time spent training" in text
 
 
-def test_the_live_view_starts_and_stops() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=160)
-    with LiveView(console) as view:
-        view.say("hello")
+def test_a_terminal_has_the_run_below_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    with View(out) as view:
         view.show(parse_status(document()), Watch(), {})
-    assert "hello" in console.file.getvalue()  # type: ignore[attr-defined]
+        view.say("hello")
+    assert out.getvalue().index("hello") < out.getvalue().rindex("run r: training, step 20 of 300")
 
 
 def test_a_sync_in_words() -> None:

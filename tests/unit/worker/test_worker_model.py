@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from atoll.cli.main import main
 from atoll.node.dataplane.saved_manifest import SavedManifest, former_of, to_json
-from atoll.node.worker import baselines, data
+from atoll.node.worker import data
 from atoll.node.worker.evaluate import held_out_bits_per_byte
 from atoll.node.worker.model import Transformer
 from atoll.node.worker.recipe import TextWindows, learning_rate, make_optimizer, next_byte_loss
@@ -28,6 +28,7 @@ from atoll.protocol.settings import (
     TrainerSettings,
     settings_to_json,
 )
+from benchmarks import baselines
 from benchmarks.diloco import simulate_diloco
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
