@@ -14,7 +14,7 @@ from atoll.coordinator.config import CoordinatorConfig
 from atoll.coordinator.loop_lag import LoopLag
 from atoll.coordinator.service import CoordinatorServer
 from atoll.coordinator.sqlite_store import SqliteStore
-from atoll.coordinator.web import StatusPage
+from atoll.coordinator.web import status_pages
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
 from atoll.protocol.machine import Machine
 from atoll.protocol.settings import RunSettings
@@ -58,8 +58,8 @@ async def serve(
         stack.push_async_callback(admin.close)
         where = ""
         if config.http_listen:
-            page = StatusPage(server.document)
-            await page.start(config.http_listen)
+            page = status_pages(server.document)
+            await page.start(config.http_listen, "the status page")
             stack.push_async_callback(page.close)
             where = f" (status page http://{page.address}/)"
         running = asyncio.create_task(server.run())

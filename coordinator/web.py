@@ -9,51 +9,34 @@ import importlib.resources
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from atoll.protocol import pages
 
-PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
-
 Document = dict[str, Any]
 
 
-class StatusPage:
-    """Serves until `close`. `document` says the run, within the limit of an answer."""
+def status_pages(document: Callable[[], Awaitable[Document]]) -> pages.Pages:
+    """`document` says the run, within the limit of an answer."""
+    page, policy = load_page()
+    headers = {"Content-Security-Policy": policy}
 
-    def __init__(self, document: Callable[[], Awaitable[Document]]) -> None:
-        self._document = document
-        self._page, policy = load_page()
-        self._headers = {"Content-Security-Policy": policy}
-        self._pages = pages.Pages(self._answer)
-
-    @property
-    def address(self) -> str:
-        return self._pages.address
-
-    async def start(self, listen: str) -> None:
-        """Raises ConfigError, HostError if the port cannot be had."""
-        await self._pages.start(listen, "the status page")
-
-    async def close(self) -> None:
-        await self._pages.close()
-
-    async def _answer(self, path: str) -> pages.Answer:
+    async def answer(path: str) -> pages.Answer:
         if path == "/":
-            return pages.Answer(200, "text/html; charset=utf-8", self._page, self._headers)
+            return pages.Answer(200, "text/html; charset=utf-8", page, headers)
         if path == "/healthz":  # this process lives, whatever its store does
             return pages.text(200, "ok")
         if path == "/status.json":
-            body = (await asyncio.to_thread(json.dumps, await self._document())).encode()
-            return pages.Answer(200, "application/json", body, self._headers)
+            body = (await asyncio.to_thread(json.dumps, await document())).encode()
+            return pages.Answer(200, "application/json", body, headers)
         if path == "/metrics":
-            body = await asyncio.to_thread(metrics, await self._document())
-            return pages.Answer(200, PROMETHEUS_TEXT, body, self._headers)
+            return await asyncio.to_thread(pages.metrics, metrics(await document()), headers)
         return pages.text(404, "there are /, /status.json, /metrics and /healthz")
+
+    return pages.Pages(answer)
 
 
 def load_page() -> tuple[bytes, str]:
@@ -70,95 +53,87 @@ def load_page() -> tuple[bytes, str]:
     return page, policy
 
 
-def metrics(document: Document) -> bytes:
-    """The document in the text format of Prometheus."""
-    return generate_latest(_Collector(document))
+def metrics(d: Document) -> Iterator[Metric]:
+    """Of the document."""
+    info = {
+        "run_id": d["run_id"],
+        "codec": d["codec"],
+        "version": d["atoll_version"],
+    }
+    yield InfoMetricFamily("atoll_run", "The run that is served.", info)
+    states = GaugeMetricFamily("atoll_run_state", "1 for the state that the run is in.", labels=["state"])
+    for name in ("waiting", "training", "syncing", "paused", "finished"):
+        states.add_metric([name], float(d["state_kind"] == name))
+    yield states
+    attempt = d["sync"]["attempt"] if d["sync"] else 0
+    for name, text, value in (
+        ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
+        ("atoll_commit", "Newest commit.", d["last_commit"]),
+        ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
+        ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),
+        ("atoll_store_stuck_seconds", "How long the store has kept a decision waiting.", d["store_stuck_s"]),
+        ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", attempt),
+    ):
+        yield GaugeMetricFamily(name, text, value)
+    for key, name, text in (
+        ("median_loss", "atoll_loss", "Training loss of the newest commit, the median over its contributors."),
+        ("mean_loss", "atoll_mean_loss", "The same, the mean weighted by tokens."),
+    ):
+        said = [commit[key] for commit in d["commits"] if commit[key] is not None]
+        if said:  # the curve of a long run is thinned out, and lacks the newest one
+            yield GaugeMetricFamily(name, text, said[-1])
+    for name, text, value in (
+        ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
+        ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),
+        ("atoll_sites_evicted", "Evictions since this start.", d["num_evicted"]),
+        ("atoll_wrong_states", "States of sites that were not the run's, since this start.", d["num_wrong_states"]),
+        ("atoll_refusals", "Refused messages since this start.", d["num_refused"]),
+        ("atoll_malformed_messages", "Messages that were no messages, since this start.", d["num_malformed"]),
+    ):
+        yield CounterMetricFamily(name, text, value)
+    samples = GaugeMetricFamily("atoll_samples", "Samples of all passes that were begun.", labels=["state"])
+    for state in ("done", "leased", "open"):
+        samples.add_metric([state], sum(line[f"num_{state}"] for line in d["data"]))
+    yield samples
+    if "event_loop" in d:
+        text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
+        yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
+    # Names of sites that were never admitted would be new labels for ever.
+    here = [site for site in d["sites"] if site["site_id"] and not site["state"].startswith("gone")]
+    by_state = Counter(site["state"].split(":")[0] for site in here)
+    by_state["at the door"] = d["num_at_the_door"]
+    by_state["gone"] = d["num_gone"]
+    sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
+    for state, count in sorted(by_state.items()):
+        sites.add_metric([state], count)
+    yield sites
+    yield from _by_site(here)
 
 
-class _Collector:
-    def __init__(self, document: Document) -> None:
-        self._document = document
-
-    def collect(self) -> Iterable[Metric]:
-        d = self._document
-        info = {
-            "run_id": d["run_id"],
-            "codec": d["codec"],
-            "version": d["atoll_version"],
-        }
-        yield InfoMetricFamily("atoll_run", "The run that is served.", info)
-        states = GaugeMetricFamily("atoll_run_state", "1 for the state that the run is in.", labels=["state"])
-        for name in ("waiting", "training", "syncing", "paused", "finished"):
-            states.add_metric([name], float(d["state_kind"] == name))
-        yield states
-        attempt = d["sync"]["attempt"] if d["sync"] else 0
-        for name, text, value in (
-            ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
-            ("atoll_commit", "Newest commit.", d["last_commit"]),
-            ("atoll_run_step", "Inner steps of the newest commit.", d["run_step"]),
-            ("atoll_run_tokens", "Tokens in all commits.", d["run_tokens"]),
-            ("atoll_store_stuck_seconds", "How long the store has kept a decision waiting.", d["store_stuck_s"]),
-            ("atoll_sync_attempt", "Attempt of the sync under way; 0 while it is collected.", attempt),
-        ):
-            yield GaugeMetricFamily(name, text, value)
-        for key, name, text in (
-            ("median_loss", "atoll_loss", "Training loss of the newest commit, the median over its contributors."),
-            ("mean_loss", "atoll_mean_loss", "The same, the mean weighted by tokens."),
-        ):
-            said = [commit[key] for commit in d["commits"] if commit[key] is not None]
-            if said:  # the curve of a long run is thinned out, and lacks the newest one
-                yield GaugeMetricFamily(name, text, said[-1])
-        for name, text, value in (
-            ("atoll_sync_attempts", "Plans since this start of the coordinator.", d["num_attempts"]),
-            ("atoll_syncs_abandoned", "Syncs that ended without a commit, in the whole run.", d["num_abandoned"]),
-            ("atoll_sites_evicted", "Evictions since this start.", d["num_evicted"]),
-            ("atoll_wrong_states", "States of sites that were not the run's, since this start.", d["num_wrong_states"]),
-            ("atoll_refusals", "Refused messages since this start.", d["num_refused"]),
-            ("atoll_malformed_messages", "Messages that were no messages, since this start.", d["num_malformed"]),
-        ):
-            yield CounterMetricFamily(name, text, value)
-        samples = GaugeMetricFamily("atoll_samples", "Samples of all passes that were begun.", labels=["state"])
-        for state in ("done", "leased", "open"):
-            samples.add_metric([state], sum(line[f"num_{state}"] for line in d["data"]))
-        yield samples
-        if "event_loop" in d:
-            text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
-            yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
-        # Names of sites that were never admitted would be new labels for ever.
-        here = [site for site in d["sites"] if site["site_id"] and not site["state"].startswith("gone")]
-        by_state = Counter(site["state"].split(":")[0] for site in here)
-        by_state["at the door"] = d["num_at_the_door"]
-        by_state["gone"] = d["num_gone"]
-        sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
-        for state, count in sorted(by_state.items()):
-            sites.add_metric([state], count)
-        yield sites
-        yield from self._by_site(here)
-
-    def _by_site(self, sites: list[Document]) -> Iterable[Metric]:
-        for key, name, text in (
-            ("inner_step", "atoll_site_inner_step", "Inner step that the site is at."),
-            ("steps_per_s", "atoll_site_steps_per_second", "Pace of training."),
-            ("loss", "atoll_site_loss", "Training loss."),
-            ("last_commit", "atoll_site_commit", "Last commit that the site applied."),
-            ("silent_s", "atoll_site_silent_seconds", "Since its last message."),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["site"])
-            for site in sites:
-                if site[key] is not None:
-                    gauge.add_metric([site["name"]], site[key])
-            yield gauge
-        undialled = GaugeMetricFamily("atoll_site_not_dialled_by", "Sites that cannot dial this one.", labels=["site"])
+def _by_site(sites: list[Document]) -> Iterator[Metric]:
+    for key, name, text in (
+        ("inner_step", "atoll_site_inner_step", "Inner step that the site is at."),
+        ("steps_per_s", "atoll_site_steps_per_second", "Pace of training."),
+        ("loss", "atoll_site_loss", "Training loss."),
+        ("last_commit", "atoll_site_commit", "Last commit that the site applied."),
+        ("silent_s", "atoll_site_silent_seconds", "Since its last message."),
+    ):
+        gauge = GaugeMetricFamily(name, text, labels=["site"])
         for site in sites:
-            undialled.add_metric([site["name"]], len(site["not_dialled_by"]))
-        yield undialled
-        for key, name, text in (
-            ("sent_bytes", "atoll_site_sent_bytes", "Sent to peers since the node started."),
-            ("received_bytes", "atoll_site_received_bytes", "Received from peers since the node started."),
-            ("train_s", "atoll_site_train_seconds", "Spent training since the node started."),
-            ("wait_s", "atoll_site_wait_seconds", "Spent waiting for syncs since the node started."),
-        ):
-            counter = CounterMetricFamily(name, text, labels=["site"])
-            for site in sites:
-                counter.add_metric([site["name"]], site[key])
-            yield counter
+            if site[key] is not None:
+                gauge.add_metric([site["name"]], site[key])
+        yield gauge
+    undialled = GaugeMetricFamily("atoll_site_not_dialled_by", "Sites that cannot dial this one.", labels=["site"])
+    for site in sites:
+        undialled.add_metric([site["name"]], len(site["not_dialled_by"]))
+    yield undialled
+    for key, name, text in (
+        ("sent_bytes", "atoll_site_sent_bytes", "Sent to peers since the node started."),
+        ("received_bytes", "atoll_site_received_bytes", "Received from peers since the node started."),
+        ("train_s", "atoll_site_train_seconds", "Spent training since the node started."),
+        ("wait_s", "atoll_site_wait_seconds", "Spent waiting for syncs since the node started."),
+    ):
+        counter = CounterMetricFamily(name, text, labels=["site"])
+        for site in sites:
+            counter.add_metric([site["name"]], site[key])
+        yield counter

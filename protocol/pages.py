@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+
+from prometheus_client import generate_latest
+from prometheus_client.core import Metric
 
 from atoll.protocol import addresses
 from atoll.protocol.errors import HostError
@@ -22,6 +25,7 @@ ANSWER_LIMIT_S = 10.0
 """For the answer to be made, and again for it to be read."""
 REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 PLAIN = "text/plain; charset=utf-8"
+PROMETHEUS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,19 @@ class Answer:
 
 def text(code: int, line: str) -> Answer:
     return Answer(code, PLAIN, line.encode() + b"\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected:
+    families: Iterable[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def metrics(families: Iterable[Metric], headers: Mapping[str, str] | None = None) -> Answer:
+    """In the text format of Prometheus."""
+    return Answer(200, PROMETHEUS_TEXT, generate_latest(_Collected(families)), headers or {})
 
 
 class Pages:

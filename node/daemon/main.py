@@ -14,7 +14,6 @@ from atoll.node.daemon.discover import Run, address_for_peers, discover, local_a
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
-from atoll.node.daemon.metrics import MetricsServer
 from atoll.node.daemon.node import FLUSH_S, Node
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
@@ -85,8 +84,8 @@ async def run_node(config: NodeConfig) -> int:
         )
         stack.callback(node.close)
         if config.http_listen:
-            metrics = MetricsServer(node.shell.observer.facts)
-            await metrics.start(config.http_listen)
+            metrics = node.shell.observer.pages()
+            await metrics.start(config.http_listen, "metrics")
             stack.push_async_callback(metrics.close)
             log.info("metrics on http://%s/metrics", metrics.address)
         log.info("listening for peers on %s", address)

@@ -1,19 +1,21 @@
-"""What a node shows of itself: the journal's lines, the heartbeat, the facts behind the metrics."""
+"""What a node shows of itself: the journal's lines, the heartbeat, the metrics."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from atoll.node.core import events as e
 from atoll.node.core.ranks.status import RankStatus
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.journal import Journal
-from atoll.node.daemon.metrics import NodeFacts
 from atoll.node.exchange.hub import Hub
 from atoll.protocol import messages as m
+from atoll.protocol import pages
 
 MAX_DOING_CHARACTERS = 64  # of a heartbeat
 
@@ -53,15 +55,15 @@ class Observer:
         return f"{loss}exchanged in {self.exchange_s:.2f} s, applied in {self.apply_s:.2f} s"
 
     def heartbeat(self) -> m.Heartbeat:
-        """What the coordinator hears of the facts. Each counts progress."""
-        facts = self.facts()
-        said = {item.name: getattr(facts, item.name) for item in fields(m.Heartbeat)}
-        return m.Heartbeat(**said | {"progress": self._count_progress(facts)})
+        """What the coordinator hears. Each counts progress."""
+        said = self._said()
+        return replace(said, progress=self._count_progress(said))
 
-    def _count_progress(self, facts: NodeFacts) -> int:
+    def _count_progress(self, said: m.Heartbeat) -> int:
         """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
+        site = self._core.site
         ranks = tuple((rank.due, rank.busy) for rank in self._ranks())
-        work = (facts.phase, facts.worker_generation, facts.num_crashes, ranks, facts.inner_step, facts.moved_bytes)
+        work = (said.phase, site.workers.generation, site.num_crashes, ranks, said.inner_step, said.moved_bytes)
         if work != self._work:
             self._work = work
             self._progress += 1
@@ -72,27 +74,20 @@ class Observer:
         group = self._core.ranks.group
         return group.ranks if group is not None and self._core.site.workers.restart_at is None else ()
 
-    def facts(self) -> NodeFacts:
+    def _said(self) -> m.Heartbeat:
         site = self._core.site
         outer, workers = site.disk.outer, site.workers
-        restart_at = workers.restart_at
         ranks = self._ranks()
         watch = self._core.ranks.watch(self._core.limits) if ranks else None
         doing, limit_s = (watch.doing, watch.limit_s) if watch else ("", 0.0)
-        if restart_at is not None:
+        if workers.restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
             limit_s = self._core.limits.max_restart_s  # for the pause before new workers are started
         contributions, payloads = self._hub.waits_for()
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
-        return NodeFacts(
-            run_id=self._core.settings.run_id,
-            site=self._config.name,
-            site_id=site.site_id,
-            incarnation=self._core.ctx.identity.incarnation,
+        return m.Heartbeat(
             phase=self._core.phase,
-            connected=site.welcomed,
-            commit=outer.commit if outer else -1,
             inner_step=run_step + max(step - site.base_step, 0),
             num_ranks=self._config.num_ranks,
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
@@ -106,17 +101,64 @@ class Observer:
             limit_s=limit_s,
             waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
             waits_for_payloads=tuple(payloads[: m.MAX_WAITS]),
-            refused_messages=self._hub.counters.refused.total() + self._num_refused(),
-            worker_generation=workers.generation,
-            num_crashes=site.num_crashes,
-            restart_wait_s=max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0,
-            checkpoints=self._core.ranks.checkpoints,
-            num_syncs=self._num_syncs,
-            num_wrong_states=site.num_wrong_states,
-            retained_bytes=self._hub.retained_bytes,
-            last_exchange_s=self.exchange_s,
-            last_apply_s=self.apply_s,
         )
+
+    def pages(self) -> pages.Pages:
+        """/metrics."""
+
+        async def answer(path: str) -> pages.Answer:
+            if path != "/metrics":
+                return pages.text(404, "there is /metrics")
+            return pages.metrics(self.metrics())  # on the event loop, where what it reads changes
+
+        return pages.Pages(answer)
+
+    def metrics(self) -> Iterator[Metric]:
+        """One consistent look at the node, for Prometheus."""
+        said, site, hub = self._said(), self._core.site, self._hub
+        outer, restart_at, checkpoints = site.disk.outer, site.workers.restart_at, self._core.ranks.checkpoints
+        info = {
+            "run_id": self._core.settings.run_id,
+            "site": self._config.name,
+            "site_id": str(site.site_id),
+            "incarnation": str(self._core.ctx.identity.incarnation),
+            "phase": said.phase,
+        }
+        yield InfoMetricFamily("atoll_node", "Who this node is and what it does", info)
+        restart_s = max(0.0, restart_at - self._loop.time()) if restart_at is not None else 0.0
+        restart_text = "Time until workers that crashed again and again are started anew; 0 while there are workers"
+        for name, text, value in (
+            ("atoll_node_connected", "1 while the session with the coordinator is up", float(site.welcomed)),
+            ("atoll_node_commit", "Last commit applied; -1 before commit 0", outer.commit if outer else -1),
+            ("atoll_node_inner_step", "Inner steps of the run, as this site counts them", said.inner_step),
+            ("atoll_node_steps_per_second", "Inner steps per second in the last window", said.steps_per_s),
+            ("atoll_node_loss", "Mean training loss of the last window", said.loss),
+            ("atoll_node_retained_bytes", "Contributions held as a reducer", hub.retained_bytes),
+            ("atoll_node_restart_wait_seconds", restart_text, restart_s),
+            ("atoll_node_last_exchange_seconds", "Time of the last exchange", self.exchange_s),
+            ("atoll_node_last_apply_seconds", "Time of applying and hashing the last commit", self.apply_s),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        refused = hub.counters.refused.total() + self._num_refused()
+        moved_text = "Bytes of chunks that were lacking and came, or that a site took which lacks them"
+        skipped_text = "Checkpoints left out because the one before was still being written"
+        failed_text = "Checkpoints that could not be written, as on a full disk"
+        for name, text, value in (
+            ("atoll_node_sent_bytes", "Bytes of chunks sent to peers", said.sent_bytes),
+            ("atoll_node_received_bytes", "Bytes of chunks received from peers", said.received_bytes),
+            ("atoll_node_moved_bytes", moved_text, said.moved_bytes),
+            ("atoll_node_refused_messages", "Messages refused as malformed, stale or foreign", refused),
+            ("atoll_node_train_seconds", "Time the workers trained", said.train_s),
+            ("atoll_node_wait_seconds", "Time the workers waited for a sync", said.wait_s),
+            ("atoll_node_worker_starts", "Generations of workers launched", site.workers.generation),
+            ("atoll_node_worker_crashes", "Times that the workers crashed or hung", site.num_crashes),
+            ("atoll_node_checkpoints_written", "Checkpoints of inner optimizers that ranks wrote", checkpoints.written),
+            ("atoll_node_checkpoints_skipped", skipped_text, checkpoints.skipped),
+            ("atoll_node_checkpoints_failed", failed_text, checkpoints.failed),
+            ("atoll_node_wrong_states", "States that were not the run's and were repaired", site.num_wrong_states),
+            ("atoll_node_syncs", "Commits applied by this process", self._num_syncs),
+        ):
+            yield CounterMetricFamily(name, text, value)
 
     def observe(self, event: e.Event) -> None:
         """Losses and events for the journal and the metrics."""

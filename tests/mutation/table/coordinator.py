@@ -139,7 +139,7 @@ MUTATIONS = (
     Mutation(
         name="sites that have gone are in the metrics",
         rule="metrics are without sites that have gone",
-        where="coordinator.web:_Collector.collect",
+        where="coordinator.web:metrics",
         old="""if site["site_id"] and not site["state"].startswith("gone")]""",
         new="""if site["site_id"]]""",
         tests=("tests/unit/coordinator/test_status_page.py",),
@@ -147,7 +147,7 @@ MUTATIONS = (
     Mutation(
         name="strangers name labels of metrics",
         rule="metrics of single sites are of those that are in the run",
-        where="coordinator.web:_Collector.collect",
+        where="coordinator.web:metrics",
         old="""if site["site_id"] and not site["state"]""",
         new="""if not site["state"]""",
         tests=("tests/unit/coordinator/test_status_page.py",),

@@ -15,8 +15,9 @@ from unittest.mock import ANY
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from atoll.coordinator.web import StatusPage, load_page, metrics
+from atoll.coordinator.web import load_page, metrics, status_pages
 from atoll.protocol import messages as m
+from atoll.protocol import pages
 from atoll.protocol.errors import HostError
 from tests.harness.coordinator_story import Story, some_settings
 
@@ -37,6 +38,11 @@ def a_document() -> dict[str, Any]:
     return asdict(story.view) | more
 
 
+def shown(document: dict[str, Any]) -> bytes:
+    """Its metrics, as they are scraped."""
+    return pages.metrics(metrics(document)).body
+
+
 def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
     """Runs `check(base url)` on a thread while the page is served."""
 
@@ -44,8 +50,8 @@ def served(check: Callable[[str], None], document: dict[str, Any]) -> None:
         async def on_loop() -> dict[str, Any]:
             return document
 
-        page = StatusPage(on_loop)
-        await page.start("127.0.0.1:0")
+        page = status_pages(on_loop)
+        await page.start("127.0.0.1:0", "the status page")
         try:
             await asyncio.to_thread(check, f"http://{page.address}")
         finally:
@@ -65,8 +71,8 @@ def get(url: str) -> tuple[int, dict[str, str], bytes]:
 
 def test_the_lag_of_the_event_loop_is_a_metric_where_it_is_measured() -> None:
     measured = a_document() | {"event_loop": {"lag_p999_s": 0.25, "worst_lag_s": 2.0}}
-    assert b"atoll_event_loop_lag_seconds 0.25" in metrics(measured)
-    assert b"event_loop" not in metrics(a_document())
+    assert b"atoll_event_loop_lag_seconds 0.25" in shown(measured)
+    assert b"event_loop" not in shown(a_document())
 
 
 def test_the_pages() -> None:
@@ -100,7 +106,7 @@ def test_nothing_of_a_run_can_become_markup() -> None:
 
 
 def test_metrics_are_well_formed() -> None:
-    families = {f.name: f for f in text_string_to_metric_families(metrics(a_document()).decode())}
+    families = {f.name: f for f in text_string_to_metric_families(shown(a_document()).decode())}
     assert all(name.startswith("atoll_") for name in families)
     assert families["atoll_site_sent_bytes"].type == "counter"
     sent = {s.labels["site"]: s.value for s in families["atoll_site_sent_bytes"].samples}
@@ -124,7 +130,7 @@ def test_metrics_are_well_formed() -> None:
 def test_the_loss_is_that_of_the_newest_commit_though_the_curve_of_a_long_run_is_thinned_out() -> None:
     document = a_document()
     document["losses"] = [(1, 10, 100, 9.0)]
-    families = {f.name: f for f in text_string_to_metric_families(metrics(document).decode())}
+    families = {f.name: f for f in text_string_to_metric_families(shown(document).decode())}
     assert [s.value for s in families["atoll_loss"].samples] == [2.0]
 
 
@@ -133,11 +139,11 @@ def test_a_taken_port_is_named() -> None:
         return {}
 
     async def main() -> None:
-        first, second = StatusPage(nothing), StatusPage(nothing)
-        await first.start("127.0.0.1:0")
+        first, second = status_pages(nothing), status_pages(nothing)
+        await first.start("127.0.0.1:0", "the status page")
         try:
             with pytest.raises(HostError, match=r"for the status page.*--http-listen"):
-                await second.start(first.address)
+                await second.start(first.address, "the status page")
         finally:
             await first.close()
 
@@ -147,8 +153,8 @@ def test_a_taken_port_is_named() -> None:
 def test_healthz_answers_where_the_document_does_not() -> None:
     async def main() -> None:
         never = asyncio.get_running_loop().create_future()
-        page = StatusPage(lambda: never)
-        await page.start("127.0.0.1:0")
+        page = status_pages(lambda: never)
+        await page.start("127.0.0.1:0", "the status page")
         try:
             assert await asyncio.to_thread(get, f"http://{page.address}/healthz") == (200, ANY, b"ok\n")
         finally:
