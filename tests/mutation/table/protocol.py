@@ -55,10 +55,10 @@ MUTATIONS = (
     ),
     Mutation(
         name="README does not know an exit code",
-        rule="README has a row for each exit code, with its meaning",
-        where="protocol.exit_codes",
-        old='    ENDED_AT_ONCE: "Ctrl-C that ended it at once",\n',
-        new="",
+        rule="README has a row for each exit code",
+        where="protocol.errors:WorkerError",
+        old="exit_code = 8",
+        new="exit_code = 9",
         tests=("tests/unit/cli/test_exit_codes.py",),
     ),
     Mutation(
