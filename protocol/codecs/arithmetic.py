@@ -24,14 +24,6 @@ MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
 
 
-@dataclass(frozen=True, slots=True)
-class Golden:
-    """What a codec makes of one of `vectors.CODEC_VECTORS`: bytes in hexadecimal, as in docs/protocol.md."""
-
-    encoded: str
-    accumulated: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
     """Of one codec, over bodies that have the right size and are aligned to 4 bytes."""
@@ -45,10 +37,8 @@ class Arithmetic:
     """Raises InvalidMessage if a value that the body stands for is not finite, or not below that number (a power of
     two) in magnitude."""
     kernels: tuple[Kernel, ...] = ()
-    golden: tuple[Golden, ...] = ()
-    """In the order of the vectors; none if it carries no values."""
-    golden_head_bytes: int = 0
-    """Of a golden body: what a block repeats, however many values it has."""
+    golden: str = ""
+    """The digest of what the self-test of a host has to find; none if it carries no values."""
 
 
 @kernel(f32_in, f32, f32_out)

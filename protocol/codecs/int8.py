@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from atoll.protocol.codecs.arithmetic import INFINITE, MAGNITUDE, Arithmetic, Bytes, Floats, Golden
+from atoll.protocol.codecs.arithmetic import INFINITE, MAGNITUDE, Arithmetic, Bytes, Floats
 from atoll.protocol.codecs.jit import f32, f32_in, f32_out, i8_in, i8_out, kernel
 from atoll.protocol.codecs.table import INT8_BLOCK
 from atoll.protocol.errors import InvalidMessage
@@ -139,22 +139,5 @@ ARITHMETIC = Arithmetic(
     accumulate=_accumulate,
     check=_check,
     kernels=(_int8_encode, _int8_encode_difference, _int8_decode, _int8_accumulate, _int8_square_sum),
-    golden=(
-        Golden(
-            "01030001000200001000000000000000a32c663c474748e800006ea04981c13fbff4fc2c",
-            "8238a33f8814493f2e8f5f3fc6b2c33e1132f93fe485543e127c90bf0ee17dbf08442ebd0fb780bf5cc1263f7416a33f"
-            "e6e381bf7b5d483f96bfb0bf9c600ebf",
-        ),
-        Golden(
-            "01030001000200001000000000000000000080007f000202fe8201000000010000000000",
-            "6467270352022c0005f10480fc8d220089d7ef80d5aa2a8343ff35006a37090042431f00cd2a0980f73a0e003c0bba00"
-            "8a3056810b3fa58049a30481cf339780",
-        ),
-        Golden(
-            "010300010002000010000000000000000000000000000000000000000000000000000000",
-            "736aa900d4ae380075958e00237d35808480b1009cab17807a26268045cac5002fd9030078931680cc821e00c714bb80"
-            "1fc973004dfbc500562a2000f8ed4d80",
-        ),
-    ),
-    golden_head_bytes=4,
+    golden="8cef43ec258ca13f646ece33b856aa0f0fe308fb1ad0dab253bf53f14c6b32da",
 )
