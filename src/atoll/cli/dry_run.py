@@ -17,13 +17,17 @@ from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import free_for, room_for
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import footprint
-from atoll.protocol import wire
 from atoll.protocol.disk import Disk
-from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError, WorkerError
+from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
 from atoll.protocol.layout import Layout, Manifest
-from atoll.protocol.settings import RunSettings, settings_from_json, settings_to_json
+from atoll.protocol.settings import RunSettings, settings_from_json
+from atoll.protocol.text import last_line
 
-DESCRIBE_LIMIT_S = 120.0
+DEVICE = """
+import torch
+print(f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else "CPU")
+"""
+DEVICE_LIMIT_S = 120.0
 SCRIPT_LIMIT_S = 600.0
 """From the start of a script to its atoll.join."""
 NODE_CONSTANT_BYTES = 150 << 20  # Python, gRPC, numpy, compiled kernels
@@ -59,12 +63,14 @@ def _print(name: str, text: str) -> None:
 
 
 def described(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]:
-    """The built-in model or the script's, and this machine's device. Raises WorkerError, ConfigError."""
-    manifest, device = describe(settings)
-    if config.command:
-        _print("", f"starting {' '.join(config.command)} to learn its model; it is ended once it calls atoll.join")
-        manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
-    return manifest, device
+    """The model of what would train here, and this machine's device. Raises WorkerError, ConfigError."""
+    what = " ".join(config.command) or "the built-in trainer"
+    _print("", f"starting {what} to learn its model; it is ended once it calls atoll.join")
+    manifest = asyncio.run(model_of_script(config, settings, SCRIPT_LIMIT_S))
+    seen = subprocess.run(
+        [sys.executable, "-c", DEVICE], capture_output=True, text=True, timeout=DEVICE_LIMIT_S, check=False
+    )
+    return manifest, last_line(seen.stdout or seen.stderr)
 
 
 def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device: str) -> Iterator[tuple[str, str]]:
@@ -125,22 +131,3 @@ def ports(config: NodeConfig) -> str:
         listen = f"unknown ({error})"
     told = f", told to others as {config.advertise}" if config.advertise else ""
     return f"listens on {listen}{told}; dials {config.coordinator}; metrics on {config.http_listen or 'no port'}"
-
-
-def describe(settings: RunSettings) -> tuple[Manifest, str]:
-    """Builds the model in a process of its own, which has torch. Raises WorkerError if that fails."""
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", "atoll.cli.describe_model"],
-            input=settings_to_json(settings),
-            capture_output=True,
-            text=True,
-            timeout=DESCRIBE_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise WorkerError(f"building the model took longer than {DESCRIBE_LIMIT_S:.0f} s") from None
-    if result.returncode != 0:
-        raise WorkerError(f"the model cannot be built here: {(result.stderr.strip() or 'no reason given')[-500:]}")
-    manifest, device = json.loads(result.stdout)
-    return wire.decode_manifest(bytes.fromhex(manifest)), device

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,9 @@ from atoll.node.daemon import room
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.daemon.shared_memory import MemoryLimit
-from atoll.protocol import wire
 from atoll.protocol.errors import ConfigError, HostError, PeerError, WorkerError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
-from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings, settings_to_json
+from atoll.protocol.settings import MODELS, OuterSettings, RunSettings, SyncSettings, settings_to_json
 
 WORKERS = Path(__file__).parents[2] / "workers"
 CONFIG = NodeConfig(coordinator="127.0.0.1:7700", name="a")
@@ -29,10 +27,9 @@ SETTINGS = RunSettings(run_id="r", sync=SyncSettings(codec="fp32", log_commits=1
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(1024, 1024), dtype="F32", role=Role.TRAINABLE)])
 
 
-def fake_torch(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    del kwargs
-    answer = [wire.encode(MANIFEST).hex(), "CPU"]
-    return subprocess.CompletedProcess(args[0], 0, json.dumps(answer), "")
+def fake_torch(settings: RunSettings, config: NodeConfig) -> tuple[Manifest, str]:
+    del settings, config
+    return MANIFEST, "CPU"
 
 
 def test_memory_follows_the_formula() -> None:
@@ -43,17 +40,14 @@ def test_memory_follows_the_formula() -> None:
     assert "8.0 MiB outer state" in dict(dry_run.memory_lines(plain, MANIFEST))["memory"]
 
 
-def test_what_a_process_with_torch_says_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "run", fake_torch)
-    assert dry_run.describe(SETTINGS) == (MANIFEST, "CPU")
-
-    def broken(*args: Any, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        del kwargs
-        return subprocess.CompletedProcess(args[0], 1, "", "no torch\n")
-
-    monkeypatch.setattr(subprocess, "run", broken)
-    with pytest.raises(WorkerError, match="cannot be built here: no torch"):
-        dry_run.describe(SETTINGS)
+def test_the_built_in_model_is_learned_by_starting_the_trainer(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, model=MODELS["nano"])
+    config = replace(CONFIG, home=tmp_path, num_threads=1)
+    manifest, device = dry_run.described(settings, config)
+    assert manifest.num_trainable == 41120
+    assert device
+    with pytest.raises(WorkerError, match="'books': say where it lies here with --data PATH"):
+        dry_run.described(replace(settings, data="books"), config)
 
 
 def test_the_model_of_a_script_is_learned_by_starting_it(tmp_path: Path) -> None:
@@ -88,7 +82,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(client, "fetch_status", lambda address: {"settings": json.loads(settings_to_json(SETTINGS))})
-    monkeypatch.setattr(subprocess, "run", fake_torch)
+    monkeypatch.setattr(dry_run, "described", fake_torch)
     monkeypatch.setattr(room, "memory_limit", lambda: MemoryLimit(7 << 20, "a test"))
     command = ["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--home", str(tmp_path), "--dry-run"]
     assert main(command) == HostError.exit_code
@@ -108,7 +102,7 @@ def test_with_and_without_a_coordinator(
         return {"settings": json.loads(settings_to_json(SETTINGS)), "state": "waiting for sites 0 of 1"}
 
     monkeypatch.setattr(client, "fetch_status", fetch)
-    monkeypatch.setattr(subprocess, "run", fake_torch)
+    monkeypatch.setattr(dry_run, "described", fake_torch)
     code = main(["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
     out = capsys.readouterr().out
     assert MANIFEST.digest.hex() in out
@@ -133,7 +127,7 @@ def test_what_a_coordinator_says_does_not_steer_the_terminal(
 ) -> None:
     settings = json.loads(settings_to_json(SETTINGS)) | {"data": "\x1b]0;owned\x07\nmodel        a line of another's"}
     monkeypatch.setattr(client, "fetch_status", lambda _: {"settings": settings, "state": "training\x1b[2J\u202e"})
-    monkeypatch.setattr(subprocess, "run", fake_torch)
+    monkeypatch.setattr(dry_run, "described", fake_torch)
     main(["node", "--coordinator", "127.0.0.1:7700", "--name", "a", "--dry-run"])
     out = capsys.readouterr().out
     assert all(character.isprintable() or character == "\n" for character in out)
