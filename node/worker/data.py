@@ -7,10 +7,8 @@ ordered by relative name, so that the same files give the same data set wherever
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import sysconfig
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,6 @@ class SourceFile:
     name: str  # relative, with forward slashes
     path: Path
     size_bytes: int
-    mtime_ns: int
 
 
 Listing = tuple[SourceFile, ...]
@@ -53,15 +50,10 @@ def _folder(root: Path, prefix: str, skipped_folders: frozenset[str], suffix: st
             path = Path(folder) / name
             if name.startswith(".") or not name.endswith(suffix) or not path.is_file() or _is_binary_or_empty(path):
                 continue
-            found.append(_source(prefix + path.relative_to(root).as_posix(), path))
+            found.append(SourceFile(prefix + path.relative_to(root).as_posix(), path, path.stat().st_size))
             if len(found) > MAX_FILES:
                 raise ConfigError(f"{root}: more than {MAX_FILES} files; join them into larger ones")
     return found
-
-
-def _source(name: str, path: Path) -> SourceFile:
-    stat = path.stat()
-    return SourceFile(name, path, stat.st_size, stat.st_mtime_ns)
 
 
 def _is_binary_or_empty(path: Path) -> bool:
@@ -95,7 +87,7 @@ def list_files(paths: Sequence[str]) -> Listing:
         elif path.is_file():
             if _is_binary_or_empty(path):
                 raise ConfigError(f"{path} is empty or binary; give a text file")
-            files.append(_source(path.name, path))
+            files.append(SourceFile(path.name, path, path.stat().st_size))
         else:
             raise ConfigError(f"no such file or folder: {path}")
     files.sort(key=lambda f: f.name.encode())
@@ -105,43 +97,13 @@ def list_files(paths: Sequence[str]) -> Listing:
     return tuple(files)
 
 
-def fingerprint(listing: Listing, cache_dir: Path | None = None) -> bytes:
-    """32 bytes over names, sizes and contents. Content hashes are cached by path, size and time of change."""
-    cache_dir = cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atoll"
-    cache_path = cache_dir / "content-hashes.json"
-    cached = _read_cache(cache_path)
-    fresh: dict[str, str] = {}
+def fingerprint(listing: Listing) -> bytes:
+    """32 bytes over names, sizes and contents, as they are on the disk now."""
     digest = Digest("atoll/data/v1").uint(len(listing))
     for file in listing:
-        key = f"{file.path.resolve()}|{file.size_bytes}|{file.mtime_ns}"
-        content = cached.get(key)
-        if content is None:
-            content = blake3().update_mmap(str(file.path)).hexdigest()
-            fresh[key] = content
-        digest.text(file.name).uint(file.size_bytes).data(bytes.fromhex(content))
-    if fresh:
-        _write_cache(cache_path, cached | fresh)
+        content = blake3(max_threads=blake3.AUTO).update_mmap(file.path).digest()
+        digest.text(file.name).uint(file.size_bytes).data(content)
     return digest.finish()
-
-
-def _read_cache(path: Path) -> dict[str, str]:
-    try:
-        raw = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}  # a missing or damaged cache only costs time
-    if not isinstance(raw, dict):
-        return {}
-    return {k: v for k, v in raw.items() if isinstance(v, str) and len(v) == 64 and set(v) <= set("0123456789abcdef")}
-
-
-def _write_cache(path: Path, hashes: dict[str, str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(hashes, file)
-        os.replace(file.name, path)
-    except OSError:
-        return  # no writable folder: hashed again next time
 
 
 class Text:
