@@ -21,10 +21,9 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.models import Models
 from atoll.node.daemon.observer import Observer
-from atoll.node.daemon.parts import REAL_PARTS, Parts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.session import Session, SessionHandlers
-from atoll.node.daemon.shell import Shell, fatal
+from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.prober import Prober
@@ -55,7 +54,7 @@ class Node:
         address: str,
         journal: Journal,
         machine: Machine,
-        parts: Parts = REAL_PARTS,
+        parts: Parts = Parts(),  # noqa: B008 it is frozen
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._run_id = run.settings.run_id

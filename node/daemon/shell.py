@@ -9,23 +9,40 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from atoll.node.core import events as e
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.home import Home
+from atoll.node.daemon.launcher import Launcher
+from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.observer import Observer
-from atoll.node.daemon.parts import Parts
+from atoll.node.daemon.plane import DataPlane
+from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.exchange.hub import Hub
 from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.exit_codes import exit_code_on_own_disk
+from atoll.protocol.layout import Manifest
+from atoll.protocol.settings import RunSettings
 
 log = logging.getLogger(__name__)
 
 Failed = Callable[[Exception], e.Event]
+OnFailure = Callable[[BaseException], None]
 
 
 def fatal(doing: str = "") -> Failed:
     """What a failure on this machine becomes that no other site can help with."""
     return lambda error: e.NodeFailed(f"{doing}{error}", exit_code_on_own_disk(error))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """How the parts are made that reach the workers: by a socket, by processes, by shared memory. A simulated site has
+    workers without any of these three."""
+
+    local_server: Callable[[Callable[[GroupEvent], None], OnFailure], LocalServer] = LocalServer
+    launcher: Callable[[LaunchConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
+    data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,7 +55,7 @@ class Shell:
     observer: Observer
     handle: Callable[[e.Event], None]
     """It raises nothing."""
-    fail: Callable[[BaseException], None]
+    fail: OnFailure
     """Ends the node, for an error that nothing was prepared for."""
     has_ended: Callable[[], bool]
     """Whether what the node was to say and do is said and done."""

@@ -28,10 +28,10 @@ from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.node import Node
-from atoll.node.daemon.parts import OnFailure, Parts
 from atoll.node.daemon.plane import DataPlane
 from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
+from atoll.node.daemon.shell import OnFailure, Parts
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.exchange.hub import Hub
