@@ -146,10 +146,7 @@ _CLASSES = {name: cls for cls, name in _BODIES.items()}
 _Envelope = TypeVar("_Envelope", session_pb2.SessionRequest, session_pb2.SessionResponse)
 
 
-def _pack(envelope: _Envelope, body: Any, header: messages.Header, seq: int, ack: int) -> _Envelope:
-    envelope.header.CopyFrom(to_proto(header))
-    envelope.seq = seq
-    envelope.ack = ack
+def _with_body(envelope: _Envelope, body: Any) -> _Envelope:
     target = getattr(envelope, _BODIES[type(body)])
     target.CopyFrom(to_proto(body))
     target.SetInParent()
@@ -157,13 +154,7 @@ def _pack(envelope: _Envelope, body: Any, header: messages.Header, seq: int, ack
 
 
 def request(body: messages.SiteMessage, header: messages.Header, seq: int, ack: int) -> session_pb2.SessionRequest:
-    return _pack(session_pb2.SessionRequest(), body, header, seq, ack)
-
-
-def response(
-    body: messages.CoordinatorMessage, header: messages.Header, seq: int, ack: int
-) -> session_pb2.SessionResponse:
-    return _pack(session_pb2.SessionResponse(), body, header, seq, ack)
+    return _with_body(session_pb2.SessionRequest(header=to_proto(header), seq=seq, ack=ack), body)
 
 
 # --- bytes of a session: an envelope, and the checksum of all its bytes at their end
@@ -222,15 +213,12 @@ class Body:
 def response_body(body: messages.CoordinatorMessage, same: Same = WHOLE) -> Body:
     """What `response_around` takes: what goes to many sites is encoded once, and read once for its checksum."""
     envelope = session_pb2.SessionResponse(same_contributors=same.contributors, same_trees=same.trees)
-    target = getattr(envelope, _BODIES[type(body)])
-    target.CopyFrom(to_proto(body))
-    target.SetInParent()
-    data = envelope.SerializeToString()
+    data = _with_body(envelope, body).SerializeToString()
     return Body(data, zlib.crc32(data))
 
 
 def response_around(body: Body, header: messages.Header, seq: int, ack: int) -> bytes:
-    """As `to_bytes` of `response`: encoded messages that follow each other are one message with the fields of both.
+    """The bytes of a response: encoded messages that follow each other are one message with the fields of both.
     The body is first, so that its checksum goes on over what is this stream's own."""
     around = session_pb2.SessionResponse(header=to_proto(header), seq=seq, ack=ack).SerializeToString()
     return body.data + around + _checksum_field(zlib.crc32(around, body.checksum))

@@ -18,6 +18,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec
 from atoll.protocol.settings import RunSettings, SyncSettings, settings_to_json
+from tests.harness.envelopes import response
 from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances
 from tests.harness.site_questions import SiteQuestions, a_core, decisions, without_fault
 
@@ -199,7 +200,7 @@ class Host(SiteQuestions):
     def hear_anything(self) -> None:
         message = self.data.draw(MESSAGES)
         try:  # as it comes through the door
-            _, message = wire.unpack(wire.response(message, HEADER, 1, 0))
+            _, message = wire.unpack(response(message, HEADER, 1, 0))
         except InvalidMessage:
             return
         term = self.data.draw(st.sampled_from([1, 1, 1, 2, 0]))

@@ -14,6 +14,7 @@ from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest
 from atoll.protocol.v1 import session_pb2
+from tests.harness.envelopes import response
 from tests.harness.fuzzing import (
     COORDINATOR_MESSAGES,
     MANIFESTS,
@@ -43,7 +44,7 @@ def test_any_content_is_a_message_or_refused(cls: Any, data: st.DataObject) -> N
     except InvalidMessage:
         return
     # What passes can be said again, and means the same.
-    pack: Any = wire.request if cls is session_pb2.SessionRequest else wire.response
+    pack: Any = wire.request if cls is session_pb2.SessionRequest else response
     assert wire.unpack(pack(body, header, envelope.seq, envelope.ack)) == (header, body)
 
 
@@ -53,7 +54,7 @@ def test_any_content_is_a_message_or_refused(cls: Any, data: st.DataObject) -> N
 def test_any_bytes_are_a_message_or_refused(cls: Any, data: st.DataObject) -> None:
     from_site = cls is session_pb2.SessionRequest
     body = data.draw(st.one_of([instances(c) for c in (SITE_MESSAGES if from_site else COORDINATOR_MESSAGES)]))
-    pack: Any = wire.request if from_site else wire.response
+    pack: Any = wire.request if from_site else response
     whole = wire.to_bytes(pack(body, HEADER, 1, 0))
     received = data.draw(damaged(whole))
 

@@ -17,11 +17,12 @@ from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.machine import Machine
 from atoll.protocol.time_limits import time_limits
 from atoll.protocol.v1 import session_pb2
+from tests.harness.envelopes import response
 
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=1)
-GOOD = wire.to_bytes(wire.response(m.Pulse(), HEADER, 1, 0))
+GOOD = wire.to_bytes(response(m.Pulse(), HEADER, 1, 0))
 FLIPPED = bytes([GOOD[0] ^ 1]) + GOOD[1:]
-NO_BODY = wire.response(m.Pulse(), HEADER, 1, 0)
+NO_BODY = response(m.Pulse(), HEADER, 1, 0)
 NO_BODY.ClearField("pulse")
 
 
@@ -96,7 +97,7 @@ def test_the_session_waits_longer_after_every_stream_until_it_is_welcomed(welcom
         async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
             yield GOOD
             if welcome:
-                yield wire.to_bytes(wire.response(m.Welcome(settings_json="{}"), HEADER, 2, 0))
+                yield wire.to_bytes(response(m.Welcome(settings_json="{}"), HEADER, 2, 0))
 
         server, address = await serving(serve)
         lost: asyncio.Queue[Any] = asyncio.Queue()
@@ -155,7 +156,7 @@ def test_the_refusal_of_a_coordinator_without_checksums_is_heard() -> None:
     async def scenario() -> None:
         async def serve(requests: AsyncIterator[bytes], _context: Any) -> AsyncIterator[bytes]:
             header = m.Header(protocol_version=PROTOCOL_VERSION - 1, run_id="run", term=1)
-            yield wire.response(refused, header, 1, 0).SerializeToString()
+            yield response(refused, header, 1, 0).SerializeToString()
             async for _ in requests:
                 pass
 
@@ -189,7 +190,7 @@ def test_sources_are_heard_once_they_are_whole_and_parts_of_a_stream_that_ended_
             nonlocal num_streams
             num_streams += 1
             for seq, part in enumerate(parts[: num_streams + 1], 1):
-                yield wire.to_bytes(wire.response(part, HEADER, seq, 0))
+                yield wire.to_bytes(response(part, HEADER, seq, 0))
             if num_streams > 1:
                 async for _ in requests:
                     pass

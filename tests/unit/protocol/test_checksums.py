@@ -12,6 +12,7 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import DigestMismatch, InvalidMessage
 from atoll.protocol.v1 import session_pb2
+from tests.harness.envelopes import response
 
 HASH = bytes(range(32))
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", term=2, site_id=3, incarnation=1)
@@ -89,7 +90,7 @@ def test_bytes_that_are_as_they_were_sent_and_no_message_are_the_senders_fault()
 @pytest.mark.parametrize("message", [HELLO, REFUSED], ids=lambda message: type(message).__name__)
 def test_hello_and_refused_of_a_version_without_checksums_can_be_read(message: Any) -> None:
     header = replace(HEADER, protocol_version=PROTOCOL_VERSION - 1)
-    pack: Any = wire.request if message is HELLO else wire.response
+    pack: Any = wire.request if message is HELLO else response
     envelope = pack(message, header, 1, 0)
     assert wire.unpack(wire.parse(type(envelope), envelope.SerializeToString())) == (header, message)
     for other in (HEADER, replace(HEADER, protocol_version=0)):
@@ -99,7 +100,7 @@ def test_hello_and_refused_of_a_version_without_checksums_can_be_read(message: A
 
 def test_other_messages_are_not_read_without_their_checksum() -> None:
     for message in (READY, PLAN, COMMIT):
-        pack: Any = wire.request if message is READY else wire.response
+        pack: Any = wire.request if message is READY else response
         envelope = pack(message, replace(HEADER, protocol_version=PROTOCOL_VERSION - 1), 1, 0)
         with pytest.raises(DigestMismatch):
             wire.parse(type(envelope), envelope.SerializeToString())

@@ -14,6 +14,7 @@ from atoll.protocol import wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.text import CleanFormatter, clean, last_line
+from tests.harness.envelopes import response
 from tests.harness.fuzzing import fuzz
 
 HEADER = m.Header(protocol_version=1, run_id="run")
@@ -48,7 +49,7 @@ def test_no_message_brings_control_characters_in() -> None:
         _, heard = wire.unpack(wire.request(said, HEADER, 1, 0))
         for name in ("reason", "phase", "doing", "text"):
             assert getattr(heard, name, "") in ("", "left\nrun run: finished\\r\\x1b[2J\\u202e\\x9b31m")
-    _, heard = wire.unpack(wire.response(m.Evicted(reason="\x1b" * 1024), HEADER, 1, 0))
+    _, heard = wire.unpack(response(m.Evicted(reason="\x1b" * 1024), HEADER, 1, 0))
     assert heard.reason == ("\\x1b" * 1024)[:1024], "no longer than it may be said on"
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from atoll.protocol import PROTOCOL_VERSION, layout, messages, wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.v1 import common_pb2, session_pb2
+from tests.harness.envelopes import response
 
 CLASSES = [
     cls
@@ -64,7 +65,7 @@ def test_a_commit_with_its_next_sync_comes_back_equal() -> None:
         run_tokens=1 << 40,
         next=messages.Open(sync=7, base_commit=4, run_step=80, run_tokens=1 << 40, num_steps=20),
     )
-    header, body = wire.unpack(wire.response(commit, HEADER, seq=3, ack=2))
+    header, body = wire.unpack(response(commit, HEADER, seq=3, ack=2))
     assert (header, body) == (HEADER, commit)
     assert wire.decode(messages.Commit, wire.encode(commit)) == commit
 
@@ -88,7 +89,7 @@ def test_a_message_that_is_encoded_once_arrives_as_one_that_was_encoded_for_its_
             data = wire.response_around(body, HEADER, seq, 7)
             found = wire.parse(session_pb2.SessionResponse, data)
             found.ClearField("checksum")
-            assert found == wire.response(message, HEADER, seq, 7)
+            assert found == response(message, HEADER, seq, 7)
 
 
 def test_a_field_that_a_newer_version_adds_is_passed_over() -> None:
@@ -110,7 +111,7 @@ def test_a_field_that_a_newer_version_adds_is_passed_over() -> None:
 
 def test_an_absent_optional_message_is_none() -> None:
     abandoned = messages.Abandoned(sync=1, reason="all weights are 0")
-    assert wire.unpack(wire.response(abandoned, HEADER, 1, 0))[1].next is None
+    assert wire.unpack(response(abandoned, HEADER, 1, 0))[1].next is None
 
 
 def test_a_field_over_its_bound_is_refused_by_name() -> None:
