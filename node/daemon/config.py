@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.node.daemon.interfaces import LOOPBACK
-from atoll.node.daemon.rank_commands import LAUNCHERS, LaunchConfig
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
+
+LAUNCHERS = ("python", "exec", "torchrun")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +60,8 @@ class NodeConfig:
         return self.num_threads or max(1, _num_cores() // self.num_ranks)
 
     @property
-    def launch(self) -> LaunchConfig:
-        return LaunchConfig(
-            launcher=self.launcher,
-            command=self.command,
-            num_ranks=self.num_ranks,
-            num_threads=self.num_rank_threads,
-            interface=self.interface or LOOPBACK,
-        )
+    def rank_interface(self) -> str:
+        return self.interface or LOOPBACK
 
     @property
     def num_kernel_threads(self) -> int:

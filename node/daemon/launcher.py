@@ -15,10 +15,10 @@ from pathlib import Path
 
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon import child, processes
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.interfaces import LOOPBACK
 from atoll.node.daemon.rank_commands import (
     STOP_LIMIT_S,
-    LaunchConfig,
     agent_command,
     of_rank,
     on_interface,
@@ -48,7 +48,7 @@ class Launcher:
 
     def __init__(
         self,
-        config: LaunchConfig,
+        config: NodeConfig,
         on_exit: Callable[[WorkersExited], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -85,8 +85,8 @@ class Launcher:
         config, environment = self._config, self._environment(tree, socket_path)
         if config.launcher == "torchrun":
             agent = agent_command(config, tree.folder)
-            log.warning(TORCHRUN_IS_OPEN, config.interface)
-            tree.spawn_agent(agent, config.num_ranks, environment | on_interface(config.interface))
+            log.warning(TORCHRUN_IS_OPEN, config.rank_interface)
+            tree.spawn_agent(agent, config.num_ranks, environment | on_interface(config.rank_interface))
             return
         command = rank_command(config)
         without_gpu = environment | {"CUDA_VISIBLE_DEVICES": ""}
@@ -134,18 +134,17 @@ class Launcher:
         if self._store is not None:
             self._store.close()  # before processes are looked for: from here on none is started
             self._store = None
-        await processes.end_tree(tree.mark, self._config.stop_limit_s, tree.own_pids)
+        await processes.end_tree(tree.mark, STOP_LIMIT_S, tree.own_pids)
         tree.close()
 
     def _environment(self, tree: WorkerTree, socket_path: str) -> dict[str, str]:
-        threads = str(max(1, self._config.num_threads))
+        threads = str(self._config.num_rank_threads)
         name, _, value = tree.mark.partition("=")
         return {
             **os.environ,
             "OMP_NUM_THREADS": threads,
             "NUMBA_NUM_THREADS": threads,
             "PYTHONUNBUFFERED": "1",
-            **self._config.environment,
             ENV_SOCKET: socket_path,
             ENV_GENERATION: str(tree.generation),
             child.ENV_PARENT: str(os.getpid()),

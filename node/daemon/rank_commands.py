@@ -10,50 +10,29 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.daemon import child
-from atoll.node.daemon.interfaces import LOOPBACK, address_of
+from atoll.node.daemon.config import NodeConfig
+from atoll.node.daemon.interfaces import address_of
 from atoll.protocol.errors import ConfigError
 
 TRAINER_MODULE = "atoll.node.worker.trainer"
 STORE_MODULE = "atoll.node.worker.group_store"
 LOOPBACK_ADDRESS = "127.0.0.1"
 STOP_LIMIT_S = 5.0
-LAUNCHERS = ("python", "exec", "torchrun")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    launcher: str = "python"
-    """One of LAUNCHERS."""
-    command: tuple[str, ...] = ()
-    """python, torchrun: a Python script (or -m, module) and its arguments, empty: the built-in trainer. exec: a
-    command."""
-    num_ranks: int = 1
-    num_threads: int = 1
-    """Of each rank."""
-    stop_limit_s: float = STOP_LIMIT_S
-    """From SIGTERM to SIGKILL."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """Added to the node's own."""
-    interface: str = LOOPBACK
-    """torchrun: what its ranks' groups use."""
-
-
-def rank_command(config: LaunchConfig) -> list[str]:
+def rank_command(config: NodeConfig) -> list[str]:
     """Of every rank, started with `python` or `exec`. Raises ConfigError if there is no such script or program."""
     if config.launcher == "python":
         return [sys.executable, *_script(config)]
-    if config.launcher != "exec":
-        raise ConfigError(f"launcher {config.launcher!r}: choose one of {', '.join(LAUNCHERS)}")
     if not config.command or shutil.which(config.command[0]) is None:
         raise ConfigError(f"cannot run {' '.join(config.command) or 'an empty command'}: no such program")
     return list(config.command)
 
 
-def agent_command(config: LaunchConfig, folder: Path) -> list[str]:
+def agent_command(config: NodeConfig, folder: Path) -> list[str]:
     """Of torchrun, whose ranks print into pipes in `folder`.
 
     Raises ConfigError if there is no such script or network interface.
@@ -61,12 +40,12 @@ def agent_command(config: LaunchConfig, folder: Path) -> list[str]:
     # Its own restarts are off: the node restarts, with a new generation. Its rendezvous, which it unpickles, is a file.
     agent = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1", "--max-restarts", "0"]
     agent += ["--rdzv-backend", "c10d", "--rdzv-conf", "store_type=file", "--rdzv-id", folder.name]
-    agent += ["--rdzv-endpoint", str(folder / "rendezvous"), "--local-addr", address_of(config.interface)]
+    agent += ["--rdzv-endpoint", str(folder / "rendezvous"), "--local-addr", address_of(config.rank_interface)]
     agent += ["--nproc-per-node", str(config.num_ranks), "--log-dir", str(folder), "--no-python"]
     return [*agent, *tied("--output", str(folder)), sys.executable, *_script(config)]
 
 
-def _script(config: LaunchConfig) -> list[str]:
+def _script(config: NodeConfig) -> list[str]:
     script = list(config.command) or ["-m", TRAINER_MODULE]
     if not script[0].startswith("-") and not Path(script[0]).is_file():
         raise ConfigError(f"no such script: {script[0]} (in {os.getcwd()})")

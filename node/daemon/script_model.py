@@ -41,7 +41,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             found.set_exception(error)
 
     server = LocalServer(happened, failed)
-    launcher = Launcher(config.launch, ended, failed)
+    launcher = Launcher(config, ended, failed)
     await server.start()
     try:
         server.begin(

@@ -17,7 +17,6 @@ from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.exchange.hub import Hub
 from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.exit_codes import exit_code_on_own_disk
@@ -41,7 +40,7 @@ class Parts:
     workers without any of these three."""
 
     local_server: Callable[[Callable[[GroupEvent], None], OnFailure], LocalServer] = LocalServer
-    launcher: Callable[[LaunchConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
+    launcher: Callable[[NodeConfig, Callable[[e.WorkersExited], None], OnFailure], Launcher] = Launcher
     data_plane: Callable[[Home, RunSettings, Manifest, int], DataPlane] = DataPlane
 
 

@@ -46,7 +46,7 @@ class WorkerControl:
         shell = self._shell
         await self.server.start()
         shell.home.note_socket_folder(Path(self.server.path).parent)
-        self.launcher = shell.parts.launcher(shell.config.launch, shell.handle, shell.fail)
+        self.launcher = shell.parts.launcher(shell.config, shell.handle, shell.fail)
 
     def execute(self, output: out.Output) -> None:
         """Do it, or begin it."""

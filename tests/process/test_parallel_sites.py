@@ -24,9 +24,9 @@ from atoll.node.core.events import (
     WorkersLeft,
 )
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import Greeting
@@ -141,7 +141,7 @@ async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     return biases[0], biases[1]
 
 
-async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureFixture) -> None:
+async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
     node = ScriptedNode()
     await node.server.start()
     settings = settings_to_json(RunSettings(run_id="parallel"))
@@ -150,7 +150,7 @@ async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureF
         Greeting(settings_json=settings, data_paths=(), run_seed=1, resumed=False),
     )
     ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
-    config = LaunchConfig(command=(str(RANKS), kind), num_ranks=2, environment=environment)
+    config = NodeConfig(coordinator="127.0.0.1:1", name="a", command=(str(RANKS), kind), num_ranks=2, num_threads=1)
     launcher = Launcher(config, ended.set_result, unexpected)
     script = asyncio.create_task(follow(node))
     try:
@@ -174,9 +174,10 @@ async def run(kind: str, environment: dict[str, str], output: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
-def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     caplog.set_level(logging.INFO, OUTPUT_LOGGER)
-    asyncio.run(run(kind, {"CUDA_VISIBLE_DEVICES": ""}, caplog))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    asyncio.run(run(kind, caplog))
 
 
 @pytest.mark.gpu
@@ -184,4 +185,4 @@ def test_two_ranks(kind: str, caplog: pytest.LogCaptureFixture) -> None:
 def test_two_ranks_on_gpus(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Needs two GPUs: NCCL has no two ranks on one."""
     caplog.set_level(logging.INFO, OUTPUT_LOGGER)
-    asyncio.run(run(kind, {}, caplog))
+    asyncio.run(run(kind, caplog))

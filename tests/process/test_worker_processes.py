@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -34,9 +35,10 @@ from atoll.node.core.events import (
 )
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon import processes
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.daemon.rank_commands import STORE_MODULE, LaunchConfig
+from atoll.node.daemon.rank_commands import STOP_LIMIT_S, STORE_MODULE
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import ENV_GENERATION, ENV_SOCKET, Greeting
@@ -78,7 +80,7 @@ class Lines(logging.Handler):
 class Site:
     """Workers under a server and a launcher in this process."""
 
-    def __init__(self, config: LaunchConfig) -> None:
+    def __init__(self, config: NodeConfig) -> None:
         self.events: asyncio.Queue[GroupEvent] = asyncio.Queue()
         self.exits: asyncio.Queue[WorkersExited] = asyncio.Queue()
         self.config = config
@@ -113,16 +115,23 @@ class Site:
         self.server.answer(generation, step, seq, answer)
 
 
+def config_of(**values: Any) -> NodeConfig:
+    return NodeConfig(coordinator="127.0.0.1:1", name="a", **values)
+
+
 @asynccontextmanager
-async def running(*command: str, num_ranks: int = 1, launcher: str = "exec", **more: Any) -> AsyncIterator[Site]:
-    site = Site(LaunchConfig(launcher=launcher, command=command, num_ranks=num_ranks, **more))
+async def running(
+    *command: str, num_ranks: int = 1, launcher: str = "exec", num_threads: int = 1, stop_limit_s: float = STOP_LIMIT_S
+) -> AsyncIterator[Site]:
+    site = Site(config_of(launcher=launcher, command=command, num_ranks=num_ranks, num_threads=num_threads))
     output = logging.getLogger(OUTPUT_LOGGER)
     output.setLevel(logging.INFO)
     output.addHandler(site.lines)
     await site.server.start()
     try:
-        await site.begin()
-        yield site
+        with mock.patch("atoll.node.daemon.launcher.STOP_LIMIT_S", stop_limit_s):
+            await site.begin()
+            yield site
     finally:
         output.removeHandler(site.lines)
         await site.launcher.stop()
@@ -453,7 +462,7 @@ def test_no_process_outlives_a_killed_node_before_joining() -> None:
 )
 def test_what_cannot_be_started(launcher: str, command: str, interface: str, words: str, tmp_path: Path) -> None:
     async def main() -> None:
-        config = LaunchConfig(launcher=launcher, command=(command,), interface=interface)
+        config = config_of(launcher=launcher, command=(command,), interface=interface)
         found = Launcher(config, lambda ending: None, unexpected)
         with pytest.raises(ConfigError, match=words):
             await found.start(1, str(tmp_path / "node.sock"))

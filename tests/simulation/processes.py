@@ -29,7 +29,6 @@ from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.node import Node
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.shell import OnFailure, Parts
 from atoll.node.dataplane.frozen_state import FrozenState
@@ -344,7 +343,7 @@ class SimNode:
         except Exception as error:
             self.failure = error
 
-    def _launcher(self, config: LaunchConfig, on_exit: Callable[[WorkersExited], None], _: OnFailure) -> Launcher:
+    def _launcher(self, config: NodeConfig, on_exit: Callable[[WorkersExited], None], _: OnFailure) -> Launcher:
         assert self.node is not None
         assert isinstance(self.node.workers.server, SimLocalServer)
         return SimLauncher(self.node.workers.server, self.hands, on_exit, self._seed)

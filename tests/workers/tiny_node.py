@@ -18,9 +18,9 @@ from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
 from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
-from atoll.node.daemon.rank_commands import LaunchConfig
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.daemon.site_log import OUTPUT_LOGGER
 from atoll.node.local_protocol import Greeting
@@ -40,7 +40,9 @@ class TinyNode:
         self.num_processes = num_processes
         self.pids: list[int] = []
         self.server = LocalServer(self.happened, failed)
-        config = LaunchConfig(launcher=launcher, command=tuple(command), num_ranks=num_ranks)
+        config = NodeConfig(
+            coordinator="", name="a", launcher=launcher, command=tuple(command), num_ranks=num_ranks, num_threads=1
+        )
         self.launcher = Launcher(config, lambda ending: sys.exit(f"workers ended: {ending.text}"), failed)
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ import socket
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,6 @@ from atoll.node.daemon.config import NodeConfig, validate
 from atoll.node.daemon.interfaces import address_of
 from atoll.node.daemon.rank_commands import (
     TRAINER_MODULE,
-    LaunchConfig,
     agent_command,
     of_rank,
     on_interface,
@@ -27,6 +27,10 @@ from atoll.node.daemon.rank_commands import (
 from atoll.node.daemon.store_socket import StoreSocket
 from atoll.node.daemon.worker_tree import WorkerTree
 from atoll.protocol.errors import ConfigError
+
+
+def config_of(**values: Any) -> NodeConfig:
+    return NodeConfig(coordinator="127.0.0.1:1", name="a", **values)
 
 
 def test_each_rank_is_told_what_torchrun_would_tell_it() -> None:
@@ -48,13 +52,13 @@ def test_groups_are_kept_on_one_interface() -> None:
 
 
 def test_the_built_in_trainer_runs_without_a_command() -> None:
-    assert rank_command(LaunchConfig()) == [sys.executable, "-m", TRAINER_MODULE]
-    assert rank_command(LaunchConfig(command=(__file__, "--lr", "1"))) == [sys.executable, __file__, "--lr", "1"]
+    assert rank_command(config_of()) == [sys.executable, "-m", TRAINER_MODULE]
+    assert rank_command(config_of(command=(__file__, "--lr", "1"))) == [sys.executable, __file__, "--lr", "1"]
 
 
 def test_torchruns_rendezvous_is_a_file(tmp_path: Path) -> None:
     """What its agent unpickles comes from nobody else; its ranks are told the address of the interface."""
-    agent = agent_command(LaunchConfig(launcher="torchrun", num_ranks=2), tmp_path)
+    agent = agent_command(config_of(launcher="torchrun", num_ranks=2), tmp_path)
     options = dict(itertools.pairwise(agent))
     assert options["--rdzv-conf"] == "store_type=file"
     assert options["--rdzv-endpoint"] == str(tmp_path / "rendezvous")
@@ -69,7 +73,7 @@ def test_an_interface_that_is_not_there() -> None:
 
 
 def test_an_interface_is_for_torchrun() -> None:
-    config = NodeConfig(coordinator="127.0.0.1:1", name="a", interface="eth0")
+    config = config_of(interface="eth0")
     with pytest.raises(ConfigError, match="--interface eth0: only with --launcher torchrun"):
         validate(config)
 
