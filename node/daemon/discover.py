@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import socket
-from dataclasses import dataclass
 
 import grpc
 
@@ -20,13 +19,7 @@ log = logging.getLogger(__name__)
 RETRY_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    settings: RunSettings
-    settings_json: str
-
-
-async def discover(address: str, credentials: grpc.ChannelCredentials | None, wait_s: float) -> Run:
+async def discover(address: str, credentials: grpc.ChannelCredentials | None, wait_s: float) -> RunSettings:
     """The run of the coordinator at `address`, which may still be starting. Raises PeerError after `wait_s`."""
     addresses.parse_address(address)
     channel = transport.open_channel(
@@ -56,12 +49,12 @@ async def discover(address: str, credentials: grpc.ChannelCredentials | None, wa
         await channel.close()
 
 
-def _parse(text: str, address: str) -> Run:
+def _parse(text: str, address: str) -> RunSettings:
     try:
-        settings_json = json.dumps(json.loads(text)["settings"], sort_keys=True)
+        settings = json.dumps(json.loads(text)["settings"])
     except (ValueError, KeyError, TypeError):
         raise InvalidMessage(f"{address} answers, but not as an atoll coordinator of this version") from None
-    return Run(settings_from_json(settings_json), settings_json)
+    return settings_from_json(settings)
 
 
 def local_address_towards(address: str) -> str:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
-from atoll.node.daemon.discover import Run, address_for_peers, discover, local_address_towards
+from atoll.node.daemon.discover import address_for_peers, discover, local_address_towards
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import WORKERS_END_LIMIT_S
@@ -59,22 +59,22 @@ async def run_node(config: NodeConfig) -> int:
         signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S)
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
-        run = await discover(config.coordinator, None, FIRST_CONTACT_S)
+        settings = await discover(config.coordinator, None, FIRST_CONTACT_S)
         machine = Machine()
-        home = Home(config.home or default_home(run.settings.run_id, config.name, os.environ), machine)
+        home = Home(config.home or default_home(settings.run_id, config.name, os.environ), machine)
         stack.callback(home.close)
         _log_to(home, stack, debug=config.debug)
         journal = Journal(home.folder / "journal.jsonl")
         stack.callback(journal.close)
         await prepared
-        log.info("run %s, site %s, start %d, home %s", run.settings.run_id, config.name, home.incarnation, home.folder)
-        if run.settings.data == "local" and not config.data_paths and not config.command:
+        log.info("run %s, site %s, start %d, home %s", settings.run_id, config.name, home.incarnation, home.folder)
+        if settings.data == "local" and not config.data_paths and not config.command:
             log.warning("no --data: this site trains on the source of Python's standard library")
-        plane = await asyncio.to_thread(DataPlane.load, home, run.settings, config.num_kernel_threads)
-        hub, address = await _meet_peers(config, run, home, machine, stack)
+        plane = await asyncio.to_thread(DataPlane.load, home, settings, config.num_kernel_threads)
+        hub, address = await _meet_peers(config, settings.run_id, home, machine, stack)
         node = Node(
             config=config,
-            run=run,
+            settings=settings,
             home=home,
             plane=plane,
             hub=hub,
@@ -96,11 +96,11 @@ async def run_node(config: NodeConfig) -> int:
 
 
 async def _meet_peers(
-    config: NodeConfig, run: Run, home: Home, machine: Machine, stack: AsyncExitStack
+    config: NodeConfig, run_id: str, home: Home, machine: Machine, stack: AsyncExitStack
 ) -> tuple[Hub, str]:
     """What talks to them, and the address at which they reach this node."""
     hub = Hub(
-        run_id=run.settings.run_id,
+        run_id=run_id,
         incarnation=home.incarnation,
         dialer=Dialer(None, machine.network),
         pool=ThreadPoolExecutor(config.num_kernel_threads, thread_name_prefix="exchange"),

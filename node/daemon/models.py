@@ -9,11 +9,11 @@ from functools import partial
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.daemon.discover import Run
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.shell import Shell, fatal
 from atoll.node.dataplane import saved_model
 from atoll.node.threads import run_to_its_end
+from atoll.protocol.settings import settings_to_json
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,10 @@ log = logging.getLogger(__name__)
 class Models:
     """One at a time. What is not in place when the node ends, `drop` removes."""
 
-    def __init__(self, shell: Shell, run: Run, disk: DiskJobs) -> None:
+    def __init__(self, shell: Shell, disk: DiskJobs) -> None:
         self.folder = shell.config.save_dir
         """Where it is asked for; None: below the home."""
         self._shell = shell
-        self._run = run
         self._disk = disk
         self._at_home = shell.home.folder / "model"
         self._written_to = self.folder or self._at_home
@@ -50,7 +49,7 @@ class Models:
         info = {
             "run_step": output.run_step,
             "run_tokens": output.run_tokens,
-            "settings": json.loads(self._run.settings_json),
+            "settings": json.loads(settings_to_json(self._shell.core.settings)),
             "site": self._shell.config.name,
         }
         trouble = ""

@@ -14,7 +14,6 @@ from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.site import SiteCore
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.discover import Run
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.home import Home
@@ -31,6 +30,7 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import AtollError, HostError
 from atoll.protocol.machine import Machine
+from atoll.protocol.settings import RunSettings
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Node:
         self,
         *,
         config: NodeConfig,
-        run: Run,
+        settings: RunSettings,
         home: Home,
         plane: DataPlane | None,
         hub: Hub,
@@ -57,7 +57,7 @@ class Node:
         parts: Parts = Parts(),  # noqa: B008 it is frozen
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._run_id = run.settings.run_id
+        self._run_id = settings.run_id
         self.home = home
         self.hub = hub
         self.journal = journal
@@ -74,7 +74,7 @@ class Node:
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None
         num_ranks, now = config.num_ranks, self._loop.time()
-        self.core = core = SiteCore(identity, run.settings, outer, now, branch=home.branch, num_ranks=num_ranks)
+        self.core = core = SiteCore(identity, settings, outer, now, branch=home.branch, num_ranks=num_ranks)
         self._inbox: deque[e.Event] = deque()  # the first is being handled
         self._result: asyncio.Future[tuple[int, str]] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
@@ -115,7 +115,7 @@ class Node:
             has_ended=self._result.done,
         )
         self.disk = DiskJobs(shell, plane)
-        self.models = Models(shell, run, self.disk)
+        self.models = Models(shell, self.disk)
         self.exchanges = Exchanges(shell, self.disk)
         self.workers = WorkerControl(shell, self.disk, self.exchanges)
 

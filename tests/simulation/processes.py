@@ -23,7 +23,6 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import WorkersExited
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.launcher import Launcher
@@ -43,7 +42,7 @@ from atoll.protocol import sources_parts, transport, wire
 from atoll.protocol.errors import HostError, PeerError
 from atoll.protocol.layout import Manifest
 from atoll.protocol.machine import Machine
-from atoll.protocol.settings import RunSettings, settings_to_json
+from atoll.protocol.settings import RunSettings
 from tests.harness import loop_guard
 from tests.harness.coordinator_questions import CoordinatorQuestions, of_server
 from tests.harness.memory_store import MemoryStore
@@ -304,10 +303,9 @@ class SimNode:
                 max_retained_bytes=4 << 30,  # what the machine has free must not change a schedule
                 reduce_buffer_bytes=self.reduce_buffer_bytes,
             )
-            run = Run(self.settings, settings_to_json(self.settings))
             self.node = node = Node(
                 config=config,
-                run=run,
+                settings=self.settings,
                 home=home,
                 plane=plane,
                 hub=hub,

@@ -25,7 +25,6 @@ from atoll.node.core.ranks.outcomes import RanksJoined
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import worker_control
 from atoll.node.daemon.config import NodeConfig
-from atoll.node.daemon.discover import Run
 from atoll.node.daemon.home import Home
 from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.local_server import LocalServer
@@ -74,7 +73,7 @@ def ended_by(
         hub = Hub(run_id="run", incarnation=home.incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(1))
         node = Node(
             config=NodeConfig(coordinator=NOBODY, name="a", command=("true",), launcher="exec"),
-            run=Run(SETTINGS, settings_to_json(SETTINGS)),
+            settings=SETTINGS,
             home=home,
             plane=data_plane(home) if data_plane is not None else None,
             hub=hub,
