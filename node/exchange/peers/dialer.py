@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 import grpc
@@ -21,6 +20,7 @@ import grpc.aio
 from atoll.protocol import transport
 from atoll.protocol.errors import PeerError
 from atoll.protocol.machine import Network
+from atoll.protocol.messages import Donor, Member
 
 FIRST_WAIT_S = 0.05
 MOST_WAIT_S = 2.0
@@ -45,15 +45,7 @@ class Purpose(Enum):
     DONATE = auto()
 
 
-class Callee(Protocol):
-    """A member or a donor."""
-
-    @property
-    def site_id(self) -> int: ...
-    @property
-    def incarnation(self) -> int: ...
-    @property
-    def address(self) -> str: ...
+Callee = Member | Donor
 
 
 @dataclass(slots=True)
