@@ -76,6 +76,10 @@ class SiteState:
     sources_asked: bool = False  # the coordinator is to say who has the state
     retry_fetch_at: float | None = None
     fetch_failures: int = 0
+    newest_sync: int = 0  # the highest that was opened, as far as this site heard
+    opened_at: float = 0.0  # when it heard that
+    window_s: float | None = None  # from the opening before to that one
+    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     lanes: tuple[Lane, ...] = field(default_factory=lambda: (Lane(fragment=0),))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     workers: Workers = field(default_factory=Workers)

@@ -47,9 +47,9 @@ def steps_until_the_others(site: SiteState, lane: Lane, now: float) -> int:
     at once: then it is in the next sync for certain.
     """
     step_s = site.workers.step_s
-    if lane.open is None or lane.window_s is None or not step_s or lane.local.sealed_in_vain:
+    if lane.open is None or site.window_s is None or not step_s or lane.local.sealed_in_vain:
         return 0
-    left_s = lane.opened_at + (1 - EARLY) * lane.window_s - now
+    left_s = site.opened_at + (1 - EARLY) * site.window_s - now
     return min(max(0, int(left_s / step_s)), lane.open.num_steps)
 
 

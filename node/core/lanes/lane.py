@@ -82,12 +82,8 @@ class Exchange:
 class Lane:
     fragment: int
     open: Open | None = None
-    newest_sync: int = 0  # the highest that was opened, as far as this site heard
-    opened_at: float = 0.0  # when it heard that
-    window_s: float | None = None  # from the opening before to that one
     snapshot: Snapshot = field(default_factory=Snapshot)
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
-    num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
     exchange: Exchange | None = None
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
     local: LocalCopy = field(default_factory=LocalCopy)
@@ -102,10 +98,6 @@ class Lane:
         """Those that this site knows of: the one that is under way, and the next one."""
         known = (self.exchange.plan if self.exchange is not None else None, self.next_plan)
         return [plan for plan in known if plan is not None]
-
-    def has(self, sync: int) -> bool:
-        """Whether it is one of this fragment, as far as this site heard of it."""
-        return sync == self.newest_sync or any(plan.sync == sync for plan in self.plans)
 
     @property
     def phase(self) -> str:

@@ -49,7 +49,7 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
     """Requires that the ranks write it, and that `leases.sealed` has taken what they used."""
     data = ctx.site.data
     if event.tokens:
-        lane.num_empty_in_a_row = 0
+        ctx.site.num_empty_in_a_row = 0
     lane.snapshot = replace(
         lane.snapshot,
         phase=_step(lane, SnapshotStep.SEAL),
@@ -108,17 +108,17 @@ def settle(ctx: Context, lane: Lane, commit: int) -> bool:
 def release_empty(ctx: Context, lane: Lane) -> bool:
     """Too few sites had tokens: ranks whose snapshot has none train another window, for it would fail the next sync as
     well. False: that was so too often, the site ends."""
-    snapshot = lane.snapshot
+    site, snapshot = ctx.site, lane.snapshot
     if not snapshot.is_sealed or snapshot.tokens:
         return True
     free(lane)
-    if snapshot.generation == ctx.site.workers.generation:
+    if snapshot.generation == site.workers.generation:
         lane.local.release(snapshot.step)
-    lane.num_empty_in_a_row += 1
-    if lane.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
+    site.num_empty_in_a_row += 1
+    if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
         return True
     text = (
-        f"{lane.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "
+        f"{site.num_empty_in_a_row} windows in a row had no tokens, and the run has too few sites without this one: "
         "give site.step(..., tokens=...) the number of tokens that the rank's own batch held"
     )
     endings.give_up(ctx, text, ConfigError.exit_code)

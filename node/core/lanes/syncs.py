@@ -26,11 +26,11 @@ def opened(ctx: Context, message: m.Open) -> None:
 
 def note_opening(ctx: Context, message: m.Open) -> None:
     """How long a window of the run takes."""
-    lane = ctx.site.lanes[message.fragment]
-    if message.sync == lane.newest_sync + 1 and lane.newest_sync:
-        lane.window_s = ctx.now - lane.opened_at
-    if message.sync > lane.newest_sync:
-        lane.newest_sync, lane.opened_at = message.sync, ctx.now
+    site = ctx.site
+    if message.sync == site.newest_sync + 1 and site.newest_sync:
+        site.window_s = ctx.now - site.opened_at
+    if message.sync > site.newest_sync:
+        site.newest_sync, site.opened_at = message.sync, ctx.now
 
 
 def go_on_for(ctx: Context, following: m.Open) -> None:
@@ -76,16 +76,16 @@ def ready_again(ctx: Context) -> None:
 
 
 def abandoned(ctx: Context, message: m.Abandoned) -> None:
-    """Gives the exchange up, and goes on for the sync that follows."""
+    """Gives the exchange up, and goes on for the sync that follows, which is of the same fragment."""
     ctx.report(logging.WARNING, f"sync {message.sync} was abandoned: {message.reason}")
-    lane = next((lane for lane in ctx.site.lanes if lane.has(message.sync)), None)
-    if lane is not None:
+    for lane in ctx.site.lanes:
         if lane.exchange is not None and lane.exchange.plan.sync == message.sync:
             exchanges.give_up(ctx, lane)
-        if message.without_tokens and not snapshots.release_empty(ctx, lane):
-            return
-    if message.next is not None:
-        opened(ctx, message.next)
+    following = message.next
+    if following is None:
+        return  # it was the last of the run
+    if not message.without_tokens or snapshots.release_empty(ctx, ctx.site.lanes[following.fragment]):
+        opened(ctx, following)
 
 
 def discard_local(ctx: Context) -> None:
