@@ -6,7 +6,9 @@ BUFFER_LOWEST, FROZEN), then by that order; so the chunks that take part in sync
 
 from __future__ import annotations
 
+import heapq
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -39,7 +41,10 @@ class Role(IntEnum):
 
 
 CHUNK_ORDER = (Role.TRAINABLE, Role.BUFFER_MEAN, Role.BUFFER_LOWEST, Role.FROZEN)
+SYNC_ROLES = CHUNK_ORDER[:3]
 FP32_ROLES = (Role.TRAINABLE, Role.BUFFER_MEAN)  # carried as fp32 whatever the tensor's own dtype
+
+_LAYER = re.compile(r"(?<![^.])[0-9]{1,9}(?![^.])")  # a number between dots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,13 +188,40 @@ def num_chunks(manifest: Manifest, chunk_elements: int) -> int:
     return total
 
 
+def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
+    """The fragment of each tensor that takes part in syncs, by name: see docs/protocol.md, "Fragments".
+
+    Raises ConfigError if one of several has no elements.
+    """
+    synced = [spec for spec in manifest.tensors if spec.role in SYNC_ROLES]
+    found: dict[str, int] = {}
+    num_bytes = [0] * num_fragments
+    for spec in synced:
+        if layer := _LAYER.search(spec.name):  # strided, as in streaming DiLoCo (2501.18512)
+            found[spec.name] = int(layer[0]) % num_fragments
+            num_bytes[found[spec.name]] += spec.num_elements * spec.carried_itemsize
+    fewest = [(size, fragment) for fragment, size in enumerate(num_bytes)]
+    heapq.heapify(fewest)
+    others = [(spec.num_elements * spec.carried_itemsize, spec.name) for spec in synced if spec.name not in found]
+    for size, name in sorted(others, key=lambda other: -other[0]):  # equal ones stay in canonical order
+        before, fragment = fewest[0]
+        heapq.heapreplace(fewest, (before + size, fragment))
+        found[name] = fragment
+    size, fragment = min(fewest)
+    if num_fragments > 1 and not size:
+        raise ConfigError(f"{num_fragments} fragments are too many for this model: number {fragment} has no elements")
+    return found
+
+
 class Layout:
     """The chunks of a manifest, and where each tensor lies in SNAPSHOT and PUBLISH.
 
     `chunks[:num_sync_chunks]` take part in syncs; the rest is frozen. An empty tensor has one empty chunk.
     """
 
-    def __init__(self, manifest: Manifest, chunk_elements: int = DEFAULT_CHUNK_ELEMENTS) -> None:
+    def __init__(
+        self, manifest: Manifest, chunk_elements: int = DEFAULT_CHUNK_ELEMENTS, num_fragments: int = 1
+    ) -> None:
         if not 1 <= chunk_elements <= 1 << 24:
             raise ConfigError(f"sync.chunk_elements is {chunk_elements}; choose 1 to {1 << 24}")
         self.manifest = manifest
@@ -213,6 +245,25 @@ class Layout:
         self.chunks = tuple(chunks)
         self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
         """Those that travel in syncs."""
+        fragments = fragments_of(manifest, num_fragments)
+        self.fragment_of = tuple(fragments[self.name_of(chunk)] for chunk in range(self.num_sync_chunks))
+        """Of each chunk that takes part in syncs."""
+        members: list[list[int]] = [[] for _ in range(num_fragments)]
+        for chunk in self.sync_chunks:
+            members[self.fragment_of[chunk]].append(chunk)
+        self.fragments = tuple(map(tuple, members))
+        """Of each fragment, those that travel in its syncs."""
+
+    def chunks_of(self, fragment: int) -> tuple[int, ...]:
+        """Those that travel in its syncs. Raises InvalidMessage if there is no such fragment."""
+        if fragment >= len(self.fragments):
+            raise InvalidMessage(f"fragment {fragment}: this run has {len(self.fragments)}, from 0 on")
+        return self.fragments[fragment]
+
+    def travels(self, chunk: int, fragment: int) -> bool:
+        """Whether it is one of these."""
+        is_one = 0 <= chunk < self.num_sync_chunks and self.fragment_of[chunk] == fragment
+        return is_one and self.chunks[chunk].num_elements > 0
 
     def wire_dtype(self, chunk: Chunk) -> str:
         """In which its values travel in syncs."""

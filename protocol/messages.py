@@ -25,6 +25,7 @@ from atoll.protocol.figures import Figures
 
 MAX_MEMBERS = 4096
 MAX_LOG_COMMITS = 4096
+MAX_FRAGMENTS = 1 << 10
 MAX_RANGES_OF_SITE = 1 << 12
 MAX_RANGES_OF_COMMIT = 1 << 18
 MAX_PROBED = 32  # peers that one site probes
@@ -354,6 +355,7 @@ class Sources:
     donors: tuple[Donor, ...] = bounded(MAX_LISTED_DONORS, ())
     commits: tuple[Commit, ...] = bounded(MAX_LOG_COMMITS, ())
     more: bool = False
+    touched: tuple[int, ...] = bounded(MAX_FRAGMENTS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from atoll.protocol.codecs import max_encoded_bytes, peek_codec
 from atoll.protocol.codecs.table import CODECS, UNCHANGED
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Role
-from atoll.protocol.messages import Commit
 from atoll.protocol.settings import SyncSettings
 
 Data = bytes | bytearray | memoryview
@@ -66,21 +65,13 @@ class Spec:
 
 
 def spec_of(settings: SyncSettings, base_commit: int, fragment: int) -> Spec:
-    """Of the sync of `fragment` that starts from `base_commit`, as its plan says. Raises InvalidMessage if the run has
-    no such fragment."""
-    if fragment:
-        raise InvalidMessage(f"fragment {fragment}: this run has one, 0")
+    """Of the sync of `fragment` that starts from `base_commit`, as its plan says."""
     return Spec(
         trainable=Way(
             up=settings.codec, down=settings.codec, contribution=Contribution.DELTA, aggregation=Aggregation.MEAN
         ),
         zstd_level=settings.zstd_level,
     )
-
-
-def spec_of_commit(settings: SyncSettings, record: Commit) -> Spec:
-    """Of the sync that the commit ended. With one fragment, its base is the commit before."""
-    return spec_of(settings, record.commit - 1, record.fragment)
 
 
 # --- payloads that are at hand without the settings of their run

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,7 @@ from atoll.node.threads import each, run_to_its_end
 from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.errors import ConfigError, HostError, StateError
-from atoll.protocol.layout import Chunk, Layout, Manifest
+from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.messages import Commit, Evidence, Plan
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.spec import spec_of
@@ -48,12 +48,9 @@ class DataPlane:
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements)
         self.optimizer = OuterOptimizer(settings.outer)
-        sync, slots, run_id = settings.sync, self.optimizer.slots, settings.run_id
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
-        self.log = PayloadLog(
-            home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync, disk=home.disk
-        )
-        self.snapshots = Snapshots(home.snapshot_folder, self.layout, slots, run_id)
+        _ = self.log  # read now, if that was not done yet
+        self.snapshots = Snapshots(home.snapshot_folder, self.layout, self.optimizer.slots, settings.run_id)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
         self._shown: tuple[tuple[Evidence, int, int, int], bytes] | None = None  # for the next part
@@ -69,6 +66,15 @@ class DataPlane:
         """Around what changes or copies the whole outer state. The core begins one job at a time; what runs beside it
         is kept apart here: the end of a fetch that was cancelled, and a state that is frozen for a model, put aside for
         a rollback, or mended after a snapshot."""
+
+    @cached_property
+    def log(self) -> PayloadLog:
+        """Read when the outer state asks for its history: its folder is seen to be of this run then, and held."""
+        sync = self.settings.sync
+        return PayloadLog(
+            self.home.payload_folder, self.layout, self.settings.run_id, sync.log_commits, fsync=sync.fsync,
+            disk=self.home.disk,
+        )  # fmt: skip
 
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
@@ -103,8 +109,9 @@ class DataPlane:
         self._is_distrusted = False
         if self.outer is None:
             self.outer = OuterState.create(
-                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id, self.home.disk
-            )
+                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id, self.home.disk,
+                history=lambda: self.log.history,
+            )  # fmt: skip
         return self.outer
 
     @asynccontextmanager
@@ -139,8 +146,9 @@ class DataPlane:
             return None
         try:
             return OuterState.open(
-                folder, self.layout, self.optimizer.slots, self.settings.run_id, num_threads=self._num_threads
-            )
+                folder, self.layout, self.optimizer.slots, self.settings.run_id, num_threads=self._num_threads,
+                history=lambda: self.log.history,
+            )  # fmt: skip
         except TornState as error:
             log.warning("%s; the outer state is put together from snapshots, or fetched", error)
             OuterState.discard(folder)
@@ -241,9 +249,8 @@ class DataPlane:
         async with self.lock:
             return await run_to_its_end(work)
 
-    def _apply_chunk(self, outer: OuterState, chunk: Chunk, update: OuterUpdate) -> None:
-        payload = self.log.read(update.commit, chunk.index) if chunk.num_elements else b""
-        outer.apply(chunk.index, payload, update)
+    def _apply_chunk(self, outer: OuterState, chunk: int, update: OuterUpdate) -> None:
+        outer.apply(chunk, self.log.read(update.commit, chunk), update)
 
     async def seed(self, saved: Path | None) -> bytes:
         """Commit 0 from SNAPSHOT or from a saved model; the state hash."""
@@ -266,7 +273,10 @@ class DataPlane:
         assert self.snapshot is not None
         travels = spec_of(self.settings.sync, plan.base_commit, plan.fragment)
         outer, view = self._present_outer(), self.snapshot.view
-        return SyncData(self.layout, travels, outer, view, self.dtypes, last_payload=self._last_payload)
+        last_payload = partial(self._payload_of, plan.base_commit)
+        return SyncData(
+            self.layout, travels, outer, view, self.dtypes, last_payload=last_payload, fragment=plan.fragment
+        )
 
     def _present_outer(self) -> OuterState:
         """Under the lock it stays so. Raises StateError if a rollback has left none."""
@@ -274,9 +284,7 @@ class DataPlane:
             raise StateError(f"{self.home.state_folder}: the outer state is gone, as the run has gone back")
         return self.outer
 
-    def _last_payload(self, chunk: int) -> bytes | None:
-        """Of the commit that is held; None if its payloads are not."""
-        commit = self.outer.commit if self.outer is not None else None
+    def _payload_of(self, commit: int, chunk: int) -> bytes | None:
         try:
             return self.log.read(commit, chunk) if commit else None
         except StateError:
@@ -291,7 +299,7 @@ class DataPlane:
                 self.snapshots.spared = None
             self._shown = None
             self.log.commit(commit)
-            chunks, update = self.layout.chunks[: self.layout.num_sync_chunks], self.optimizer.at(commit)
+            chunks, update = self.layout.chunks_of(commit.fragment), self.optimizer.at(commit)
             each(lambda chunk: self._apply_chunk(outer, chunk, update), chunks, self._pool)
             if outer.commit != commit.commit:
                 raise StateError(f"after commit {commit.commit} the outer state is at {outer.commit}")
@@ -354,9 +362,15 @@ class DataPlane:
 
     async def _keep_log_for_snapshot(self, commit: int) -> None:
         """The log drops what is too old at each commit: never what the newest snapshot still needs."""
-        files = self.snapshots.files
-        oldest = files[0].oldest if files else self._snapshot_began
-        if self._snapshot is not None and oldest + self.settings.sync.log_commits < commit:
+        if self._snapshot is None:
+            return
+        files, history = self.snapshots.files, self.log.history
+        oldest = files[0].oldest if files else history.touched(self._snapshot_began) or ()
+        try:
+            first = min((history.following(f, version) for f, version in enumerate(oldest)), default=commit)
+        except StateError:
+            return  # the log does not lead on from it any more
+        if first + self.settings.sync.log_commits <= commit:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:

@@ -26,6 +26,7 @@ from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.protocol.digest import Digest
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.history import History
 from atoll.protocol.layout import FP32_ROLES, Layout, Role, state_hash
 
 KEPT_HASH_LISTS = 4  # of the last commits; donors serve them
@@ -51,12 +52,14 @@ class OuterState:
     layout: Layout
     slots: tuple[str, ...]
     run_id: str
+    history: Callable[[], History] | None = None
+    """Of the commits that are known here; None: no commit is known, which is enough where there is one fragment."""
 
     def __post_init__(self) -> None:
         self.folder = self.store.folder
         self.store.noted = self._note  # under its lock, like all that reads what follows
         self._frozen: list[FrozenState] = []
-        self._at_version: Counter[int] = Counter()  # chunks of syncs
+        self._at_version: list[Counter[int]] = [Counter() for _ in self.layout.fragments]  # its chunks
         self._hash_lists: OrderedDict[int, list[bytes]] = OrderedDict()
 
     # --- life
@@ -67,21 +70,35 @@ class OuterState:
 
     @classmethod
     def create(
-        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, disk: Disk = REAL_DISK
+        cls,
+        folder: Path,
+        layout: Layout,
+        slots: tuple[str, ...],
+        run_id: str,
+        disk: Disk = REAL_DISK,
+        *,
+        history: Callable[[], History] | None = None,
     ) -> OuterState:
         """An empty state in `folder`, instead of what was there. Raises HostError if the disk has no room for it."""
-        return cls(ChunkStore.create(folder, _kind(layout, slots, run_id), disk), layout, slots, run_id)
+        return cls(ChunkStore.create(folder, _kind(layout, slots, run_id), disk), layout, slots, run_id, history)
 
     @classmethod
     def open(
-        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, *, num_threads: int = 1
+        cls,
+        folder: Path,
+        layout: Layout,
+        slots: tuple[str, ...],
+        run_id: str,
+        *,
+        num_threads: int = 1,
+        history: Callable[[], History] | None = None,
     ) -> OuterState:
         """The state that `folder` holds, each chunk checked against its hash; `missing` lists the damaged ones.
 
         Raises StateError if it belongs to another run, manifest or outer optimizer, or is in use; TornState if the
         files are not whole.
         """
-        state = cls(ChunkStore.open(folder, _kind(layout, slots, run_id)), layout, slots, run_id)
+        state = cls(ChunkStore.open(folder, _kind(layout, slots, run_id)), layout, slots, run_id, history)
         state._verify(num_threads)
         return state
 
@@ -108,11 +125,14 @@ class OuterState:
 
     @property
     def commit(self) -> int | None:
-        """The commit at which every chunk is; None while chunks are missing or differ."""
+        """The commit whose state this is; None while chunks are missing or differ, or if the history tells of none."""
         with self.store.lock:
-            if self.store.num_missing or len(self._at_version) > 1:
+            if self.store.num_missing or any(len(versions) > 1 for versions in self._at_version):
                 return None
-            return next(iter(self._at_version), 0)
+            return self._history().commit_of([next(iter(versions), 0) for versions in self._at_version])
+
+    def _history(self) -> History:
+        return self.history() if self.history is not None else History((0,) * len(self.layout.fragments))
 
     def chunk_hashes(self, commit: int) -> list[bytes] | None:
         """The hashes of all chunks at `commit`, in chunk order; None if it is not one of the last few held here."""
@@ -204,10 +224,10 @@ class OuterState:
         return self._replace(chunk, version, fill)
 
     def apply(self, chunk: int, payload: Encoded, update: OuterUpdate) -> None:
-        """The outer update of one chunk by its payload in that commit; nothing if it is there already.
+        """The outer update of one chunk by its payload in that commit, of its fragment; nothing if it is there already.
 
         Chunks without elements take no payload and need no call. Raises StateError if the chunk is not at the commit
-        before, InvalidMessage for a payload that is not this chunk's.
+        before of its fragment, InvalidMessage for a payload that is not this chunk's.
         """
         if chunk >= self.layout.num_sync_chunks:
             raise InvalidMessage(f"chunk {chunk} of {self.layout.name_of(chunk)!r} is frozen and takes no payload")
@@ -216,7 +236,7 @@ class OuterState:
         with self.pinned(chunk) as old:
             if old.version == update.commit:
                 return
-            if old.version != update.commit - 1:
+            if self._history().following(self.layout.fragment_of[chunk], old.version) != update.commit:
                 raise StateError(
                     f"{self.folder}: chunk {chunk} is at commit {old.version}, commit {update.commit} cannot be "
                     "applied to it"
@@ -252,12 +272,13 @@ class OuterState:
 
     def _note(self, chunk: int, old: Entry | None, new: Entry | None) -> None:
         if chunk < self.layout.num_sync_chunks:
+            versions = self._at_version[self.layout.fragment_of[chunk]]
             if new is not None:
-                self._at_version[new.version] += 1
+                versions[new.version] += 1
             if old is not None:
-                self._at_version[old.version] -= 1
-                if not self._at_version[old.version]:
-                    del self._at_version[old.version]
+                versions[old.version] -= 1
+                if not versions[old.version]:
+                    del versions[old.version]
         if new is not None:
             self._note_commit()
 
@@ -278,12 +299,16 @@ class OuterState:
         """Of the commits of which each chunk has an entry, in force or not: the one before is needed in a dispute, and
         by those who fetch it."""
         hashes = [{e.version: e.hash for e in found} for found in entries]
-        sync_chunks = [hashes[c] for c in self.layout.sync_chunks]
-        if not sync_chunks:
-            return
-        for commit in sorted(set.intersection(*(set(found) for found in sync_chunks))):
+        common = [set.intersection(*(set(hashes[c]) for c in chunks)) for chunks in self.layout.fragments if chunks]
+        history, fragment_of = self._history(), self.layout.fragment_of
+        for commit in sorted(set().union(*common)):
+            touched = history.touched(commit)
+            if touched is None or not all(n in found for n, found in zip(touched, common, strict=True)):
+                continue
             at = [
-                hashes[c.index].get(0 if c.role is Role.FROZEN else commit, b"") if c.num_elements else EMPTY.hash
+                hashes[c.index].get(0 if c.role is Role.FROZEN else touched[fragment_of[c.index]], b"")
+                if c.num_elements
+                else EMPTY.hash
                 for c in self.layout.chunks
             ]
             if all(at):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from atoll.node.dataplane.chunk_file import ChunkFile
@@ -20,14 +20,17 @@ class AttemptKey:
     sync: int
     term: int
     attempt: int
+    fragment: int = field(default=0, compare=False)
+    """Of the sync."""
 
     @property
     def file_name(self) -> str:
-        return f"attempt-{self.sync}-{self.term}-{self.attempt}.payloads"
+        fragment = f"-{self.fragment}" if self.fragment else ""
+        return f"attempt-{self.sync}-{self.term}-{self.attempt}{fragment}.payloads"
 
 
 class PayloadFile(ChunkFile):
-    """Raises as `ChunkFile` does."""
+    """Raises as `ChunkFile` does, and InvalidMessage if the run has no such fragment."""
 
     hashed = staticmethod(payload_hash)
 
@@ -36,14 +39,15 @@ class PayloadFile(ChunkFile):
     ) -> None:
         key = Digest("atoll/payload-log/v3").text(run_id).data(layout.manifest.digest).uint(layout.chunk_elements)
         key.uint(attempt.sync).uint(attempt.term).uint(attempt.attempt)
-        path, chunks = folder / attempt.file_name, layout.sync_chunks
+        path, chunks = folder / attempt.file_name, layout.chunks_of(attempt.fragment)
         super().__init__(path, key.finish(), chunks, is_new=is_new, fsync=fsync)
         self._layout = layout
+        self._fragment = attempt.fragment
         self._run_id = run_id
 
     def put(self, chunk: int, data: bytes, hash: bytes, version: int = 0) -> None:
         """Raises InvalidMessage too, if it is no payload of this chunk."""
-        if not 0 <= chunk < self._layout.num_sync_chunks or not self._layout.chunks[chunk].num_elements:
+        if not self._layout.travels(chunk, self._fragment):
             raise InvalidMessage(f"{self.path.name}: chunk {chunk} has no payload in this layout")
         check_payload(self._layout, chunk, data)
         super().put(chunk, data, hash, version)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
@@ -18,14 +19,16 @@ from atoll.protocol import wire
 from atoll.protocol.digest import DIGEST_BYTES, Digest
 from atoll.protocol.disk import REAL_DISK, Disk, disk_error, make_folder, sync_folder
 from atoll.protocol.errors import DigestMismatch, InvalidMessage, StaleError, StateError
+from atoll.protocol.history import History
 from atoll.protocol.layout import Layout
 from atoll.protocol.messages import Commit
 
 log = logging.getLogger(__name__)
 
 _MAX_RECORD_BYTES = 1 << 22
-_ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})\.payloads")
+_ATTEMPT = re.compile(r"attempt-(\d{1,20})-(\d{1,20})-(\d{1,10})(?:-(\d{1,10}))?\.payloads")
 _RECORD = re.compile(r"commit-(\d{1,20})\.record")
+_TOUCHED = "touched"
 
 
 @dataclass(eq=False)
@@ -34,6 +37,7 @@ class PayloadLog:
 
     Attempts that were not sealed, and records of commits whose attempt is damaged, are removed at the start.
     With `fsync` a commit is on the disk for good when `commit` returns; without, the kernel writes it when it likes.
+    The first commit in a run of several fragments has a file beside it that says what was touched before.
     """
 
     folder: Path
@@ -53,14 +57,19 @@ class PayloadLog:
         except OSError as error:
             raise disk_error(error, self.folder) from error
         self._load()
+        self._touched = self._read_touched()
+        self.history = History.of_log(self._touched, self._commits)
+        """Of the commits here, as far as they have no gap."""
 
     # --- attempts
 
-    def begin(self, sync: int, term: int, attempt: int, *, is_over: Callable[[], bool] = lambda: False) -> PayloadFile:
+    def begin(
+        self, sync: int, term: int, attempt: int, fragment: int = 0, *, is_over: Callable[[], bool] = lambda: False
+    ) -> PayloadFile:
         """The file that the payloads of this attempt go to; the same one when asked again.
 
         Raises StaleError if the attempt `is_over`: whoever ends one says so before it is dropped here."""
-        key = AttemptKey(sync, term, attempt)
+        key = AttemptKey(sync, term, attempt, fragment)
         with self._lock:
             if is_over():
                 raise StaleError(f"sync {sync} attempt {attempt} was over before it began")
@@ -76,7 +85,7 @@ class PayloadLog:
             held = self._files.get(key)
             if held is not None and (anew if held.missing() else held.digest(commit) != commit.payload_digest):
                 self._files.pop(key).remove()
-            return self.begin(commit.sync, commit.term, commit.attempt)
+            return self.begin(commit.sync, commit.term, commit.attempt, commit.fragment)
 
     def hashes(self, sync: int, term: int, attempt: int) -> bytes:
         """Of each chunk's payload in this attempt, zeros where there is none. Raises StateError if it is not here."""
@@ -103,6 +112,7 @@ class PayloadLog:
         with self._lock:
             self._remove_commits(lambda record: record.commit > commit)
             self._remove_attempts(lambda key: True)
+            self._begin_after([0] * len(self._touched) if max(self._touched) > commit else self._touched)
             sync_folder(self.folder)
 
     # --- commits
@@ -123,6 +133,13 @@ class PayloadLog:
             self.disk.write_whole(self._record_path(commit.commit), self._record(commit), fsync=self.fsync)
             self._commits[commit.commit] = commit
             self._prune(commit)
+
+    def lead_to(self, touched: Sequence[int]) -> None:
+        """The history here leads to the commit at which fragments were touched last so; if it did not, it begins there
+        from now on."""
+        with self._lock:
+            if self.history.commit_of(touched) is None:
+                self._begin_after(touched)
 
     def commits(self) -> list[Commit]:
         """The commits held, ascending."""
@@ -161,8 +178,29 @@ class PayloadLog:
         def is_void(record: Commit) -> bool:
             return record.commit > latest.commit and record.branch < latest.branch
 
-        self._remove_commits(lambda record: record.commit <= latest.commit - self.keep_commits or is_void(record))
+        oldest = latest.commit - self.keep_commits
+        touched = History.of_log(self._touched, self._commits).touched(oldest)
+        self._begin_after(touched or self._touched)
+        self._remove_commits(lambda record: record.commit <= oldest or is_void(record))
         self._remove_attempts(lambda key: key.sync <= latest.sync)
+        self.history = History.of_log(self._touched, self._commits)
+
+    def _begin_after(self, touched: Sequence[int]) -> None:
+        """On the disk before the commits that said so are not."""
+        if len(touched) > 1 and tuple(touched) != self._touched:
+            body = struct.pack(f"<{len(touched)}Q", *touched)
+            self.disk.write_whole(self.folder / _TOUCHED, self._check(body) + body, fsync=self.fsync)
+            self._touched = tuple(touched)
+        self.history = History.of_log(self._touched, self._commits)
+
+    def _read_touched(self) -> tuple[int, ...]:
+        """Zeros if there is none: it is not known then what commits were before those here."""
+        path, num = self.folder / _TOUCHED, len(self.layout.fragments)
+        data = path.read_bytes() if path.exists() else b""
+        body = data[DIGEST_BYTES:]
+        if len(body) != 8 * num or data[:DIGEST_BYTES] != self._check(body):
+            return (0,) * num
+        return struct.unpack(f"<{num}Q", body)
 
     def _remove_commits(self, is_old: Callable[[Commit], bool]) -> None:
         for record in [c for c in self._commits.values() if is_old(c)]:
@@ -196,10 +234,10 @@ class PayloadLog:
                 if path.name.endswith(".new"):
                     path.unlink()
                 continue
-            key = AttemptKey(*(int(part) for part in match.groups()))
+            key = AttemptKey(*(int(part or 0) for part in match.groups()))
             try:
                 self._files[key] = self._file(key, is_new=False)
-            except StateError as error:
+            except (StateError, InvalidMessage) as error:
                 log.info("payload log: removed an unfinished attempt: %s", error)
                 path.unlink()
         for path in sorted(self.folder.iterdir()):
@@ -229,4 +267,4 @@ class PayloadLog:
 
 
 def _key(commit: Commit) -> AttemptKey:
-    return AttemptKey(commit.sync, commit.term, commit.attempt)
+    return AttemptKey(commit.sync, commit.term, commit.attempt, commit.fragment)

@@ -1,7 +1,8 @@
 """After a crash or a power cut: the newest whole state that this disk can give back.
 
 A chunk may be in the outer state (at one version) and in snapshots (at others), and the payload log leads from each of
-them to the commits after it, as far as the log is whole. The state goes to the newest commit that every chunk reaches.
+them to the commits of its fragment after it, as far as the log is whole. The state goes to the newest commit that every
+chunk reaches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A record of one chunk at `version`; the log leads on from it to `reaches`."""
+    """A record of one chunk at `version`. With the log, it is in the state of every commit up to `reaches`."""
 
     version: int
     reaches: int
@@ -51,8 +52,13 @@ class Rebuilder:
         """The oldest commit whose state can be put together here, as far as one can tell without reading it; None if
         there is none."""
         found = [] if self.outer.commit is None else [self.outer.commit]
+        history = self.log.history
         for file in self.snapshots.files:
-            if all(self.log.has(number) for number in range(file.oldest + 1, file.newest + 1)):
+            try:
+                needed = [history.between(f, oldest, file.newest) for f, oldest in enumerate(file.oldest)]
+            except StateError:
+                continue  # not known any more
+            if all(self.log.has(number) for commits in needed for number in commits):
                 found.append(file.newest)
         return min(found, default=None)
 
@@ -90,25 +96,27 @@ class Rebuilder:
     def record_at(self, chunk: int, commit: int) -> ChunkRecord:
         """The chunk as it was at `commit`. Raises StateError if nothing here leads to that."""
         problem: Exception | None = None
+        history, fragment = self.log.history, self._layout.fragment_of[chunk]
+        last = history.touch(fragment, commit)
         try:
             with self.outer.pinned(chunk) as held:
-                if held.version == commit:  # whatever the other chunks are at: commits go on meanwhile
-                    return ChunkRecord(commit, held.hash, held.data.tobytes())
+                if held.version == last:  # whatever the other chunks are at: commits go on meanwhile
+                    return ChunkRecord(last, held.hash, held.data.tobytes())
         except StateError as error:
             problem = error
         for file in self.snapshots.files:
             version = file.version(chunk)
-            if version is None or version > commit:
+            if version is None or version > last:
                 continue
             try:
                 data = file.record(chunk).data
-                for number in range(version + 1, commit + 1):
+                for number in history.between(fragment, version, last):
                     update = self.optimizer.at(self.log.record(number))
                     data = updated(self._layout, chunk, data, self.log.read(number, chunk), update)
             except (StateError, InvalidMessage) as error:
                 problem = error  # an older one may do
                 continue
-            return ChunkRecord(commit, chunk_hash(data), data)
+            return ChunkRecord(last, chunk_hash(data), data)
         raise StateError(str(problem) if problem else f"no snapshot here is as old as commit {commit}")
 
     # --- the newest commit
@@ -166,17 +174,20 @@ class Rebuilder:
 
     def _sources(self, chunk: int, held: int | None, *, with_snapshots: bool) -> list[_Source]:
         """The newest first. `held`: its version in the outer state."""
-        found = [] if held is None else [_Source(held, self._reach(chunk, held), None)]
-        for file in self.snapshots.files if with_snapshots else ():
-            version = file.version(chunk)
-            if version is not None:
-                found.append(_Source(version, self._reach(chunk, version), file))
+        records = [(held, None), *((f.version(chunk), f) for f in (self.snapshots.files if with_snapshots else ()))]
+        found = [_Source(v, self._reach(chunk, v), file) for v, file in records if v is not None]
         return sorted(found, key=lambda s: (-s.version, s.snapshot is not None))
 
     def _reach(self, chunk: int, version: int) -> int:
-        while self._is_readable(version + 1, chunk):
-            version += 1
-        return version
+        """Before `version` if the history here does not tell of it."""
+        history, fragment = self.log.history, self._layout.fragment_of[chunk]
+        try:
+            following = history.following(fragment, version)
+            while self._is_readable(following, chunk):
+                following = history.following(fragment, following)
+        except StateError:
+            return version - 1
+        return following - 1
 
     def _is_readable(self, commit: int, chunk: int) -> bool:
         if not self.log.has(commit):
@@ -194,7 +205,8 @@ class Rebuilder:
         """False if the source or a payload was not what it seemed to be."""
         if source.snapshot is not None and not self._put(chunk, source.snapshot):
             return False
-        for commit in range(source.version + 1, target + 1):
+        fragment = self._layout.fragment_of[chunk]
+        for commit in self.log.history.between(fragment, source.version, target):
             try:
                 update = self.optimizer.at(self.log.record(commit))
                 self.outer.apply(chunk, self.log.read(commit, chunk), update)

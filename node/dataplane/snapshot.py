@@ -32,11 +32,14 @@ class SnapshotFile(ChunkFile):
     """One snapshot; the records are checked as they are read."""
 
     hashed = staticmethod(chunk_hash)
+    fragments: Sequence[Sequence[int]] = ()
+    """The chunks of each; none of frozen tensors."""
 
     @cached_property
-    def oldest(self) -> int:
-        """The lowest version of a chunk: the log must have all commits after it."""
-        return min(self._versions(), default=0)
+    def oldest(self) -> tuple[int, ...]:
+        """Of each fragment, the lowest version of a chunk: the log must have its commits after it."""
+        found = (map(self.version, chunks) for chunks in self.fragments)
+        return tuple(min((version for version in versions if version is not None), default=0) for versions in found)
 
     @cached_property
     def newest(self) -> int:
@@ -68,7 +71,7 @@ class Snapshots:
         self.spared: int | None = None
         """The commit of a snapshot that `add` made and `write` leaves, however many younger ones there are."""
         self._key = state_key(layout, slots, run_id)
-        self._sync_chunks = layout.sync_chunks
+        self._sync_chunks, self._fragments = layout.sync_chunks, layout.fragments
         self._frozen_chunks = [c.index for c in layout.chunks[layout.num_sync_chunks :] if c.num_elements]
         self.files: tuple[SnapshotFile, ...] = ()
         """Of the sync's chunks, the newest first. Another tuple takes its place: who reads it sees one moment."""
@@ -178,6 +181,7 @@ class Snapshots:
         if file.path.name == FROZEN:
             self.frozen = file
         else:
+            file.fragments = self._fragments
             others = (f for f in self.files if f.path != file.path)
             self.files = tuple(sorted((file, *others), key=lambda f: -f.newest))
 

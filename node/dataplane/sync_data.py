@@ -41,12 +41,15 @@ class SyncData:
     """The worker's own, by the name of the trainable tensor; each has a base (`bases.check_base_dtypes`)."""
     last_payload: Callable[[int], bytes | None] = lambda chunk: None
     """Of a chunk in the commit that the base is; None if it is not here."""
+    fragment: int = 0
+    chunks: tuple[int, ...] = field(init=False)
+    """Those that travel."""
     _nearest: list[tuple[float, Outlier]] = field(default_factory=list, init=False)
     """Of each chunk that was averaged, by share of the limit."""
 
-    @property
-    def chunks(self) -> tuple[int, ...]:
-        return self.layout.sync_chunks
+    def __post_init__(self) -> None:
+        """Raises InvalidMessage if there is no such fragment."""
+        self.chunks = self.layout.chunks_of(self.fragment)
 
     def contribution(self, chunk: int) -> bytes:
         """The encoded contribution of this site: base minus local, or the value of a buffer, or that it is unchanged.
@@ -210,8 +213,8 @@ class SyncData:
             raise NonFiniteError(f"this site's {_place(name, spec)}: {error}; {advice}") from None
 
     def _sync_chunk(self, chunk: int) -> Chunk:
-        if not 0 <= chunk < self.layout.num_sync_chunks or not self.layout.chunks[chunk].num_elements:
-            raise InvalidMessage(f"chunk {chunk} takes no part in syncs; there are {len(self.chunks)} that do")
+        if not self.layout.travels(chunk, self.fragment):
+            raise InvalidMessage(f"chunk {chunk} takes no part in this sync; there are {len(self.chunks)} that do")
         return self.layout.chunks[chunk]
 
 

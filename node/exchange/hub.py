@@ -215,7 +215,7 @@ class Hub:
         `refresh` asks the coordinator again, and to have donors of these site ids dial this site; `undialable` are
         those that it cannot dial, as far as is known now. Something has to move at `pace`.
         """
-        index = Index(outer.layout.manifest, outer.slots)
+        index = Index(outer.layout.manifest, outer.slots, len(outer.layout.fragments))
         index.learn(sources)
         donors = Donors(
             index=index,

@@ -1011,6 +1011,7 @@ class Sources(_message.Message):
     DONORS_FIELD_NUMBER: _builtins.int
     COMMITS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    TOUCHED_FIELD_NUMBER: _builtins.int
     more: _builtins.bool
     """another Sources with the next commits of this answer follows; it has nothing else"""
     @_builtins.property
@@ -1023,6 +1024,10 @@ class Sources(_message.Message):
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Commit]:
         """after after_commit, ascending, without gaps; at most the log's length"""
 
+    @_builtins.property
+    def touched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of each fragment, the last commit before `commits` that touched it; none: there is one"""
+
     def __init__(
         self,
         *,
@@ -1030,10 +1035,11 @@ class Sources(_message.Message):
         donors: _abc.Iterable[Global___Donor] | None = ...,
         commits: _abc.Iterable[_common_pb2.Commit] | None = ...,
         more: _builtins.bool = ...,
+        touched: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attested", b"attested", "commits", b"commits", "donors", b"donors", "more", b"more"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attested", b"attested", "commits", b"commits", "donors", b"donors", "more", b"more", "touched", b"touched"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -16,6 +16,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName
 from atoll.protocol.messages import Commit, Member
+from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 
@@ -39,8 +40,13 @@ def manifest() -> Manifest:
     )
 
 
-def layout(chunk_elements: int = 400) -> Layout:
-    return Layout(manifest(), chunk_elements)
+def layout(chunk_elements: int = 400, num_fragments: int = 1) -> Layout:
+    return Layout(manifest(), chunk_elements, num_fragments)
+
+
+def fragment_at(layout: Layout, commit: int) -> int:
+    """Of the commit with that number: of three fragments 2, 1, 0, 0, 2, 1, 0, 0 ..."""
+    return (2 * commit + commit // 4) % len(layout.fragments)
 
 
 def filled(layout: Layout, seed: int = 0) -> memoryview:
@@ -86,18 +92,22 @@ def values_of(outer: OuterState, chunk: int) -> np.ndarray[Any, np.dtype[Any]]:
         return record.values
 
 
-def sync_data(outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0) -> SyncData:
-    travels = spec_of(SyncSettings(codec=codec, zstd_level=zstd_level), 0, 0)
-    return SyncData(outer.layout, travels, outer, snapshot, DTYPES)
+def sync_data(
+    outer: OuterState, snapshot: memoryview, codec: str = "int8", zstd_level: int = 0, fragment: int = 0
+) -> SyncData:
+    travels = spec_of(SyncSettings(codec=codec, zstd_level=zstd_level), 0, fragment)
+    return SyncData(outer.layout, travels, outer, snapshot, DTYPES, fragment=fragment)
 
 
 def payloads(outer: OuterState, seeds: Sequence[int] = (1, 2), codec: str = "int8") -> dict[int, bytes]:
-    """The payloads of a sync of as many sites as there are seeds."""
-    sites = [sync_data(outer, filled(outer.layout, seed), codec) for seed in seeds]
-    return {
-        chunk: sites[0].reduce(chunk, [(100 + i, site.contribution(chunk)) for i, site in enumerate(sites)])
-        for chunk in sites[0].chunks
-    }
+    """The payloads of a sync of as many sites as there are seeds, of each fragment."""
+    buffers = [filled(outer.layout, seed) for seed in seeds]
+    found = {}
+    for fragment in range(len(outer.layout.fragments)):
+        sites = [sync_data(outer, buffer, codec, fragment=fragment) for buffer in buffers]
+        for chunk in sites[0].chunks:
+            found[chunk] = sites[0].reduce(chunk, [(100 + i, s.contribution(chunk)) for i, s in enumerate(sites)])
+    return found
 
 
 def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER) -> OuterUpdate:
@@ -106,12 +116,14 @@ def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER) -> OuterUpdate
 
 
 def apply_all(outer: OuterState, found: dict[int, bytes], version: int) -> None:
-    for chunk, data in found.items():
-        outer.apply(chunk, data, update_of(version))
+    """What of `found` is of the commit's fragment."""
+    for chunk in outer.layout.fragments[fragment_at(outer.layout, version)]:
+        outer.apply(chunk, found[chunk], update_of(version))
 
 
-def commit_record(number: int, sync: int | None = None, attempt: int = 0) -> Commit:
+def commit_record(number: int, sync: int | None = None, attempt: int = 0, fragment: int = 0) -> Commit:
     return Commit(
+        fragment=fragment,
         commit=number,
         sync=number if sync is None else sync,
         attempt=attempt,
@@ -124,12 +136,11 @@ def commit_record(number: int, sync: int | None = None, attempt: int = 0) -> Com
 
 
 def logged(log: PayloadLog, outer: OuterState, number: int, found: dict[int, bytes]) -> Commit:
-    """Seals and commits payloads."""
-    record = commit_record(number)
-    writer = log.begin(record.sync, record.term, record.attempt)
-    data = sync_data(outer, filled(outer.layout))
-    for chunk, payload in found.items():
-        writer.put(chunk, payload, data.payload_hash(payload))
+    """Seals and commits what of `found` is of the commit's fragment."""
+    record = commit_record(number, fragment=fragment_at(outer.layout, number))
+    writer = log.begin(record.sync, record.term, record.attempt, record.fragment)
+    for chunk in outer.layout.fragments[record.fragment]:
+        writer.put(chunk, found[chunk], payload_hash(found[chunk]))
     writer.seal()
     record = replace(record, payload_digest=writer.digest(record))
     log.commit(record)

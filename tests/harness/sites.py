@@ -21,12 +21,14 @@ from atoll.node.exchange.peers.listener import Listener
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import OuterSettings, SyncSettings
 from atoll.protocol.spec import spec_of
 from tests.harness.chunks import paste
+from tests.harness.data_plane import fragment_at
 
 RUN_ID = "sites"
 DTYPES = dict.fromkeys(("a", "b", "empty", "w"), "F32")
@@ -36,7 +38,7 @@ TRAVELS = spec_of(SETTINGS, 0, 0)
 PACE = Pace(stall_s=20.0, slowest_bytes_per_s=1 << 10)
 
 
-def small_layout() -> Layout:
+def small_layout(num_fragments: int = 1) -> Layout:
     """15 chunks that travel (one of them a buffer's, one of integers), an empty one, two frozen ones."""
     tensors = [
         TensorSpec(name="a", shape=(110, 110), dtype="F32", role=Role.TRAINABLE),
@@ -46,7 +48,7 @@ def small_layout() -> Layout:
         TensorSpec(name="count", shape=(), dtype="I64", role=Role.BUFFER_LOWEST),
         TensorSpec(name="frozen", shape=(1500,), dtype="F16", role=Role.FROZEN),
     ]
-    return Layout(Manifest.canonical(tensors), SETTINGS.chunk_elements)
+    return Layout(Manifest.canonical(tensors), SETTINGS.chunk_elements, num_fragments)
 
 
 def big_layout() -> Layout:
@@ -81,13 +83,13 @@ class Site:
     @classmethod
     async def start(cls, site_id: int, folder: Path, layout: Layout, *, incarnation: int = 1, port: int = 0) -> Site:
         home = folder / f"site-{site_id}"
+        log = PayloadLog(home / "log", layout, RUN_ID, 32)
         if OuterState.exists(home / "state"):
-            outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID)
+            outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         else:
-            outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
+            outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
-        log = PayloadLog(home / "log", layout, RUN_ID, 32)
         hub.serve(layout, lambda: outer, log, PACE)
         listener = Listener(None, PeerService(hub).handlers)
         address = f"127.0.0.1:{await listener.start(f'127.0.0.1:{port}')}"
@@ -117,7 +119,10 @@ class Site:
 
     @property
     def data(self) -> SyncData:
-        return SyncData(self.layout, TRAVELS, self.outer, self.snapshot, DTYPES)
+        return self.data_of(0)
+
+    def data_of(self, fragment: int) -> SyncData:
+        return SyncData(self.layout, TRAVELS, self.outer, self.snapshot, DTYPES, fragment=fragment)
 
     def member(self, tokens: int) -> Member:
         return Member(site_id=self.site_id, incarnation=self.incarnation, address=self.address, tokens=tokens)
@@ -129,7 +134,7 @@ class Site:
 
     def begin(self, plan: Plan, data: SyncData | None = None) -> Exchange:
         """`plan` has the weights that this site knows: those of all, or its own."""
-        data = data or self.data
+        data = data or self.data_of(plan.fragment)
         share = self.hub.share(plan, data, site_id=self.site_id)()
         tokens = next((c.tokens for c in plan.contributors if c.site_id == self.site_id), 0)
         told = weights(plan) if all(weights(plan)) else ()
@@ -137,10 +142,8 @@ class Site:
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)
-        for chunk in self.layout.chunks[: self.layout.num_sync_chunks]:
-            if chunk.num_elements:
-                payload = self.log.read(record.commit, chunk.index)
-                self.outer.apply(chunk.index, payload, OPTIMIZER.at(record))
+        for chunk in self.layout.fragments[record.fragment]:
+            self.outer.apply(chunk, self.log.read(record.commit, chunk), OPTIMIZER.at(record))
         self.hub.drop_sync(record.sync)
 
     def payloads(self, plan: Plan) -> list[bytes]:
@@ -158,6 +161,7 @@ def star_plan(
     stall_limit_s: float = 20.0,
     deadline_s: float = 600.0,
     slowest_bytes_per_s: int = 1 << 10,
+    fragment: int = 0,
 ) -> Plan:
     """Reducers take turns, chunk by chunk."""
     count = len(contributors)
@@ -170,6 +174,7 @@ def star_plan(
         sync=sync,
         attempt=attempt,
         term=1,
+        fragment=fragment,
         base_commit=sync - 1,
         contributors=tuple(site.member(100 + site.site_id) for site in contributors),
         receivers=tuple(site.member(0) for site in receivers),
@@ -187,6 +192,7 @@ def commit_of(plan: Plan, digest: bytes) -> Commit:
         sync=plan.sync,
         attempt=plan.attempt,
         term=plan.term,
+        fragment=plan.fragment,
         contributors=plan.contributors,
         payload_digest=digest,
         run_step=10 * plan.sync,
@@ -231,7 +237,8 @@ class Run:
     async def sync(self, sites: Sequence[Site] | None = None) -> Commit:
         """One sync of `sites`, applied on all of them."""
         sites = self.sites if sites is None else sites
-        plan = star_plan(self.layout, sites, sync=len(self.commits) + 1)
+        number = len(self.commits) + 1
+        plan = star_plan(self.layout, sites, sync=number, fragment=fragment_at(self.layout, number))
         for site in sites:
             site.train(plan.sync)
         results = await run_all(plan, sites)
@@ -244,10 +251,12 @@ class Run:
 
     def sources(self, donors: Sequence[Site], *, after: int = 0, attested: Sequence[int] | None = None) -> Sources:
         known = sorted(self.attested) if attested is None else attested
+        num = len(self.layout.fragments)
         return Sources(
             attested=tuple(Attestation(commit=c, state_hash=self.attested[c]) for c in known),
             donors=tuple(site.donor() for site in donors),
             commits=tuple(c for c in self.commits if c.commit > after),
+            touched=History([0] * num, (c.fragment for c in self.commits)).touched(after) or () if num > 1 else (),
         )
 
 

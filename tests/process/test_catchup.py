@@ -25,6 +25,9 @@ from tests.harness.relay import Relay
 from tests.harness.sites import OPTIMIZER, PACE, SETTINGS, Run, Site, big_layout, small_layout
 
 
+of_one_or_three = pytest.mark.parametrize("num_fragments", [1, 3])
+
+
 def records(site: Site) -> list[tuple[bytes, bytes]]:
     return [(r.hash, r.data) for c in site.layout.chunks for r in [site.outer.read(c.index)]]
 
@@ -54,11 +57,12 @@ async def fetch(
     )
 
 
-def test_a_joiner_gets_the_newest_state_from_several_donors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_one_or_three
+def test_a_joiner_gets_the_newest_state_from_several_donors(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 3)
 
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run:
+        async with Run(tmp_path, small_layout(num_fragments)) as run:
             donors = await run.add(2)
             await run.sync()
             last = await run.sync()
@@ -119,9 +123,10 @@ def test_payloads_of_the_smallest_tensors_are_fetched(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_log_that_is_too_short_means_fetching_chunks(tmp_path: Path) -> None:
+@of_one_or_three
+def test_a_log_that_is_too_short_means_fetching_chunks(num_fragments: int, tmp_path: Path) -> None:
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run:
+        async with Run(tmp_path, small_layout(num_fragments)) as run:
             first, away = await run.add(2)
             first.log.keep_commits = 2
             for _ in range(5):
@@ -152,11 +157,12 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
     asyncio.run(main())
 
 
-def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_one_or_three
+def test_donors_at_different_commits_are_used_together(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
 
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run:
+        async with Run(tmp_path, small_layout(num_fragments)) as run:
             first, second = await run.add(2)
             await run.sync()
             await run.sync([first])
@@ -169,12 +175,13 @@ def test_donors_at_different_commits_are_used_together(tmp_path: Path, monkeypat
     asyncio.run(main())
 
 
-def test_a_donor_that_advances_meanwhile_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_one_or_three
+def test_a_donor_that_advances_meanwhile_is_followed(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
     monkeypatch.setattr(donor_pool, "REQUESTS_PER_DONOR", 1)
 
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run:
+        async with Run(tmp_path, small_layout(num_fragments)) as run:
             (first,) = await run.add()
             await run.sync()
             (joiner,) = await run.add(seeded=False)
@@ -235,12 +242,13 @@ def test_a_donor_that_dies_is_replaced_and_what_is_there_is_kept(
     asyncio.run(main())
 
 
-def test_an_interrupted_fetch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@of_one_or_three
+def test_an_interrupted_fetch_goes_on(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
     monkeypatch.setattr(donor_pool, "REQUESTS_PER_DONOR", 1)
 
     async def main() -> None:
-        async with Run(tmp_path, small_layout()) as run:
+        async with Run(tmp_path, small_layout(num_fragments)) as run:
             (first,) = await run.add()
             await run.sync()
             (joiner,) = await run.add(seeded=False)

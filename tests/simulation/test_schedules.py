@@ -22,7 +22,7 @@ from atoll.node.exchange.sync.spill import Spilled
 from atoll.protocol import messages as m
 from atoll.protocol import wire
 from atoll.protocol.errors import DigestMismatch, RefusedError
-from atoll.protocol.layout import Chunk, Role
+from atoll.protocol.layout import Role
 from tests.harness.site_questions import take_no_care_of_bases
 from tests.simulation.__main__ import one
 from tests.simulation.checks import Unsound
@@ -308,15 +308,15 @@ def computes_wrong(world: World, name: str) -> None:
     world.checks.bad_hosts.append(site)
     apply_chunk, num_left = plane._apply_chunk, 1
 
-    def apply_so(outer: OuterState, chunk: Chunk, update: OuterUpdate) -> None:
+    def apply_so(outer: OuterState, chunk: int, update: OuterUpdate) -> None:
         nonlocal num_left
-        if chunk.role is not Role.TRAINABLE or not chunk.num_elements or not num_left:
+        if outer.layout.chunks[chunk].role is not Role.TRAINABLE or not num_left:
             apply_chunk(outer, chunk, update)
             return
         num_left = 0
-        payload = bytearray(plane.log.read(update.commit, chunk.index))
+        payload = bytearray(plane.log.read(update.commit, chunk))
         payload[-1] ^= 1
-        outer.apply(chunk.index, payload, update)
+        outer.apply(chunk, payload, update)
 
     plane._apply_chunk = apply_so  # type: ignore[method-assign]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
+from atoll.protocol.history import History
 from atoll.protocol.messages import Attestation, Commit, Outlier
 
 REPORTS_OF_COMMITS = 3
@@ -30,6 +31,8 @@ class CommitLog:
 
     def __init__(self, persisted: Persisted, keep: int, first_run_step: int, first_run_tokens: int) -> None:
         self._keep = keep
+        self.history = History()
+        """Of a run with one fragment, which every commit touches."""
         self.records: list[CommitRecord] = list(persisted.all(CommitRecord))
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
         self.attested: dict[int, bytes] = {

@@ -23,7 +23,7 @@ from atoll.protocol.layout import Role, chunk_digest, chunk_hash, state_digest
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import encoded_digest, payloads_digest
 from atoll.protocol.recompute import recomputed, record_bytes, slots_of
-from atoll.protocol.spec import spec_of_commit
+from atoll.protocol.spec import spec_of
 
 
 class _Stops(Exception):
@@ -127,7 +127,8 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
     values = show(Evidence.RECORD, before, old, size)
     size = DIGEST_BYTES * len(run.chunk_sizes)
     payloads = show(Evidence.PAYLOAD_HASHES, now, record.commit.payload_digest, size)
-    travels = spec_of_commit(run.settings.sync, record.commit)
+    fragment = record.commit.fragment
+    travels = spec_of(run.settings.sync, run.log.history.before(fragment, now), fragment)
     size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
     raise _Stops(

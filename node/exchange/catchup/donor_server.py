@@ -103,11 +103,9 @@ class DonorServer:
         """Frames of the payloads of a commit. Raises as `state` does; StateError if the log does not hold it."""
         check_header(request.header, self.run_id)
         chunks: Sequence[int] = self._checked(request.chunks, self.layout.num_sync_chunks)
-        if not chunks:
-            chunks = self.layout.sync_chunks
         # In a thread: a commit has the log's lock while it is written.
-        if not await asyncio.get_running_loop().run_in_executor(self.pool, self.log.has, request.commit):
-            raise StateError(f"commit {request.commit} is not in the payload log here")
+        record = await asyncio.get_running_loop().run_in_executor(self.pool, self.log.record, request.commit)
+        chunks = chunks or self.layout.chunks_of(record.fragment)
 
         def read(some: list[int]) -> list[bytes]:
             items = []

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TypeVar
 
 from atoll.node.dataplane.optim import OuterOptimizer
@@ -28,7 +28,7 @@ from atoll.node.exchange.peers.frames import Encoded
 from atoll.node.exchange.peers.jobs import together
 from atoll.node.threads import run_to_its_end
 from atoll.protocol.errors import AtollError, DigestMismatch, PeerError, StateError
-from atoll.protocol.layout import Chunk, Role, chunk_hash
+from atoll.protocol.layout import chunk_hash
 from atoll.protocol.messages import Commit, Donor
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.spec import max_payload_bytes
@@ -107,12 +107,12 @@ class Fetch:
     def _is_replayable(self) -> bool:
         if self._index.newest < 0 or len(self._trusted) < len(self._layout.chunks):
             return False
-        return all(self._index.can_replay(version) for version in self._sync_versions())
+        return all(self._index.leads_on(f, version) for f, found in enumerate(self._versions()) for version in found)
 
-    def _sync_versions(self) -> set[int]:
+    def _versions(self) -> list[set[int]]:
+        """Of the chunks of each fragment."""
         versions = self.outer.versions
-        chunks = self._layout.chunks[: self._layout.num_sync_chunks]
-        return {version for c in chunks if c.num_elements and (version := versions[c.index]) is not None}
+        return [{v for chunk in chunks if (v := versions[chunk]) is not None} for chunks in self._layout.fragments]
 
     def _checked_result(self) -> Fetched | None:
         """None if the state does not have its attested hash."""
@@ -140,18 +140,21 @@ class Fetch:
     def _needed(self) -> list[int]:
         """In a thread: chunks that have to be fetched; the others are trusted."""
         versions = self.outer.versions
+        lists_with, leads_on = cache(self._index.lists_with), cache(self._index.leads_on)
 
-        def is_right(chunk: Chunk) -> bool:
-            version, value, frozen = versions[chunk.index], self.outer.hash_of(chunk.index), chunk.role is Role.FROZEN
-            if not chunk.num_elements:
-                return True
-            if version is None or value is None or not (frozen or self._index.can_replay(version)):
+        def is_right(chunk: int) -> bool:
+            fragment, version, value = self._fragment_of(chunk), versions[chunk], self.outer.hash_of(chunk)
+            if version is None or not (fragment is None or leads_on(fragment, version)):
                 return False
-            return self._index.is_valid(chunk.index, version, value, frozen=frozen)
+            return any(hashes[chunk] == value for hashes in lists_with(fragment, version))
 
-        needed = [chunk.index for chunk in self._layout.chunks if not is_right(chunk)]
+        needed = [chunk.index for chunk in self._layout.chunks if chunk.num_elements and not is_right(chunk.index)]
         self._trusted = set(range(len(self._layout.chunks))).difference(needed)
         return needed
+
+    def _fragment_of(self, chunk: int) -> int | None:
+        """None: it is frozen."""
+        return self._layout.fragment_of[chunk] if chunk < self._layout.num_sync_chunks else None
 
     def _record_bytes(self, chunk: int) -> int:
         return record_bytes(self._layout, self.outer.slots, chunk)
@@ -163,13 +166,13 @@ class Fetch:
 
     async def _take(self, client: DonorClient, received: Encoded) -> None:
         chunk, version = received.chunk, received.version
-        frozen = chunk >= self._layout.num_sync_chunks
-        if not frozen and version not in self._index.lists:
+        fragment = self._fragment_of(chunk)
+        if fragment is not None and not self._index.lists_with(fragment, version):
             await self._list_of(version, client)
-        if not frozen and not self._index.can_replay(version):
+        if fragment is not None and not self._index.leads_on(fragment, version):
             raise StateError(f"{client.where}: chunk {chunk} is at commit {version}, which is too old to go on from")
         value = await self._in_pool(lambda: chunk_hash(received.data))
-        if not self._index.is_valid(chunk, version, value, frozen=frozen):
+        if not self._index.is_valid(chunk, fragment, version, value):
             raise DigestMismatch(f"{client.where}: chunk {chunk} does not have the hash attested at commit {version}")
         await self._in_pool(lambda: self.outer.put(chunk, version, received.data))
         self._trusted.add(chunk)
@@ -222,10 +225,13 @@ class Fetch:
 
     async def _replay(self) -> bool:
         """The commits that are lacking. False if payloads are not to be had: then chunks must be fetched."""
-        versions = await self._in_pool(self._sync_versions)
-        for number in range(min(versions, default=self._index.newest) + 1, self._index.newest + 1):
+        newest, history, versions = self._index.newest, self._index.history, await self._in_pool(self._versions)
+        newest_here = max((max(found) for found in versions if found), default=0)
+        needed = [history.between(f, min(found), newest) for f, found in enumerate(versions) if found]
+        for number in sorted({number for commits in needed for number in commits}):
             record = self._index.commits[number]
-            if number > max(versions) and not await self._is_obtainable(record):
+            await self._in_pool(partial(self._lead_log_to, number - 1))
+            if number > newest_here and not await self._is_obtainable(record):
                 log.info("nobody has the payloads of commit %d; this site goes on from commit %d", number, number - 1)
                 return True
             try:
@@ -235,7 +241,13 @@ class Fetch:
                 self._index.unavailable.add(number)
                 return False
             await self._apply(record, file)
+        await self._in_pool(partial(self._lead_log_to, newest))
         return True
+
+    def _lead_log_to(self, commit: int) -> None:
+        touched = self._index.history.touched(commit)
+        assert touched is not None, "what is needed is known"
+        self.payload_log.lead_to(touched)
 
     async def _is_obtainable(self, record: Commit) -> bool:
         """False if its payloads are neither here nor at a donor: after a power cut nobody may have them any more."""
@@ -311,9 +323,11 @@ class Fetch:
             batch.difference_update(item.chunk for item in items)
 
     async def _apply(self, record: Commit, file: PayloadFile) -> None:
+        before = self._index.history.before(record.fragment, record.commit)
+
         def at_the_commit_before() -> list[int]:
             versions = self.outer.versions
-            return [chunk for chunk in self._layout.sync_chunks if versions[chunk] == record.commit - 1]
+            return [chunk for chunk in self._layout.chunks_of(record.fragment) if versions[chunk] == before]
 
         behind, update = iter(await self._in_pool(at_the_commit_before)), self.optimizer.at(record)
 

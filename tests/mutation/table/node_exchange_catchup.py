@@ -39,8 +39,8 @@ MUTATIONS = (
         name="the commits of chunks are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
         where="node.exchange.catchup.fetch:Fetch._replay",
-        old="versions = await self._in_pool(self._sync_versions)",
-        new="versions = self._sync_versions()",
+        old="versions = self._index.newest, self._index.history, await self._in_pool(self._versions)",
+        new="versions = self._index.newest, self._index.history, self._versions()",
         tests=(
             "tests/unit/local/test_steps_in_a_loop.py"
             "::test_no_callback_of_a_site_that_catches_up_goes_through_all_chunks",

@@ -40,14 +40,14 @@ def test_only_an_attested_list_counts() -> None:
 
 def test_a_chunk_is_checked_against_the_list_of_its_version() -> None:
     found = known()
-    assert not found.is_valid(0, 3, OLD[0], frozen=False)
+    assert not found.is_valid(0, 0, 3, OLD[0])
     found.add_list(3, OLD)
     found.add_list(5, NEW)
-    assert found.is_valid(0, 3, OLD[0], frozen=False)
-    assert not found.is_valid(0, 5, OLD[0], frozen=False)
-    assert found.is_valid(0, 5, NEW[0], frozen=False)
-    assert found.is_valid(1, 0, OLD[1], frozen=True)
-    assert not found.is_valid(1, 3, OLD[1], frozen=True)  # a frozen chunk has version 0
+    assert found.is_valid(0, 0, 3, OLD[0])
+    assert not found.is_valid(0, 0, 5, OLD[0])
+    assert found.is_valid(0, 0, 5, NEW[0])
+    assert found.is_valid(1, None, 0, OLD[1])
+    assert not found.is_valid(1, None, 3, OLD[1])  # a frozen chunk has version 0
 
 
 def test_a_list_may_be_added_while_a_frozen_chunk_is_checked() -> None:
@@ -59,7 +59,7 @@ def test_a_list_may_be_added_while_a_frozen_chunk_is_checked() -> None:
             return super().__getitem__(index)
 
     found.lists[3] = Slow(OLD)
-    assert not found.is_valid(0, 0, b"d" * 32, frozen=True)
+    assert not found.is_valid(0, None, 0, b"d" * 32)
     assert set(found.lists) == {3, 5}
 
 

@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,22 @@ from atoll.node.dataplane import publish, safetensors_file, saved_model
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol.disk import PRIVATE_FILE, Disk
 from atoll.protocol.errors import ConfigError, HostError, StateError
+from atoll.protocol.layout import Layout
 from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
-from tests.harness.data_plane import DTYPES, RUN, commit_record, filled, logged, manifest, payloads, update_of
+from tests.harness.data_plane import (
+    DTYPES,
+    RUN,
+    commit_record,
+    filled,
+    fragment_at,
+    logged,
+    manifest,
+    payloads,
+    update_of,
+)
 
 SETTINGS = RunSettings(
     run_id=RUN,
@@ -32,6 +44,17 @@ SETTINGS = RunSettings(
     sync=SyncSettings(chunk_elements=400),
     outer=OuterSettings(learning_rate=0.7, momentum=0.9),
 )
+
+
+@pytest.fixture(name="num_fragments", autouse=True)
+def _num_fragments(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of the data planes in a test."""
+    num: int = getattr(request, "param", 1)
+    monkeypatch.setattr("atoll.node.daemon.plane.Layout", partial(Layout, num_fragments=num))
+    return num
+
+
+of_one_or_three = pytest.mark.parametrize("num_fragments", [1, 3], indirect=True, ids="of_{}".format)
 
 
 @pytest.fixture(name="home")
@@ -49,9 +72,9 @@ def stopped_in_commit_1(home: Home, num_applied: int) -> int:
     publish.seed_from_snapshot(outer, filled(plane.layout))
     found = payloads(outer)
     logged(plane.log, outer, 1, found)
-    chunks = [c.index for c in plane.layout.chunks[: plane.layout.num_sync_chunks]]
+    chunks = plane.layout.fragments[fragment_at(plane.layout, 1)]
     for chunk in chunks[:num_applied]:
-        outer.apply(chunk, found.get(chunk, b""), update_of(1, plane.optimizer))
+        outer.apply(chunk, found[chunk], update_of(1, plane.optimizer))
     plane.close()
     return len(chunks)
 
@@ -64,6 +87,7 @@ def started_again(home: Home) -> tuple[int, bytes] | None:
     return held
 
 
+@of_one_or_three
 @pytest.mark.parametrize("num_applied", [0, 1, 3, -1])
 def test_a_commit_that_a_kill_tore_is_finished_from_the_log(tmp_path: Path, num_applied: int) -> None:
     whole = Home(tmp_path / "whole")
@@ -98,6 +122,7 @@ def test_a_torn_commit_whose_payload_is_damaged_is_left_to_be_fetched(
     again.close()
 
 
+@of_one_or_three
 @pytest.mark.parametrize(("to", "held"), [(3, 3), (2, 2), (1, 1), (0, None)])
 def test_rolling_back_leaves_what_can_be_put_together_and_nothing_of_later_commits(
     home: Home, to: int, held: int | None
@@ -156,6 +181,7 @@ def test_what_is_shown_in_a_dispute_is_of_the_state_that_is_held_now(
     plane.close()
 
 
+@of_one_or_three
 def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     """PUBLISH holds what the workers have not taken yet, and the outer state has moved on."""
     plane = DataPlane(home, SETTINGS, manifest(), 2)
@@ -180,6 +206,7 @@ def test_no_difference_is_made_of_a_difference(home: Home) -> None:
     plane.close()
 
 
+@of_one_or_three
 def test_a_difference_can_be_made_of_values_that_a_rollback_leaves_in_force(home: Home) -> None:
     """The workers of a site that was applying a void commit go on from the one before."""
     plane = DataPlane(home, SETTINGS, manifest(), 2)
@@ -243,6 +270,7 @@ def test_work_that_waits_for_a_rollback_is_done_on_what_that_leaves(home: Home, 
     plane.close()
 
 
+@of_one_or_three
 @pytest.mark.parametrize("num_later", [1, 3])
 def test_a_model_is_of_its_commit_though_later_ones_are_applied_while_it_is_written(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_later: int
@@ -418,7 +446,7 @@ def test_a_cancelled_commit_keeps_the_state_to_itself_until_its_thread_is_done(
 
     asyncio.run(main())
     assert order[-1] == "rolled back"
-    assert order.count("applied") == plane.layout.num_sync_chunks
+    assert order.count("applied") == len(plane.layout.sync_chunks)
     plane.close()
 
 

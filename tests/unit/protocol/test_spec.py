@@ -27,11 +27,6 @@ def test_what_travels_follows_the_role(codec: str) -> None:
         assert max_payload_bytes(role, 700, 8) >= spec.max_bytes(role, 700, 8)
 
 
-def test_a_fragment_that_the_run_does_not_have_is_refused() -> None:
-    with pytest.raises(InvalidMessage, match="fragment 1"):
-        spec_of(SyncSettings(), 7, 1)
-
-
 def test_only_a_buffer_may_be_said_to_be_unchanged() -> None:
     spec, data = spec_of(SyncSettings(codec="bf16"), 0, 0), unchanged(9, "F32")
     assert spec.of(Role.TRAINABLE).codec_in(data, "bf16") == "bf16"
