@@ -48,9 +48,11 @@ class DataPlane:
         self.settings = settings
         self.layout = Layout(manifest, settings.sync.chunk_elements)
         self.optimizer = OuterOptimizer(settings.outer)
+        self._of_run = self.layout, self.optimizer.slots, settings.run_id
+        self._history = lambda: self.log.history
         self.outer = self._found_on_disk()  # refuses a folder of another run before anything is removed there
         _ = self.log  # read now, if that was not done yet
-        self.snapshots = Snapshots(home.snapshot_folder, self.layout, self.optimizer.slots, settings.run_id)
+        self.snapshots = Snapshots(home.snapshot_folder, *self._of_run)
         self._snapshot: asyncio.Future[None] | None = None  # being written
         self._snapshot_began = 0  # at this commit
         self._shown: tuple[tuple[Evidence, int, int, int], bytes] | None = None  # for the next part
@@ -70,11 +72,8 @@ class DataPlane:
     @cached_property
     def log(self) -> PayloadLog:
         """Read when the outer state asks for its history: its folder is seen to be of this run then, and held."""
-        sync = self.settings.sync
-        return PayloadLog(
-            self.home.payload_folder, self.layout, self.settings.run_id, sync.log_commits, fsync=sync.fsync,
-            disk=self.home.disk,
-        )  # fmt: skip
+        home, sync, run_id = self.home, self.settings.sync, self.settings.run_id
+        return PayloadLog(home.payload_folder, self.layout, run_id, sync.log_commits, fsync=sync.fsync, disk=home.disk)
 
     @classmethod
     def load(cls, home: Home, settings: RunSettings, num_threads: int) -> Self | None:
@@ -108,10 +107,8 @@ class DataPlane:
         """In a thread: an empty outer state to seed or fetch into; one that is partly fetched is kept."""
         self._is_distrusted = False
         if self.outer is None:
-            self.outer = OuterState.create(
-                self.home.state_folder, self.layout, self.optimizer.slots, self.settings.run_id, self.home.disk,
-                history=lambda: self.log.history,
-            )  # fmt: skip
+            folder, disk = self.home.state_folder, self.home.disk
+            self.outer = OuterState.create(folder, *self._of_run, disk, history=self._history)
         return self.outer
 
     @asynccontextmanager
@@ -145,10 +142,7 @@ class DataPlane:
         if not OuterState.exists(folder):
             return None
         try:
-            return OuterState.open(
-                folder, self.layout, self.optimizer.slots, self.settings.run_id, num_threads=self._num_threads,
-                history=lambda: self.log.history,
-            )  # fmt: skip
+            return OuterState.open(folder, *self._of_run, num_threads=self._num_threads, history=self._history)
         except TornState as error:
             log.warning("%s; the outer state is put together from snapshots, or fetched", error)
             OuterState.discard(folder)

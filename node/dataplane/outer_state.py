@@ -150,6 +150,7 @@ class OuterState:
         return state_hash(self.layout.manifest, self.slots, hashes)
 
     def _whole(self) -> tuple[int, list[bytes]]:
+        self._note_commit()  # it may have been there before the history told of it
         commit = self.commit
         hashes = None if commit is None else self._hash_lists.get(commit)
         if commit is None or hashes is None:

@@ -24,7 +24,6 @@ from atoll.protocol.messages import Sources
 from tests.harness.relay import Relay
 from tests.harness.sites import OPTIMIZER, PACE, SETTINGS, Run, Site, big_layout, small_layout
 
-
 of_one_or_three = pytest.mark.parametrize("num_fragments", [1, 3])
 
 
@@ -58,7 +57,9 @@ async def fetch(
 
 
 @of_one_or_three
-def test_a_joiner_gets_the_newest_state_from_several_donors(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_joiner_gets_the_newest_state_from_several_donors(
+    num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 3)
 
     async def main() -> None:
@@ -158,7 +159,9 @@ def test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched(
 
 
 @of_one_or_three
-def test_donors_at_different_commits_are_used_together(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_donors_at_different_commits_are_used_together(
+    num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
 
     async def main() -> None:
@@ -176,7 +179,9 @@ def test_donors_at_different_commits_are_used_together(num_fragments: int, tmp_p
 
 
 @of_one_or_three
-def test_a_donor_that_advances_meanwhile_is_followed(num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_donor_that_advances_meanwhile_is_followed(
+    num_fragments: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(donor_pool, "MAX_BATCH_CHUNKS", 1)
     monkeypatch.setattr(donor_pool, "REQUESTS_PER_DONOR", 1)
 

@@ -106,7 +106,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
     spec, num_elements = run.chunk_sizes.places.at(chunk)
     if not num_elements:
         return chunk_hash(b"")
-    before, now = dispute.commit - 1, dispute.commit
+    before, now = dispute.commit - 1, dispute.commit  # before: what the commit touches is at its base
     attested, record = run.log.attested.get(before), run.log.record(now)
     if attested is None or record is None:
         raise _Undecided(f"what commit {before if attested is None else now} was is not known here any more")

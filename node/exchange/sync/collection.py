@@ -27,7 +27,9 @@ class Collection:
 
         Raises StaleError, and leaves nothing in the log, if the attempt was cancelled before its turn came."""
         plan = self.attempt.plan
-        self.file = self.log.begin(plan.sync, plan.term, plan.attempt, plan.fragment, is_over=self.attempt.finished.cancelled)
+        self.file = self.log.begin(
+            plan.sync, plan.term, plan.attempt, plan.fragment, is_over=self.attempt.finished.cancelled
+        )
         self._stored = set(self.attempt.data.chunks).difference(self.file.missing())
 
     @property

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.payload_file import PayloadFile
 from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.protocol.errors import DigestMismatch, HostError, InvalidMessage, StateError
 from atoll.protocol.layout import Layout
 from atoll.protocol.plans import payload_digest, payload_hash
-from tests.harness.data_plane import RUN, commit_record, layout, logged, payloads, seeded
+from tests.harness.data_plane import RUN, commit_record, fragment_at, layout, logged, payloads, seeded
 
 
 @pytest.fixture(name="used")
@@ -354,3 +355,73 @@ def test_a_long_log_has_no_open_files(tmp_path: Path, used: Layout, found: dict[
     assert len(log.commits()) == 100
     opened = [os.path.realpath(path) for path in Path("/proc/self/fd").iterdir()]
     assert not [path for path in opened if path.startswith(str(tmp_path))]
+
+
+# --- of several fragments: what was touched before the log begins
+
+
+@pytest.fixture(name="thirds")
+def _thirds(tmp_path: Path) -> tuple[PayloadLog, OuterState, dict[int, bytes]]:
+    used = layout(num_fragments=3)
+    outer = seeded(tmp_path / "outer", used)
+    return reopened(tmp_path / "log", used), outer, payloads(outer)
+
+
+def touched_at(used: Layout, commit: int) -> tuple[int, ...]:
+    fragments = [fragment_at(used, n) for n in range(1, commit + 1)]
+    return tuple(max((n for n, f in enumerate(fragments, 1) if f == own), default=0) for own in range(3))
+
+
+def test_what_was_touched_before_the_log_begins_is_known_after_a_restart(
+    tmp_path: Path, thirds: tuple[PayloadLog, OuterState, dict[int, bytes]]
+) -> None:
+    log, outer, found = thirds
+    for number in range(1, 10):
+        logged(log, outer, number, found)
+        again = reopened(tmp_path / "log", log.layout)
+        for history in (log.history, again.history):
+            first = max(number - 3, 0)
+            assert [history.touched(n) for n in range(first, number + 1)] == [
+                touched_at(log.layout, n) for n in range(first, number + 1)
+            ]
+            assert history.last == number
+        again.close()
+    with pytest.raises(StateError, match="chunk 8 is not here"):
+        log.read(8, 8)  # commit 8 is of another fragment
+    assert log.hashes_of(8).count(bytes(32)) >= 3
+
+
+def test_a_rollback_before_the_log_begins_leaves_no_word_of_void_commits(
+    tmp_path: Path, thirds: tuple[PayloadLog, OuterState, dict[int, bytes]]
+) -> None:
+    log, outer, found = thirds
+    for number in range(1, 8):
+        logged(log, outer, number, found)
+    log.roll_back(5)
+    assert (log.history.last, log.history.touched(5)) == (5, touched_at(log.layout, 5))
+    log.roll_back(2)
+    for history in (log.history, reopened(tmp_path / "log", log.layout).history):
+        assert (history.last, history.touched(0)) == (0, (0, 0, 0))
+
+
+def test_a_log_begins_where_a_fetched_state_is_unless_it_leads_there(
+    tmp_path: Path, thirds: tuple[PayloadLog, OuterState, dict[int, bytes]]
+) -> None:
+    log, outer, found = thirds
+    logged(log, outer, 1, found)
+    log.lead_to(touched_at(log.layout, 1))
+    assert log.history.touched(0) == (0, 0, 0), "it led there"
+    log.lead_to((30, 28, 31))
+    for history in (log.history, reopened(tmp_path / "log", log.layout).history):
+        assert (history.last, history.touched(31), history.touched(1)) == (31, (30, 28, 31), None)
+    (tmp_path / "log" / "touched").write_bytes(bytes(56))
+    assert reopened(tmp_path / "log", log.layout).history.touched(31) is None, "damaged"
+
+
+def test_with_one_fragment_there_is_no_file_of_it(tmp_path: Path, used: Layout, found: dict[int, bytes]) -> None:
+    log = reopened(tmp_path / "log", used)
+    for number in range(1, 6):
+        sealed_commit(log, number, found)
+    log.lead_to((90,))
+    assert log.history.touched(90) == (90,)
+    assert not (tmp_path / "log" / "touched").exists()

@@ -59,9 +59,7 @@ class Site:
             OuterState.create(self.folder / "state", self.layout, SLOTS, RUN).close()
         self.log = PayloadLog(self.folder / "payloads", self.layout, RUN, self.keep_commits)
         self.snapshots = Snapshots(self.folder / "snapshots", self.layout, SLOTS, RUN)
-        self.outer = OuterState.open(
-            self.folder / "state", self.layout, SLOTS, RUN, history=lambda: self.log.history
-        )
+        self.outer = OuterState.open(self.folder / "state", self.layout, SLOTS, RUN, history=lambda: self.log.history)
         self.rebuilder.rebuild()
         return self.outer
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from atoll.node.exchange.catchup.index import Index
+from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Attestation, Commit, Donor, Sources
 
@@ -72,6 +76,39 @@ def test_the_way_from_a_version_to_the_newest_commit() -> None:
     found.learn(Sources(commits=(commit(7),)))
     assert [v for v in range(9) if found.can_replay(v)] == [5, 6, 7]
     assert Index(MANIFEST, ()).newest == -1
+
+
+def of_three(touched: tuple[int, ...], newest: int) -> Index:
+    """Commits after those `touched` are of fragments 0, 1, 2, 0, 1, 2 ... by number."""
+    found = Index(MANIFEST, ("m",), 3)
+    commits = tuple(replace(commit(n), fragment=n % 3) for n in range(max(touched) + 1, newest + 1))
+    found.learn(Sources(commits=commits, touched=touched))
+    return found
+
+
+def test_of_several_fragments_a_chunk_is_wanted_at_the_version_at_the_commit() -> None:
+    found = of_three((3, 4, 2), 6)  # 5 is of fragment 2, 6 of fragment 0
+    found.attested[5] = state_hash(MANIFEST, ("m",), OLD)
+    assert found.add_list(5, OLD)
+    for fragment, wanted in ((0, 3), (1, 4), (2, 5)):
+        assert [v for v in range(8) if found.is_valid(0, fragment, v, OLD[0])] == [wanted]
+    assert not found.is_valid(0, 1, 4, NEW[0])
+
+
+def test_of_several_fragments_a_chunk_is_led_on_by_the_commits_of_its_own() -> None:
+    found = of_three((3, 4, 2), 6)
+    assert [[v for v in range(8) if found.leads_on(f, v)] for f in range(3)] == [
+        [3, 4, 5, 6],
+        [4, 5, 6],
+        [2, 3, 4, 5, 6],
+    ]
+    assert [n for n in range(8) if found.can_replay(n)] == [4, 5, 6]
+    found.unavailable.add(5)
+    assert found.leads_on(0, 3)
+    assert not found.leads_on(2, 2)
+    assert [n for n in range(8) if found.can_replay(n)] == [5, 6]
+    with pytest.raises(InvalidMessage, match="sources of 2 fragments, this run has 3"):
+        found.learn(Sources(touched=(7, 8)))
 
 
 def test_a_donor_that_dialled_this_site_stays_though_the_coordinator_tells_of_others() -> None:

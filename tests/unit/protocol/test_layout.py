@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, TiedName, chunk_hash, chunk_runs, state_hash
+from atoll.protocol.layout import (
+    Layout,
+    Manifest,
+    Role,
+    TensorSpec,
+    TiedName,
+    chunk_hash,
+    chunk_runs,
+    fragments_of,
+    state_hash,
+)
 from tests.harness.chunks import cut_out, elements_of, paste
 
 PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
@@ -64,6 +74,32 @@ def test_scalars_and_empty_tensors_have_one_chunk() -> None:
 
 shapes = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=6)
 matrices = st.tuples(st.integers(1, 300), st.integers(1, 300)) | st.tuples(st.integers(1, 9), st.integers(1, 20_000))
+
+
+def test_the_fragments_of_the_page() -> None:
+    (block,) = re.findall(r"```json fragment-vector\n(.*?)```", PAGE.read_text(), re.S)
+    for case in json.loads(block):
+        manifest = Manifest.canonical([spec(name, tuple(shape), Role(r)) for name, r, shape, _ in case["tensors"]])
+        found = fragments_of(manifest, case["num_fragments"])
+        assert found == {name: fragment for name, _, _, fragment in case["tensors"]}
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 3])
+def test_each_chunk_of_a_sync_is_in_one_fragment(num_fragments: int) -> None:
+    layout = Layout(MANIFEST, 4, num_fragments)
+    assert sorted(chunk for chunks in layout.fragments for chunk in chunks) == list(layout.sync_chunks)
+    assert len(layout.fragment_of) == layout.num_sync_chunks
+    for fragment in range(num_fragments):
+        assert layout.chunks_of(fragment) == tuple(c for c in layout.sync_chunks if layout.fragment_of[c] == fragment)
+        assert [c.index for c in layout.chunks if layout.travels(c.index, fragment)] == list(layout.chunks_of(fragment))
+    with pytest.raises(InvalidMessage, match=f"fragment {num_fragments}: this run has {num_fragments}"):
+        layout.chunks_of(num_fragments)
+
+
+def test_no_fragment_is_empty() -> None:
+    with pytest.raises(ConfigError, match="9 fragments are too many for this model: number 5 has no elements"):
+        Layout(MANIFEST, 4, 9)
+    assert Layout(Manifest(tensors=())).fragments == ((),)
 
 
 def test_the_vectors_of_the_page() -> None:
