@@ -6,7 +6,6 @@ BUFFER_LOWEST, FROZEN), then by that order; so the chunks that take part in sync
 
 from __future__ import annotations
 
-import heapq
 import math
 import re
 from collections.abc import Iterator
@@ -193,23 +192,22 @@ def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
 
     Raises ConfigError if one of several has no elements.
     """
-    synced = [spec for spec in manifest.tensors if spec.role in SYNC_ROLES]
     found: dict[str, int] = {}
     num_bytes = [0] * num_fragments
-    for spec in synced:
-        if layer := _LAYER.search(spec.name):  # strided, as in streaming DiLoCo (2501.18512)
-            found[spec.name] = int(layer[0]) % num_fragments
-            num_bytes[found[spec.name]] += spec.num_elements * spec.carried_itemsize
-    fewest = [(size, fragment) for fragment, size in enumerate(num_bytes)]
-    heapq.heapify(fewest)
-    others = [(spec.num_elements * spec.carried_itemsize, spec.name) for spec in synced if spec.name not in found]
-    for size, name in sorted(others, key=lambda other: -other[0]):  # equal ones stay in canonical order
-        before, fragment = fewest[0]
-        heapq.heapreplace(fewest, (before + size, fragment))
-        found[name] = fragment
-    size, fragment = min(fewest)
-    if num_fragments > 1 and not size:
-        raise ConfigError(f"{num_fragments} fragments are too many for this model: number {fragment} has no elements")
+
+    def place(spec: TensorSpec) -> tuple[bool, int]:
+        layered = _LAYER.search(spec.name) is not None
+        return not layered, 0 if layered else -spec.num_elements * spec.carried_itemsize
+
+    for spec in sorted((spec for spec in manifest.tensors if spec.role in SYNC_ROLES), key=place):
+        layer = _LAYER.search(spec.name)  # strided, as in streaming DiLoCo (2501.18512)
+        fragment = int(layer[0]) % num_fragments if layer else num_bytes.index(min(num_bytes))
+        found[spec.name] = fragment
+        num_bytes[fragment] += spec.num_elements * spec.carried_itemsize
+    if num_fragments > 1 and not min(num_bytes):
+        raise ConfigError(
+            f"{num_fragments} fragments are too many for this model: number {num_bytes.index(0)} is empty"
+        )
     return found
 
 

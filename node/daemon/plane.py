@@ -108,7 +108,8 @@ class DataPlane:
         self._is_distrusted = False
         if self.outer is None:
             folder, disk = self.home.state_folder, self.home.disk
-            self.outer = OuterState.create(folder, *self._of_run, disk, history=self._history)
+            self.outer = OuterState.create(folder, *self._of_run, disk)
+            self.outer.history = self._history
         return self.outer
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ them. Methods may be called from several threads.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from atoll.protocol.digest import Digest
 from atoll.protocol.disk import REAL_DISK, Disk
 from atoll.protocol.errors import InvalidMessage, StateError
 from atoll.protocol.history import History
-from atoll.protocol.layout import FP32_ROLES, Layout, Role, state_hash
+from atoll.protocol.layout import FP32_ROLES, Layout, state_hash
 
 KEPT_HASH_LISTS = 4  # of the last commits; donors serve them
 _NAME = "outer"
@@ -70,17 +71,10 @@ class OuterState:
 
     @classmethod
     def create(
-        cls,
-        folder: Path,
-        layout: Layout,
-        slots: tuple[str, ...],
-        run_id: str,
-        disk: Disk = REAL_DISK,
-        *,
-        history: Callable[[], History] | None = None,
+        cls, folder: Path, layout: Layout, slots: tuple[str, ...], run_id: str, disk: Disk = REAL_DISK
     ) -> OuterState:
         """An empty state in `folder`, instead of what was there. Raises HostError if the disk has no room for it."""
-        return cls(ChunkStore.create(folder, _kind(layout, slots, run_id), disk), layout, slots, run_id, history)
+        return cls(ChunkStore.create(folder, _kind(layout, slots, run_id), disk), layout, slots, run_id)
 
     @classmethod
     def open(
@@ -306,12 +300,9 @@ class OuterState:
             touched = history.touched(commit)
             if touched is None or not all(n in found for n, found in zip(touched, common, strict=True)):
                 continue
-            at = [
-                hashes[c.index].get(0 if c.role is Role.FROZEN else touched[fragment_of[c.index]], b"")
-                if c.num_elements
-                else EMPTY.hash
-                for c in self.layout.chunks
-            ]
+            versions = itertools.chain((touched[f] for f in fragment_of), itertools.repeat(0))  # frozen ones last
+            wanted = zip(self.layout.chunks, hashes, versions, strict=False)
+            at = [found.get(n, b"") if chunk.num_elements else EMPTY.hash for chunk, found, n in wanted]
             if all(at):
                 self._hash_lists[commit] = at
 

@@ -117,7 +117,7 @@ def update_of(commit: int, optimizer: OuterOptimizer = OPTIMIZER) -> OuterUpdate
 
 def apply_all(outer: OuterState, found: dict[int, bytes], version: int) -> None:
     """What of `found` is of the commit's fragment."""
-    for chunk in outer.layout.fragments[fragment_at(outer.layout, version)]:
+    for chunk in found.keys() & set(outer.layout.fragments[fragment_at(outer.layout, version)]):
         outer.apply(chunk, found[chunk], update_of(version))
 
 

@@ -87,7 +87,8 @@ class Site:
         if OuterState.exists(home / "state"):
             outer = OuterState.open(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
         else:
-            outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID, history=lambda: log.history)
+            outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
+            outer.history = lambda: log.history
         hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
         hub.serve(layout, lambda: outer, log, PACE)

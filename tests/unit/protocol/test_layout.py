@@ -97,7 +97,7 @@ def test_each_chunk_of_a_sync_is_in_one_fragment(num_fragments: int) -> None:
 
 
 def test_no_fragment_is_empty() -> None:
-    with pytest.raises(ConfigError, match="9 fragments are too many for this model: number 5 has no elements"):
+    with pytest.raises(ConfigError, match="9 fragments are too many for this model: number 5 is empty"):
         Layout(MANIFEST, 4, 9)
     assert Layout(Manifest(tensors=())).fragments == ((),)
 
