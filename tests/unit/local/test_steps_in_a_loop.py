@@ -151,7 +151,7 @@ class Log:
         self._chunks = layout.sync_chunks
         self._writers: dict[tuple[int, int, int], Writer] = {}
 
-    def begin(self, sync: int, term: int, attempt: int, *, is_over: Callable[[], bool]) -> Writer:
+    def begin(self, sync: int, term: int, attempt: int, fragment: int, *, is_over: Callable[[], bool]) -> Writer:
         assert not is_over()
         return self._writers.setdefault((sync, term, attempt), Writer(self._chunks))
 
