@@ -233,7 +233,7 @@ MUTATIONS = (
         name="a record of a later commit is given for one before",
         rule="a record that is shown is the one of the commit that was asked for, whatever is applied meanwhile",
         where="node.dataplane.rebuild:Rebuilder.record_at",
-        old="            if held.version == commit:",
+        old="            if held.version == last:",
         new="            if True:",
         tests=("tests/unit/dataplane/test_rebuild.py",),
     ),

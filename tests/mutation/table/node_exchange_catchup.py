@@ -101,8 +101,8 @@ MUTATIONS = (
         name="a donor waits for the lock of its log in the loop",
         rule="what waits for a disk has no place in an event loop",
         where="node.exchange.catchup.donor_server:DonorServer.payloads",
-        old="if not await asyncio.get_running_loop().run_in_executor(self.pool, self.log.has, request.commit):",
-        new="if not self.log.has(request.commit):",
+        old="await asyncio.get_running_loop().run_in_executor(self.pool, self.log.record, request.commit)",
+        new="self.log.record(request.commit)",
         tests=("tests/process/test_catchup.py::test_a_site_that_lacks_commits_fetches_payloads_only",),
     ),
     Mutation(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from atoll.node.exchange.catchup.index import Index
 from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.history import History
 from atoll.protocol.layout import Manifest, state_hash
 from atoll.protocol.messages import MAX_LISTED_DONORS, Attestation, Commit, Donor, Sources
 
@@ -54,15 +54,16 @@ def test_a_chunk_is_checked_against_the_list_of_its_version() -> None:
     assert not found.is_valid(1, None, 3, OLD[1])  # a frozen chunk has version 0
 
 
-def test_a_list_may_be_added_while_a_frozen_chunk_is_checked() -> None:
+def test_a_list_may_be_added_while_chunks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = known()
+    found.add_list(3, OLD)
+    touched = History.touched
 
-    class Slow(list[bytes]):
-        def __getitem__(self, index: Any) -> Any:
-            found.add_list(5, NEW)  # as by a thread
-            return super().__getitem__(index)
+    def slow(history: History, commit: int) -> tuple[int, ...] | None:
+        found.add_list(5, NEW)  # as by another thread
+        return touched(history, commit)
 
-    found.lists[3] = Slow(OLD)
+    monkeypatch.setattr(History, "touched", slow)
     assert not found.is_valid(0, None, 0, b"d" * 32)
     assert set(found.lists) == {3, 5}
 
