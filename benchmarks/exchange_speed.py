@@ -136,14 +136,14 @@ def _run(args: argparse.Namespace) -> None:
         return
     if why := netns.available():
         sys.exit(f"--mbit {why}")
-    with netns.Hosts(args.sites, args.mbit * 1_000_000) as hosts:
+    with netns.Hosts(args.sites, args.mbit * 1_000_000, rtt_s=args.rtt / 1e3) as hosts:
         sites = range(args.sites)
         _measure(args, [hosts.prefix(i) for i in sites], [hosts.address(i) for i in sites])
 
 
 def _limit_s(args: argparse.Namespace, sent: list[float]) -> float:
-    """What the busiest uplink needs for the chunks it sends."""
-    return max(sent) * 2**20 * 8 / (float(args.mbit) * 1e6)
+    """What the busiest uplink needs for the chunks it sends, and one trip for contributions and one for payloads."""
+    return max(sent) * 2**20 * 8 / (float(args.mbit) * 1e6) + args.rtt / 1e3
 
 
 def _measure(args: argparse.Namespace, prefixes: list[list[str]], hosts: list[str]) -> None:
@@ -211,6 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=min(8, max(2, cores)), help="of each site's pool")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--mbit", type=int, default=0, help="limit of each site's link, Mbit/s (root)")
+    parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites, ms (with --mbit)")
     parser.add_argument("--folder", default=None, help="for the sites' files (default: the temporary folder)")
     parser.add_argument("--site", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

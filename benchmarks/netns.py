@@ -1,7 +1,8 @@
 """Several hosts on one machine: network namespaces behind a bridge, each with a limited link. Needs root.
 
 `tbf` limits both directions of each link. Its bucket is kept small, so that a burst cannot hide the limit. The hosts
-use TCP cubic, the kernel's own default, whatever this machine's is.
+use TCP cubic, the kernel's own default, whatever this machine's is. With a round trip time each link is a wire of
+`long_wire` in place of a pair that the kernel joins.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+import sys
 from types import TracebackType
 from typing import Self
 
@@ -33,10 +35,13 @@ def available() -> str:
 class Hosts:
     """`num_hosts` namespaces with addresses 10.77.0.11, .12, ...; the bridge in this namespace is 10.77.0.1."""
 
-    def __init__(self, num_hosts: int, bits_per_s: int, congestion: str = "cubic") -> None:
+    def __init__(self, num_hosts: int, bits_per_s: int, congestion: str = "cubic", rtt_s: float = 0.0) -> None:
+        """`rtt_s`: the round trip time between two hosts; half of that to the bridge, which is in the middle."""
         self.num_hosts = num_hosts
         self.bits_per_s = bits_per_s
         self.congestion = congestion
+        self.rtt_s = rtt_s
+        self._wires: subprocess.Popen[bytes] | None = None
         self.bridge = f"{PREFIX}-br"
         self.bridge_address = f"{SUBNET}.1"
 
@@ -80,10 +85,11 @@ class Hosts:
         _ip("link", "add", self.bridge, "type", "bridge")
         _ip("addr", "add", f"{self.bridge_address}/24", "dev", self.bridge)
         _ip("link", "set", self.bridge, "up")
-        for host in range(self.num_hosts):
-            name, outer, inner = self.namespace(host), f"{PREFIX}-v{host}", f"{PREFIX}-i{host}"
+        ends = [(f"{PREFIX}-v{host}", f"{PREFIX}-i{host}") for host in range(self.num_hosts)]
+        self._join(ends)
+        for host, (outer, inner) in enumerate(ends):
+            name = self.namespace(host)
             _ip("netns", "add", name)
-            _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
             _ip("link", "set", inner, "netns", name)
             _ip("link", "set", outer, "master", self.bridge)
             _ip("link", "set", outer, "up")
@@ -98,9 +104,23 @@ class Hosts:
             _run([*self.prefix(host), "tc", "qdisc", "add", "dev", inner, "root", *limit])
         return self
 
+    def _join(self, ends: list[tuple[str, str]]) -> None:
+        if not self.rtt_s:
+            for outer, inner in ends:
+                _ip("link", "add", outer, "type", "veth", "peer", "name", inner)
+            return
+        delay_ms = 1e3 * self.rtt_s / 4  # from one host to another it is two wires, and back as many
+        command = [sys.executable, "-m", "benchmarks.long_wire", "--delay-ms", str(delay_ms), *map("=".join, ends)]
+        self._wires = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._wires.stdout is not None
+        if self._wires.stdout.readline() != b"ready\n":
+            raise RuntimeError("long_wire ended early; its error is above")
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._wires is not None:
+            self._wires.communicate()  # its input ends, and so does it
         self._remove()
         os.close(self._lock)
 

@@ -1,7 +1,8 @@
 """A sync between three nodes as real processes: from the last SEALED to Commit, and to the parameters published.
 
-On loopback, and as root between network namespaces with limited links; there the ratio to the link's limit for the
-bytes that went through the interface.
+On loopback, and as root between network namespaces with limited links; there the ratio to the link's limit: the time
+that the link takes for the bytes that went through the interface, and with `--rtt` the trips that no sync can do
+without (contributions, payloads, and Done and Commit with the coordinator in the middle: one round trip and a half).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tests.harness.local_run import PLAIN, LocalRun
 
 NAMES = ("a", "b", "c")
 WARM_UP_SYNCS = 2
+TRIPS = 1.5
 WORKER = Path(__file__).parents[1] / "tests" / "workers" / "plain_worker.py"
 
 
@@ -31,6 +33,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--mbit", type=int, nargs="*", default=[200, 2000], help="links to limit (root); none: loopback"
     )
+    parser.add_argument("--rtt", type=int, default=0, help="round trip time between two sites in ms (root)")
     parser.add_argument("--congestion", default="cubic", help="TCP congestion control of the hosts")
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
@@ -41,12 +44,15 @@ def main(argv: list[str]) -> int:
         print(f"links with a limit: not measured ({reason})")
         return 0
     for mbit in args.mbit:
-        _print_row(f"{mbit} Mbit/s", *_measure(args, mbit), mbit)
+        _print_row(f"{mbit} Mbit/s", *_measure(args, mbit), mbit, args.rtt / 1e3)
     return 0
 
 
-def _print_row(link: str, commit_s: float, published_s: float, sent_bytes: float, mbit: int | None) -> None:
-    limit = f"{sent_bytes * 8 / mbit / 1e6:8.3f} {commit_s / (sent_bytes * 8 / mbit / 1e6):6.2f}" if mbit else ""
+def _print_row(
+    link: str, commit_s: float, published_s: float, sent_bytes: float, mbit: int | None, rtt_s: float = 0.0
+) -> None:
+    limit_s = sent_bytes * 8 / mbit / 1e6 + TRIPS * rtt_s if mbit else 0.0
+    limit = f"{limit_s:8.3f} {commit_s / limit_s:6.2f}" if limit_s else ""
     print(f"{link:>12} {commit_s:12.3f} {published_s:15.3f} {sent_bytes / 1e6:15.2f} {limit}")
     sys.stdout.flush()
 
@@ -65,7 +71,9 @@ def _measure(args: argparse.Namespace, mbit: int | None) -> tuple[float, float, 
     worker = [sys.executable, str(WORKER), "--tensors", f"w={args.parameters}", "--step-delay-s", "1.0"]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="atoll-bench-")))
-        hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000, args.congestion)) if mbit else None
+        hosts = None
+        if mbit:
+            hosts = stack.enter_context(netns.Hosts(len(NAMES), mbit * 1_000_000, args.congestion, args.rtt / 1e3))
         run = stack.enter_context(LocalRun(folder, settings, PLAIN))
         run.start_coordinator(f"{hosts.bridge_address}:17700" if hosts else "127.0.0.1:0")
         for i, name in enumerate(NAMES):

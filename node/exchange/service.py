@@ -17,6 +17,7 @@ from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
+from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
 from atoll.protocol.status import abort
@@ -51,7 +52,7 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
 class PeerService:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self._streams: dict[tuple[int, int], asyncio.Task[Any]] = {}  # the newest of (sync, site)
+        self._streams: dict[tuple[int, int], dict[int, asyncio.Task[Any]]] = {}  # of (sync, site): the newest by range
 
     @property
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -70,11 +71,15 @@ class PeerService:
         if len(request.open.has_payloads) > MAX_HAS_PAYLOADS:
             raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self.hub.find(request.open)
-        key = (exchange.plan.sync, member.site_id)
-        if (old := self._streams.get(key)) is not None:
-            old.cancel()  # a peer has one stream; this one replaces a broken one
-        stream = asyncio.create_task(Downstream(exchange, context, member, set(request.open.has_payloads)).run())
-        self._streams[key] = stream
+        ids = range(request.open.first_chunk, request.open.first_chunk + request.open.num_chunks)
+        key = exchange.plan.sync, member.site_id
+        streams = self._streams.setdefault(key, {})
+        if (old := streams.get(ids.start)) is not None:
+            old.cancel()  # a peer has one stream for a range; this one replaces a broken one
+        elif len(streams) >= MAX_STREAMS:
+            raise NotYetError(f"site {member.site_id} has {len(streams)} streams of sync {exchange.plan.sync} here")
+        stream = asyncio.create_task(Downstream(exchange, context, member, ids, set(request.open.has_payloads)).run())
+        streams[ids.start] = stream
         try:
             await asyncio.wait({stream})
             if stream.cancelled():
@@ -85,7 +90,9 @@ class PeerService:
             stream.result()
         finally:
             await end([stream])
-            if self._streams.get(key) is stream:
+            if streams.get(ids.start) is stream:
+                del streams[ids.start]
+            if not streams and self._streams.get(key) is streams:
                 del self._streams[key]
 
     @_refusing

@@ -67,6 +67,8 @@ class ExchangeOpen(_message.Message):
     REDUCER_SITE_ID_FIELD_NUMBER: _builtins.int
     REDUCER_INCARNATION_FIELD_NUMBER: _builtins.int
     HAS_PAYLOADS_FIELD_NUMBER: _builtins.int
+    FIRST_CHUNK_FIELD_NUMBER: _builtins.int
+    NUM_CHUNKS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     plan_term: _builtins.int
@@ -76,6 +78,9 @@ class ExchangeOpen(_message.Message):
     reducer_site_id: _builtins.int
     """who is meant; another node at that address refuses"""
     reducer_incarnation: _builtins.int
+    first_chunk: _builtins.int
+    """The chunks that this stream carries, both ways: those of the reducer in this range. A site has one stream a range."""
+    num_chunks: _builtins.int
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -94,10 +99,12 @@ class ExchangeOpen(_message.Message):
         reducer_site_id: _builtins.int = ...,
         reducer_incarnation: _builtins.int = ...,
         has_payloads: _abc.Iterable[_builtins.int] | None = ...,
+        first_chunk: _builtins.int = ...,
+        num_chunks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "has_payloads", b"has_payloads", "header", b"header", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_chunk", b"first_chunk", "has_payloads", b"has_payloads", "header", b"header", "num_chunks", b"num_chunks", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -110,6 +110,6 @@ def opening(**changes: Any) -> peer_pb2.ExchangeOpen:
     header = wire.to_proto(replace(HEADER, site_id=2))
     values: dict[str, Any] = {
         "header": header, "sync": 1, "attempt": 1, "plan_term": 1, "plan_digest": plan_digest(plan()), "tokens": 5,
-        "reducer_site_id": 1, "reducer_incarnation": 1,
+        "reducer_site_id": 1, "reducer_incarnation": 1, "num_chunks": LAYOUT.num_sync_chunks,
     }  # fmt: skip
     return peer_pb2.ExchangeOpen(**(values | changes))

@@ -161,7 +161,7 @@ def test_a_broken_stream_is_opened_again_and_goes_on(tmp_path: Path) -> None:
             relay.on_bytes = cut_once
             results = await asyncio.gather(first.run(), second.run())
             assert arrived  # the cut happened
-            assert relay.num_connections == 2
+            assert 1 < relay.num_connections <= 1 + len(first.upstreams[0].strands)
             assert results[0].payload_digest == results[1].payload_digest
             assert sites[0].hub.counters.reconnects > 0
             assert all(watched.encoded.count(chunk) == 1 for chunk in arrived)
@@ -618,6 +618,7 @@ class Door:
             tokens=102,
             reducer_site_id=1,
             reducer_incarnation=1,
+            num_chunks=site.layout.num_sync_chunks,
         )
 
     async def send(self, *messages: bytes) -> Exception:

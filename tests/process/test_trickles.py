@@ -69,6 +69,7 @@ async def stream_to(site: Site, plan: Any, member: Site) -> AsyncIterator[grpc.a
         tokens=me.tokens,
         reducer_site_id=site.site_id,
         reducer_incarnation=site.incarnation,
+        num_chunks=site.layout.num_sync_chunks,
     )
     channel = transport.open_channel(site.address, credentials=None, max_message_bytes=transport.MAX_FRAME_BYTES)
     method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(EXCHANGE_METHOD)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum, auto
 from weakref import WeakValueDictionary
@@ -32,6 +32,9 @@ start of the same node that was lost."""
 DIAL_EVERY_S = 1.0
 """Of such an address, after those."""
 LONGEST_QUEUE_S = 5.0
+ONE_CHANNEL_S = 60.0
+"""After another connection than a peer's first broke: for so long its streams go over the first. The peer, or what is
+between, may accept no more than that."""
 MAX_REMEMBERED = 4096
 """Peers and addresses."""
 
@@ -53,9 +56,11 @@ class _Peer:
     num_failures: int = 0  # in a row
     not_before: float = 0.0
     has_answered: bool = False  # as itself
+    several_from: float = 0.0  # when other connections than the first may be opened
 
 
 Key = tuple[int, int, str]  # site id, incarnation, address
+Place = tuple[Purpose, Key, int]  # the last: of a peer's connections for that purpose, from 0
 
 
 class Dialer:
@@ -66,16 +71,21 @@ class Dialer:
         self._credentials = credentials
         self._peers: OrderedDict[Key, _Peer] = OrderedDict()
         self._full_at: OrderedDict[str, float] = OrderedDict()  # by address: when the queue before it is empty
-        self._channels: dict[tuple[Purpose, Key], grpc.aio.Channel] = {}
-        self._dialling: WeakValueDictionary[tuple[Purpose, Key], asyncio.Lock] = WeakValueDictionary()
+        self._channels: dict[Place, grpc.aio.Channel] = {}
+        self._dialling: WeakValueDictionary[Place, asyncio.Lock] = WeakValueDictionary()
         self._closing: set[asyncio.Task[None]] = set()
         self.num_dials = 0
 
-    async def channel(self, callee: Callee, purpose: Purpose) -> grpc.aio.Channel:
-        """The one connection to that peer for this purpose, opened once it is the peer's turn. It connects at its
-        first call, and again after it broke only as often as grpc's own back-off lets it. Raises PeerError where too
-        many wait for the address."""
-        place = purpose, key_of(callee)
+    async def channel(self, callee: Callee, purpose: Purpose, number: int = 0) -> grpc.aio.Channel:
+        """A connection to that peer for this purpose, opened once it is the peer's turn. It connects at its first call,
+        and again after it broke only as often as grpc's own back-off lets it.
+
+        `number`: of several. A peer that has not answered as itself yet, or with which another than the first broke a
+        while ago, has the first one alone. Raises PeerError where too many wait for the address."""
+        peer = self._peer(callee)
+        if not peer.has_answered or asyncio.get_running_loop().time() < peer.several_from:
+            number = 0
+        place = purpose, key_of(callee), number
         async with self._dialling.setdefault(place, asyncio.Lock()):
             if place not in self._channels:
                 await self._turn(callee)
@@ -86,29 +96,37 @@ class Dialer:
             return self._channels[place]
 
     def disconnect(self, callee: Callee, purpose: Purpose) -> None:
-        """It is not needed any more, or a stream on it broke or hung: the next one gets a connection of its own.
+        """None is needed any more, or a stream broke or hung: the next one gets a connection of its own.
 
         After one wrong byte in its framing an HTTP/2 connection may stay up with every later stream on it hanging.
         """
-        self._close(purpose, key_of(callee))
+        self._close(lambda place: place[:2] == (purpose, key_of(callee)))
 
     def disconnect_others(self, callees: Collection[Callee], purpose: Purpose) -> None:
         """All of this purpose but those to `callees`."""
         used = {key_of(callee) for callee in callees}
-        for found, key in list(self._channels):
-            if found is purpose and key not in used:
-                self._close(purpose, key)
+        self._close(lambda place: place[0] is purpose and place[1] not in used)
 
-    def _close(self, purpose: Purpose, key: Key) -> None:
-        channel = self._channels.pop((purpose, key), None)
-        if channel is not None:
-            task = asyncio.get_running_loop().create_task(channel.close())
+    def broke(self, callee: Callee, channel: grpc.aio.Channel) -> None:
+        """A stream on that connection broke or hung. Of many on one it is the first that counts, and of several
+        connections the first one: they are one link."""
+        place = next((place for place, found in self._channels.items() if found is channel), None)
+        if place is None:
+            return
+        self._close(lambda found: found == place)
+        if place[2] == 0:
+            self.failed(callee)
+        else:
+            self._peer(callee).several_from = asyncio.get_running_loop().time() + ONE_CHANNEL_S
+
+    def _close(self, chosen: Callable[[Place], bool]) -> None:
+        for place in [place for place in self._channels if chosen(place)]:
+            task = asyncio.get_running_loop().create_task(self._channels.pop(place).close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        for purpose, key in list(self._channels):
-            self._close(purpose, key)
+        self._close(lambda place: True)
         await asyncio.gather(*self._closing, return_exceptions=True)
 
     def reached(self, callee: Callee) -> None:

@@ -1,13 +1,15 @@
-"""The stream of one attempt from a child, or a receiver: contributions in, payloads out. Reading never waits for
-writing."""
+"""A stream of one attempt from a child, or a receiver: contributions in, payloads out, of a range of the own chunks.
+Reading never waits for writing."""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from atoll.node.exchange.peers.frames import pack_frames, parse
+from atoll.node.exchange.peers.frames import Encoded, pack_frames, parse
 from atoll.node.exchange.peers.jobs import end, take_chunks
 from atoll.node.exchange.peers.rpc import Context, write_within
 from atoll.node.exchange.sync.exchange import Exchange
@@ -24,11 +26,12 @@ TCP starts slowly on it, better while contributions still fill the uplink than w
 
 @dataclass(eq=False)
 class Downstream:
-    """`run` ends when every payload made here has been sent to `member`."""
+    """`run` ends when every payload of `ids` that is made here has been sent to `member`."""
 
     exchange: Exchange
     context: Context
     member: Member
+    ids: range
     has_payloads: set[int]
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class Downstream:
 
     async def _send_held(self) -> None:
         held = await self._reducer.held_of(self.member) if self._contributes else []
+        held = held[bisect_left(held, self.ids.start) : bisect_left(held, self.ids.stop)]
         for first in range(0, max(1, len(held)), HELD_PER_MESSAGE):
             chunks = held[first : first + HELD_PER_MESSAGE]
             more = first + HELD_PER_MESSAGE < len(held)
@@ -68,7 +72,7 @@ class Downstream:
     async def _read(self) -> None:
         await take_chunks(self._parts, self._expect, lambda items: self._reducer.take(self.member, items))
         site_id = self.member.site_id
-        if self._contributes and self._reducer.misses(site_id):
+        if self._contributes and await self._reducer.misses_any(site_id, self.ids):
             raise PeerError(f"site {site_id} ended its contributions early", site_id)
 
     async def _parts(self) -> Sequence[peer_pb2.Part] | None:
@@ -99,29 +103,36 @@ class Downstream:
         now = attempt.loop.time
         sign_of_life_s = attempt.plan.stall_limit_s / 4
         said_at = now()
+        chunks = reducer.own.chunks
+        num_left = bisect_left(chunks, self.ids.stop) - bisect_left(chunks, self.ids.start)
+        num_early = EARLY_PAYLOADS
         num_seen = 0
+        finished: deque[Encoded] = deque()  # of `ids`, and not sent
         while True:
             peer.changed.clear()
             if attempt.closed is not None:
                 raise attempt.closed
-            early = peer.takes_early = num_seen < EARLY_PAYLOADS
-            delay_s = 0.0 if early else self.exchange.turns.delay_s(site_id, now())
-            if num_seen < len(reducer.payloads) and delay_s == 0:
-                fresh = reducer.payloads[num_seen : EARLY_PAYLOADS if early else None]
-                num_seen += len(fresh)
+            finished += (item for item in reducer.payloads[num_seen:] if item.chunk in self.ids)
+            num_seen = len(reducer.payloads)
+            peer.takes_early = num_early > 0
+            delay_s = 0.0 if num_early else self.exchange.turns.delay_s(site_id, now())
+            if finished and delay_s == 0:
+                fresh = [finished.popleft() for _ in range(min(num_early or len(finished), len(finished)))]
+                num_early -= min(num_early, len(fresh))
+                num_left -= len(fresh)
                 with attempt.uplink.sending():
                     missing = (item for item in fresh if item.chunk not in self.has_payloads)
                     for frame in pack_frames(missing, attempt.frame_bytes):
                         await self._send(frame)
                         reducer.given(site_id, len(frame))
                 said_at = now()
-            elif num_seen == len(reducer.own.chunks):
+            elif not num_left:
                 return
             else:
                 # Changes that bring nothing for this peer may be many: they do not put off the sign of life.
                 silent_s = said_at + sign_of_life_s - now()
                 if silent_s > 0:
-                    await peer.wait(min(delay_s, silent_s) if num_seen < len(reducer.payloads) else silent_s)
+                    await peer.wait(min(delay_s, silent_s) if finished else silent_s)
                     continue
                 said_at = now()
                 waiting = reducer.waiting(site_id)

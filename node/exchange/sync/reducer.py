@@ -119,6 +119,13 @@ class Reducer:
         """Whether contributions of that site are missing here."""
         return self._num_missing[site_id] > 0
 
+    async def misses_any(self, site_id: int, ids: range) -> bool:
+        """The same of some chunks."""
+        missing = self._missing
+        return self.misses(site_id) and await self.attempt.in_pool(
+            lambda: any(chunk in ids and site_id in missing[chunk] for chunk in self.own.chunks)
+        )
+
     @property
     def missing_site_ids(self) -> list[int]:
         return [site_id for site_id, count in self._num_missing.items() if count]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.sync.retained import Site
@@ -12,6 +13,12 @@ from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol.errors import NoRoomError
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
+
+MAX_STREAMS = 16
+"""Of one site to all others together, if there are fewer others. A connection has a few megabytes on its way at most
+(a sender's buffer, 4 MiB on Linux), and a link of 2 Gbit/s and 100 ms holds 25."""
+MIN_STREAM_BYTES = 1 << 20
+"""A stream of less is not worth a connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,8 @@ class Reduction:
     parent: Member | None
     num_bytes: int
     """The most that one site's contributions to them can have, and their payloads."""
+    streams: tuple[range, ...] = ()
+    """Chunks by the stream to `parent` that carries them; none where there is no parent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +81,17 @@ class Share:
         return need
 
 
+def split(chunks: list[int], sizes: list[int], num: int) -> tuple[range, ...]:
+    """Ranges that have `chunks` between them, each about the same bytes: at most so many, none without a chunk."""
+    total, before = sum(sizes), 0
+    first_of: dict[int, int] = {}  # by range
+    for chunk, size in zip(chunks, sizes, strict=True):
+        first_of.setdefault((2 * before + size) * num // (2 * total), chunk)  # where its middle is
+        before += size
+    firsts = [*first_of.values(), chunks[-1] + 1]
+    return tuple(range(first, end) for first, end in pairwise(firsts))
+
+
 def share_of(
     plan: Plan, data: SyncData, site_id: int, retained: Iterable[tuple[Site, list[int]]], spill: Spill | None
 ) -> Share:
@@ -85,10 +105,18 @@ def share_of(
     for chunk in data.chunks:
         by_top.setdefault(tops[chunk].site_id, []).append(chunk)
 
+    num_others = max(1, len(plan.contributors) + len(plan.receivers) - 1)
+
     def reduction(chunks: list[int], children: tuple[Member, ...], parent: Member | None) -> Reduction:
-        num_bytes = sum(data.max_bytes(chunk) for chunk in chunks)
+        sizes = [data.max_bytes(chunk) for chunk in chunks]
+        num_streams = max(1, min(MAX_STREAMS // num_others, sum(sizes) // MIN_STREAM_BYTES))
         return Reduction(
-            chunks=chunks, expected=frozenset(chunks), children=children, parent=parent, num_bytes=num_bytes
+            chunks=chunks,
+            expected=frozenset(chunks),
+            children=children,
+            parent=parent,
+            num_bytes=sum(sizes),
+            streams=() if parent is None else split(chunks, sizes, num_streams),
         )
 
     own_chunks = by_top.pop(site_id, [])

@@ -1,9 +1,10 @@
-"""The stream of one attempt to the parent of a reduction: contributions up, payloads down; opened again when it
-breaks."""
+"""The streams of one attempt to the parent of a reduction: contributions up, payloads down; opened again when they
+break. Each carries a range of the chunks over a connection of its own; the parent is judged by all of them together."""
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -13,7 +14,7 @@ import grpc
 
 from atoll.node.exchange.peers.dialer import Dialer, Purpose
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MAX_HAS_PAYLOADS, Encoded, batches, pack_frames, parse
-from atoll.node.exchange.peers.jobs import end, take_chunks
+from atoll.node.exchange.peers.jobs import end, take_chunks, together
 from atoll.node.exchange.peers.progress import Worth
 from atoll.node.exchange.peers.rpc import EXCHANGE_METHOD, Stream, call_errors, open_stream
 from atoll.node.exchange.sync.attempt import Attempt
@@ -27,7 +28,7 @@ from atoll.protocol.v1 import peer_pb2
 
 MAX_BATCH_CHUNKS = 256
 BATCHES_AHEAD = 2
-"""Encoded batches that wait for the stream."""
+"""Encoded batches that wait for the stream; with several streams to one parent one each."""
 MAX_CORRUPT = 3
 """Streams that may end with bytes that are not right, before the peer has failed."""
 PATIENCE_WINDOWS = 1
@@ -36,6 +37,19 @@ SENT_AGAIN = 2
 """After streams that broke, at most so many times what there is."""
 RETRY_FIRST_S = 0.05
 RETRY_MOST_S = 1.0
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class Strand:
+    """What one of the streams to a parent carries."""
+
+    number: int
+    """Of the connection."""
+    ids: range
+    chunks: list[int]
+    num_wanted: int
+    """Payloads that are not stored yet."""
+    was_open: bool = False
 
 
 @dataclass(eq=False, kw_only=True)
@@ -57,7 +71,8 @@ class Upstream:
         self.parent = reduction.parent
         self.chunks = reduction.chunks
         self._where = f"site {self.parent.site_id} at {self.parent.address}"
-        self._num_wanted = len(reduction.chunks)  # payloads that are not stored yet
+        self.strands = [self._strand(number, ids) for number, ids in enumerate(reduction.streams)]
+        self._unsent = set(range(len(self.strands)))
         self.phase = "connecting"
         self.progress = attempt.new_progress()
         self._worth_up, self._worth_down = Worth(reduction.num_bytes), Worth(reduction.num_bytes)
@@ -78,7 +93,7 @@ class Upstream:
 
     @property
     def is_done(self) -> bool:
-        return not self._num_wanted
+        return not any(strand.num_wanted for strand in self.strands)
 
     @property
     def all_sent(self) -> bool:
@@ -90,19 +105,22 @@ class Upstream:
         self._waits_since = self._peer_moved_at = now
 
     async def run(self) -> None:
-        delay_s = RETRY_FIRST_S
         self._waits_since = self._peer_moved_at = self.attempt.loop.time()
-        while self._num_wanted:
+        await together([self._keep_open(strand) for strand in self.strands])
+
+    async def _keep_open(self, strand: Strand) -> None:
+        delay_s = RETRY_FIRST_S
+        while strand.num_wanted:
             before, began_at = self._num_useful_bytes, self.attempt.loop.time()
             held = False
             try:
-                await self._stream()
+                await self._stream(strand)
             except AtollError as error:
                 self._judge(error)
                 held = isinstance(error, NotYetError) and self.attempt.loop.time() - began_at > RETRY_MOST_S / 2
             if self._num_useful_bytes > before or held:  # a peer that holds streams takes the next one when it begins
                 delay_s = RETRY_FIRST_S
-            if self._num_wanted:
+            if strand.num_wanted:
                 self.phase = "connecting"
                 self.waits_for = ()
                 self.attempt.counters.reconnects += not held
@@ -122,9 +140,6 @@ class Upstream:
     def _judge(self, error: AtollError) -> None:
         """Raises what another try cannot mend."""
         self._last_error = error
-        if isinstance(error, InvalidMessage | PeerError):
-            self.dialer.disconnect(self.parent, Purpose.EXCHANGE)
-            self.dialer.failed(self.parent)
         if isinstance(error, InvalidMessage):
             self._num_corrupt += 1
             if self._num_corrupt >= MAX_CORRUPT:
@@ -139,47 +154,55 @@ class Upstream:
 
     def restore(self) -> None:
         """In a thread, before `run`: an earlier run of the attempt may have left payloads in the log."""
-        self._num_wanted = self.collection.num_missing(self.reduction.expected)
+        for strand in self.strands:
+            strand.num_wanted = self.collection.num_missing(frozenset(strand.chunks))
 
-    async def _in_pool(self, chosen: Callable[[int], bool]) -> list[int]:
+    def _strand(self, number: int, ids: range) -> Strand:
+        chunks = self.chunks[bisect_left(self.chunks, ids.start) : bisect_left(self.chunks, ids.stop)]
+        return Strand(number=number, ids=ids, chunks=chunks, num_wanted=len(chunks))
+
+    async def _in_pool(self, strand: Strand, chosen: Callable[[int], bool]) -> list[int]:
         """Those of its chunks, found in a thread."""
-        return await self.attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])
+        return await self.attempt.in_pool(lambda: [chunk for chunk in strand.chunks if chosen(chunk)])
 
     def _moved(self, num_bytes: int) -> None:
         self._num_useful_bytes += num_bytes
         self.progress.moved(num_bytes, self.attempt.loop.time())
         self.attempt.moved(num_bytes)
 
-    async def _stream(self) -> None:
-        """One stream until all payloads are stored. Raises the reason if it ends before."""
-        channel = await self.dialer.channel(self.parent, Purpose.EXCHANGE)
+    async def _stream(self, strand: Strand) -> None:
+        """One stream until all payloads that it carries are stored. Raises the reason if it ends before."""
+        channel = await self.dialer.channel(self.parent, Purpose.EXCHANGE, strand.number)
         call = open_stream(channel, EXCHANGE_METHOD)
         sender: asyncio.Task[None] | None = None
         try:
             with call_errors(self._where, self.parent.site_id):
-                opening = (await self._open()).SerializeToString()
+                opening = (await self._open(strand)).SerializeToString()
                 with suppress(asyncio.InvalidStateError):  # the call has ended: reading says why
                     await call.write(opening)
                 self.attempt.sent(len(opening))
+                if self.attempt.plan.attempt == 1 and not strand.was_open:
+                    # Nothing can be held: the way there and back is saved.
+                    sender = self._start_sending(call, strand, strand.chunks)
+                strand.was_open = True
                 held = await self._read_held(call)
                 self.dialer.reached(self.parent)
-                missing = self.chunks if self.attempt.contributes else []
-                if held and missing:
-                    missing = await self._in_pool(lambda chunk: chunk not in held)
-                self.phase = "sending contributions" if missing else "waiting for payloads"
-                sender = asyncio.create_task(self._send(call, missing))
-                sender.add_done_callback(self._sender_done)
-                await self._receive(call)
-        except InvalidMessage as error:
-            self.attempt.counters.refuse(error)
+                if sender is None:
+                    missing = await self._in_pool(strand, lambda chunk: chunk not in held) if held else strand.chunks
+                    sender = self._start_sending(call, strand, missing)
+                await self._receive(call, strand)
+        except (InvalidMessage, PeerError) as error:
+            self.dialer.broke(self.parent, channel)
+            if isinstance(error, InvalidMessage):
+                self.attempt.counters.refuse(error)
             raise
         finally:
             call.cancel()
             await end([sender] if sender is not None else [])
 
-    async def _open(self) -> peer_pb2.ExchangeRequest:
+    async def _open(self, strand: Strand) -> peer_pb2.ExchangeRequest:
         attempt = self.attempt
-        have = await self._in_pool(self.collection.has) if self._num_wanted < len(self.chunks) else []
+        have = await self._in_pool(strand, self.collection.has) if strand.num_wanted < len(strand.chunks) else []
         return peer_pb2.ExchangeRequest(
             open=peer_pb2.ExchangeOpen(
                 header=wire.to_proto(attempt.header),
@@ -191,6 +214,8 @@ class Upstream:
                 reducer_site_id=self.parent.site_id,
                 reducer_incarnation=self.parent.incarnation,
                 has_payloads=have[:MAX_HAS_PAYLOADS],
+                first_chunk=strand.ids.start,
+                num_chunks=len(strand.ids),
             )
         )
 
@@ -229,14 +254,22 @@ class Upstream:
 
     # --- up
 
-    async def _send(self, call: Stream, chunks: list[int]) -> None:
+    def _start_sending(self, call: Stream, strand: Strand, chunks: list[int]) -> asyncio.Task[None]:
+        contributions = chunks if self.attempt.contributes else []
+        self.phase = "sending contributions" if contributions else "waiting for payloads"
+        sender = asyncio.create_task(self._send(call, strand, contributions))
+        sender.add_done_callback(self._sender_done)
+        return sender
+
+    async def _send(self, call: Stream, strand: Strand, chunks: list[int]) -> None:
         """Contributions, encoded a few batches ahead."""
         attempt = self.attempt
+        ahead = BATCHES_AHEAD if len(self.strands) == 1 else 1
         waiting: deque[asyncio.Future[list[bytes]]] = deque()
         with attempt.uplink.sending():
             try:
                 for batch in batches(chunks, attempt.data.max_bytes, FRAME_BYTES, MAX_BATCH_CHUNKS):
-                    if len(waiting) == BATCHES_AHEAD:
+                    if len(waiting) == ahead:
                         await self._write_all(call, await waiting.popleft())
                     waiting.append(attempt.in_pool(lambda batch=batch: self._encode(batch)))  # type: ignore[misc]
                 while waiting:
@@ -245,7 +278,8 @@ class Upstream:
                 for job in waiting:
                     job.cancel()
         await call.done_writing()
-        if attempt.contributes:
+        self._unsent.discard(strand.number)
+        if attempt.contributes and not self._unsent:
             self.phase = "waiting for payloads"
             now = self.attempt.loop.time()
             self.restart_clocks(now)
@@ -271,15 +305,19 @@ class Upstream:
 
     # --- down
 
-    def _expect_payload(self, chunk: int) -> int:
-        if chunk not in self.reduction.expected:
-            raise self._invalid(f"the payload of chunk {chunk}, which it does not make")
+    def _expect_payload(self, strand: Strand, chunk: int) -> int:
+        if chunk not in self.reduction.expected or chunk not in strand.ids:
+            raise self._invalid(f"the payload of chunk {chunk}, which it does not make, or not for this stream")
         return self.attempt.data.max_bytes(chunk)
 
-    async def _receive(self, call: Stream) -> None:
+    async def _receive(self, call: Stream, strand: Strand) -> None:
         """Payloads, stored beside the reading; ends when all are there."""
-        await take_chunks(lambda: self._payload_parts(call), self._expect_payload, self._store)
-        if self._num_wanted:
+        await take_chunks(
+            lambda: self._payload_parts(call),
+            lambda chunk: self._expect_payload(strand, chunk),
+            lambda items: self._store(strand, items),
+        )
+        if strand.num_wanted:
             raise PeerError("the stream ended early", self.parent.site_id)
 
     async def _payload_parts(self, call: Stream) -> Sequence[peer_pb2.Part] | None:
@@ -296,9 +334,9 @@ class Upstream:
             return parts
         return None
 
-    async def _store(self, items: list[Encoded]) -> None:
+    async def _store(self, strand: Strand, items: list[Encoded]) -> None:
         num_stored = await self.collection.store(items)  # several are under way at once
-        self._num_wanted -= num_stored
+        strand.num_wanted -= num_stored
 
     def _peer_waits(self, waiting: peer_pb2.Waiting) -> None:
         """A reducer that waits for others, and gets on with them, is not to blame; it judges them itself, and sooner

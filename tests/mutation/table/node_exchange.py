@@ -284,17 +284,17 @@ MUTATIONS = (
     Mutation(
         name="an exchange does not say that it dialled in vain",
         rule="a peer that is not reached is dialled less and less often",
-        where="node.exchange.sync.upstream:Upstream._judge",
-        old="self.dialer.failed(self.parent)",
-        new="pass",
+        where="node.exchange.sync.upstream:Upstream._stream",
+        old="self.dialer.broke(self.parent, channel)",
+        new="self.dialer.disconnect(self.parent, Purpose.EXCHANGE)",
         tests=("tests/unit/exchange/test_dialling.py",),
     ),
     Mutation(
         name="payloads that are here are looked up in the loop",
         rule="nothing that grows with the model runs in an event loop",
         where="node.exchange.sync.upstream:Upstream._in_pool",
-        old="        return await self.attempt.in_pool(lambda: [chunk for chunk in self.chunks if chosen(chunk)])\n",
-        new="        return [chunk for chunk in self.chunks if chosen(chunk)]\n",
+        old="        return await self.attempt.in_pool(lambda: [chunk for chunk in strand.chunks if chosen(chunk)])\n",
+        new="        return [chunk for chunk in strand.chunks if chosen(chunk)]\n",
         tests=("tests/unit/local/test_steps_in_a_loop.py",),
     ),
     Mutation(
@@ -310,8 +310,8 @@ MUTATIONS = (
         rule="a stream ends when every payload of its reducer is stored",
         where="node.exchange.sync.upstream:Upstream._store",
         old="        num_stored = await self.collection.store(items)  # several are under way at once\n"
-        "        self._num_wanted -= num_stored\n",
-        new="        self._num_wanted -= await self.collection.store(items)\n",
+        "        strand.num_wanted -= num_stored\n",
+        new="        strand.num_wanted -= await self.collection.store(items)\n",
         tests=("tests/unit/exchange/test_streams.py::test_payloads_that_are_stored_together_are_all_counted",),
     ),
     Mutation(

@@ -254,7 +254,9 @@ def test_payloads_that_are_stored_together_are_all_counted(disk: Disk) -> None:
             upstream = replace(exchange.upstreams[0], collection=cast(Any, SlowCollection()))
             items = [Encoded(chunk, b"", b"") for chunk in upstream.chunks]
             assert len(items) > 1
-            batches = [asyncio.create_task(upstream._store(batch)) for batch in (items[:1], items[1:])]
+            batches = [
+                asyncio.create_task(upstream._store(upstream.strands[0], batch)) for batch in (items[:1], items[1:])
+            ]
             await asyncio.wait(batches, timeout=0)  # both have begun
             before = upstream.is_done
             are_stored.set()
