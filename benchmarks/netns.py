@@ -16,6 +16,8 @@ from typing import Self
 
 PREFIX = "atoll"
 SUBNET = "10.77.0"
+WIRE_QUEUE_FRAMES = 16_384
+"""Before each end of a wire with a delay: small frames that come faster than its process wakes must not be lost."""
 NOBODY = "02:00:00:00:00:99"
 """A hardware address that no interface has."""
 
@@ -115,6 +117,8 @@ class Hosts:
         assert self._wires.stdout is not None
         if self._wires.stdout.readline() != b"ready\n":
             raise RuntimeError("long_wire ended early; its error is above")
+        for name in (name for wire in ends for name in wire):
+            _ip("link", "set", name, "txqueuelen", str(WIRE_QUEUE_FRAMES))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

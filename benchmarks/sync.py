@@ -38,20 +38,19 @@ def main(argv: list[str]) -> int:
     args = parser.parse_args(argv)
     print(f"{args.parameters} parameters ({args.parameters * 4 / 2**20:.0f} MiB in fp32), {args.codec}, 3 sites")
     print(f"{'link':>12} {'to Commit s':>12} {'to published s':>15} {'MB sent a site':>15} {'limit s':>8} {'ratio':>6}")
-    _print_row("loopback", *_measure(args, None), None)
+    _print_row("loopback", _measure(args, None))
     reason = netns.available() if args.mbit else ""
     if reason:
         print(f"links with a limit: not measured ({reason})")
         return 0
     for mbit in args.mbit:
-        _print_row(f"{mbit} Mbit/s", *_measure(args, mbit), mbit, args.rtt / 1e3)
+        measured = _measure(args, mbit)
+        _print_row(f"{mbit} Mbit/s", measured, measured[2] * 8 / mbit / 1e6 + TRIPS * args.rtt / 1e3)
     return 0
 
 
-def _print_row(
-    link: str, commit_s: float, published_s: float, sent_bytes: float, mbit: int | None, rtt_s: float = 0.0
-) -> None:
-    limit_s = sent_bytes * 8 / mbit / 1e6 + TRIPS * rtt_s if mbit else 0.0
+def _print_row(link: str, measured: tuple[float, float, float], limit_s: float = 0.0) -> None:
+    commit_s, published_s, sent_bytes = measured
     limit = f"{limit_s:8.3f} {commit_s / limit_s:6.2f}" if limit_s else ""
     print(f"{link:>12} {commit_s:12.3f} {published_s:15.3f} {sent_bytes / 1e6:15.2f} {limit}")
     sys.stdout.flush()

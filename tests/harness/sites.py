@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,8 +21,10 @@ from atoll.node.exchange.peers.listener import Listener
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
+from atoll.protocol import transport
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.machine import Network
 from atoll.protocol.messages import Attestation, Commit, Donor, Member, Plan, Sources, Tree
 from atoll.protocol.plans import weights
 from atoll.protocol.settings import OuterSettings, SyncSettings
@@ -81,7 +83,18 @@ class Site:
     incarnation: int = 1
 
     @classmethod
-    async def start(cls, site_id: int, folder: Path, layout: Layout, *, incarnation: int = 1, port: int = 0) -> Site:
+    async def start(
+        cls,
+        site_id: int,
+        folder: Path,
+        layout: Layout,
+        *,
+        incarnation: int = 1,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        network: Network = transport,
+        pool: Executor | None = None,
+    ) -> Site:
         home = folder / f"site-{site_id}"
         log = PayloadLog(home / "log", layout, RUN_ID, 32)
         if OuterState.exists(home / "state"):
@@ -89,11 +102,12 @@ class Site:
         else:
             outer = OuterState.create(home / "state", layout, OPTIMIZER.slots, RUN_ID)
             outer.history = lambda: log.history
-        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=Dialer(None), pool=ThreadPoolExecutor(2))
+        dialer = Dialer(None, network)
+        hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=dialer, pool=pool or ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
         hub.serve(layout, lambda: outer, log, PACE)
-        listener = Listener(None, PeerService(hub).handlers)
-        address = f"127.0.0.1:{await listener.start(f'127.0.0.1:{port}')}"
+        listener = Listener(None, PeerService(hub).handlers, network)
+        address = f"{host}:{await listener.start(f'{host}:{port}')}"
         snapshot = memoryview(bytearray(layout.buffer_bytes))
         return cls(site_id, layout, hub, log, outer, snapshot, listener, address, incarnation)
 

@@ -14,11 +14,11 @@ from atoll.protocol.errors import NoRoomError
 from atoll.protocol.messages import Member, Plan
 from atoll.protocol.plans import reducers
 
-MAX_STREAMS = 16
-"""Of one site to all others together, if there are fewer others. A connection has a few megabytes on its way at most
-(a sender's buffer, 4 MiB on Linux), and a link of 2 Gbit/s and 100 ms holds 25."""
-MIN_STREAM_BYTES = 1 << 20
-"""A stream of less is not worth a connection."""
+MAX_STREAMS = 6
+"""Of one site to all others together, if there are fewer others. A link of 2 Gbit/s and 100 ms holds 25 MB, a
+connection at most a few. More than six in all were slower: each of them begins slowly."""
+MIN_STREAM_BYTES = 4 << 20
+"""A stream of less gains nothing: one connection has that on its way (Linux: 4 MiB of a sender)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
