@@ -445,10 +445,9 @@ def dial_through(relay: Relay, site: Site, peer: Site) -> None:
     dialer = site.hub.dialer
     channel = dialer.channel
 
-    async def relayed(callee: Any, purpose: Any) -> grpc.aio.Channel:
-        return await channel(
-            replace(callee, address=relay.address) if callee.address == peer.address else callee, purpose
-        )
+    async def relayed(callee: Any, purpose: Any, number: int = 0) -> grpc.aio.Channel:
+        there = replace(callee, address=relay.address) if callee.address == peer.address else callee
+        return await channel(there, purpose, number)
 
     dialer.channel = relayed  # type: ignore[method-assign]
 
