@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from atoll.node.exchange.peers.frames import Encoded, pack_frames, parse
 from atoll.node.exchange.peers.jobs import end, take_chunks
@@ -98,30 +98,35 @@ class Downstream:
 
     # --- payloads
 
+    def _own_of(self, payloads: list[Encoded]) -> list[Encoded]:
+        """In a thread: those of `ids`."""
+        return [item for item in payloads if item.chunk in self.ids]
+
     async def _write_to(self, peer: ServedPeer) -> None:
         attempt, reducer, site_id = self._attempt, self._reducer, self.member.site_id
         now = attempt.loop.time
         sign_of_life_s = attempt.plan.stall_limit_s / 4
         said_at = now()
         chunks = reducer.own.chunks
-        num_left = bisect_left(chunks, self.ids.stop) - bisect_left(chunks, self.ids.start)
+        num_left = num_own = bisect_left(chunks, self.ids.stop) - bisect_left(chunks, self.ids.start)
         num_early = EARLY_PAYLOADS
         num_seen = 0
-        finished: deque[Encoded] = deque()  # of `ids`, and not sent
+        finished: list[Encoded] = []  # of `ids`, and not sent
         while True:
             peer.changed.clear()
             if attempt.closed is not None:
                 raise attempt.closed
-            finished += (item for item in reducer.payloads[num_seen:] if item.chunk in self.ids)
-            num_seen = len(reducer.payloads)
+            if fresh := reducer.payloads[num_seen:]:
+                num_seen += len(fresh)
+                finished += fresh if num_own == len(chunks) else await attempt.in_pool(partial(self._own_of, fresh))
             peer.takes_early = num_early > 0
             delay_s = 0.0 if num_early else self.exchange.turns.delay_s(site_id, now())
             if finished and delay_s == 0:
-                fresh = [finished.popleft() for _ in range(min(num_early or len(finished), len(finished)))]
-                num_early -= min(num_early, len(fresh))
-                num_left -= len(fresh)
+                due, finished = (finished[:num_early], finished[num_early:]) if num_early else (finished, [])
+                num_early -= min(num_early, len(due))
+                num_left -= len(due)
                 with attempt.uplink.sending():
-                    missing = (item for item in fresh if item.chunk not in self.has_payloads)
+                    missing = (item for item in due if item.chunk not in self.has_payloads)
                     for frame in pack_frames(missing, attempt.frame_bytes):
                         await self._send(frame)
                         reducer.given(site_id, len(frame))

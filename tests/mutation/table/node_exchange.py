@@ -88,9 +88,9 @@ MUTATIONS = (
     Mutation(
         name="every stream gives all payloads",
         rule="a stream carries the chunks of its range",
-        where="node.exchange.sync.downstream:Downstream._write_to",
-        old=" if item.chunk in self.ids)",
-        new=")",
+        where="node.exchange.sync.downstream:Downstream._own_of",
+        old=" if item.chunk in self.ids]",
+        new="]",
         tests=("tests/unit/exchange/test_several_streams.py",),
     ),
     Mutation(

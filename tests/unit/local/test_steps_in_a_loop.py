@@ -232,7 +232,7 @@ class Peers(Dialer):
         super().__init__(None)
         self.services: dict[int, PeerService] = {}
 
-    async def channel(self, callee: Any, purpose: Any) -> Any:
+    async def channel(self, callee: Any, purpose: Any, number: int = 0) -> Any:
         return Channel(self.services[callee.site_id])
 
 
