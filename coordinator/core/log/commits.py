@@ -79,10 +79,6 @@ class CommitLog:
         """The number of the commit that comes next, whatever fragment it is of."""
         return self.last + 1
 
-    def bases(self) -> dict[int, int]:
-        """By fragment: the last commit that touched it, which its next sync starts from."""
-        return {0: self.last}
-
     @property
     def first(self) -> int:
         """The oldest commit whose record is here; the next one if there is none."""

@@ -151,8 +151,8 @@ def go_back(
     """Commits after `commit` are void, for good. `holders` have just that commit; `returning` sites will soon, and are
     waited for. What is here of later commits is forgotten: those sites say what they hold once their disks are rolled
     back."""
-    last, open_syncs = run.log.last, tuple(run.lanes.values())
-    for sync in open_syncs:
+    last = run.log.last
+    for sync in run.lanes.values():
         sync.abandon(reason)
     voided = run.log.roll_back(commit)
     numbers = tuple(r.commit.commit for r in voided)
@@ -160,7 +160,7 @@ def go_back(
     text = f"rolled back from commit {last} to commit {commit}, branch {record.branch}: {reason}"
     run.report(logging.ERROR, text)
     run.rollbacks.append(record)
-    for sync in open_syncs:
+    for sync in run.lanes.values():
         run.note_abandoned(sync.open.sync, f"rolled back to commit {commit}")
     run.persist(record)
     for old_record in voided:
@@ -182,8 +182,8 @@ def go_back(
         if site.site_id and site.may_hold > commit:
             site.may_have(commit)
             run.persist_site(site)
-    # One transaction: a run that went back without opening syncs would have none when it comes back from the store.
-    outcomes.open_lanes(run, holders, before=message(run, commit), returning=returning)
+    # One transaction: a run that went back without opening a sync would have none when it comes back from the store.
+    outcomes.open_next(run, holders, before=message(run, commit), returning=returning)
     # Nobody hears of the branch again before its next Hello: a site that is starting hears of it now, too.
     for site in run.members.sites.values():
         if site.standing is not Standing.OUT and site not in holders:

@@ -27,37 +27,38 @@ def may_start(run: Run) -> bool:
 
 
 def start(run: Run) -> None:
-    """Opens the first syncs. A run that has its length from the saved model is over at once."""
+    """Opens the first sync. A run that has its length from the saved model is over at once."""
     run.report(logging.INFO, f"training starts: {states.num_holding_commit_0(run)} sites hold commit 0")
     if _is_over(run, run.log.run_step, run.log.run_tokens):
         finish(run, f"the starting state is already at step {run.log.run_step}, the run's length")
         return
-    open_lanes(run, run.members.holding(run.log.last))
+    open_next(run, run.members.holding(run.log.last))
 
 
-def open_lanes(
+def open_next(
     run: Run, at_base: Sequence[Site], before: m.RolledBack | None = None, returning: Sequence[Site] = ()
 ) -> None:
-    """Opens a sync of each fragment for the sites that hold the last commit; `returning` sites will, and are waited for
-    too. `before` is said first, and persisted already."""
+    """Opens a sync on the last commit, the only one, for the sites that hold it; `returning` sites will, and are waited
+    for too. `before` is said first, and persisted already."""
+    run.lanes.clear()
     expected = [*at_base, *(s for s in returning if s not in at_base)]
     log = run.log
-    num_steps = _next_num_steps(run, log.run_step, log.run_tokens, log.tokens_per_step())
-    for fragment, base in log.bases().items():
-        following = m.Open(
-            sync=run.last_sync + 1,
-            fragment=fragment,
-            base_commit=base,
-            run_step=log.run_step,
-            run_tokens=log.run_tokens,
-            num_steps=num_steps,
-        )
-        _open(run, following, expected)
+    following = _next(run, log.last, log.run_step, log.run_tokens, log.tokens_per_step())
+    _open(run, following, expected)
     for site in at_base:
         if before is not None:
             run.send(site, before)
-        for sync in run.lanes.values():
-            run.send(site, sync.open)
+        run.send(site, following)
+
+
+def _next(run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None) -> m.Open:
+    return m.Open(
+        sync=run.last_sync + 1,
+        base_commit=base,
+        run_step=run_step,
+        run_tokens=run_tokens,
+        num_steps=_next_num_steps(run, run_step, run_tokens, tokens_per_step),
+    )
 
 
 def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> Sync:
@@ -89,23 +90,16 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     sync.commit()
     plan = attempt.plan
     contributors = weighed(plan.contributors, attempt.weights.tokens)
-    run_step = sync.open.run_step + plan.num_steps
+    run_step = run.log.run_step + plan.num_steps
     tokens = sum(attempt.weights.tokens)
-    run_tokens = sync.open.run_tokens + tokens
+    run_tokens = run.log.run_tokens + tokens
     number = run.log.next
     final = bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
     at_base = run.members.holding(plan.base_commit)
     following: m.Open | None = None
     if not final:
-        num_steps = _next_num_steps(run, run_step, run_tokens, tokens / plan.num_steps)
-        following = replace(
-            sync.open,
-            sync=run.last_sync + 1,
-            base_commit=number,
-            run_step=run_step,
-            run_tokens=run_tokens,
-            num_steps=num_steps,
-        )
+        following = _next(run, number, run_step, run_tokens, tokens / plan.num_steps)
+        following = replace(following, fragment=plan.fragment)
     message = m.Commit(
         commit=number,
         sync=plan.sync,

@@ -57,7 +57,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a Done from elsewhere spoils each attempt",
-        rule="a site whose Done names another commit than the plan's base is evicted",
+        rule="a site whose Done names a commit before the plan's base, or one that is none, is evicted",
         where="coordinator.core.sync.driver:done",
         old='        run.evict(site, f"it exchanged from',
         new='        run.report(logging.ERROR, f"it exchanged from',

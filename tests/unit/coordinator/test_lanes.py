@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
-from atoll.coordinator.core.events import StopAsked
-from atoll.coordinator.core.log.commits import CommitLog
+from atoll.coordinator.core.events import OpenRecord, StopAsked
 from atoll.protocol import messages as m
 from atoll.protocol.plans import weights
 from tests.harness.coordinator_story import Story, a_hash, some_settings
@@ -13,20 +12,24 @@ from tests.harness.coordinator_story import Story, a_hash, some_settings
 FRAGMENTS = (0, 1)
 
 
-@pytest.fixture(autouse=True)
-def two_fragments(monkeypatch: pytest.MonkeyPatch) -> None:
-    def bases(log: CommitLog) -> dict[int, int]:
-        found = dict.fromkeys(FRAGMENTS, 0)
-        return found | {r.commit.fragment: r.commit.commit for r in log.records}
-
-    monkeypatch.setattr(CommitLog, "bases", bases)
-
-
 def of(*names: str, quorum: int = 1) -> Story:
-    """Training has begun: sync 1 is of fragment 0, sync 2 of fragment 1."""
+    """Training has begun: sync 1 is of fragment 0. Sync 2, of fragment 1, was opened before the coordinator was started
+    for the second time."""
     story = Story(some_settings(min_sites=len(names), quorum=quorum))
     story.start(*names)
+    first = OpenRecord(open=opened(story, 0), expected=tuple(range(1, 1 + len(names))))
+    other = replace(first, open=replace(first.open, sync=2, fragment=1))
+    story.kept.add(("open", 2, 0))
+    story.store.persist(story.term, [other], story.now)
+    come_back(story)
     return story
+
+
+def come_back(story: Story) -> None:
+    """The coordinator is started again, and all sites come back to it with the state that they have."""
+    story.restart()
+    for site in list(story.sites.values()):
+        story.join(site.name, state=site.held if site.held[1] else (0, "s0"))
 
 
 def opened(story: Story, fragment: int) -> m.Open:
@@ -72,14 +75,6 @@ def numbers(story: Story) -> list[tuple[int, int, int]]:
     """Commit, sync and fragment of each commit that a heard of."""
     sent = [message for name, message in story.sent if name == "a" and isinstance(message, m.Commit)]
     return [(c.commit, c.sync, c.fragment) for c in sent]
-
-
-def test_training_begins_with_a_sync_of_each_fragment() -> None:
-    story = of("a", "b")
-    for name in "ab":
-        sent = [message for who, message in story.sent if who == name and isinstance(message, m.Open)]
-        assert sent == [opened(story, f) for f in FRAGMENTS]
-    assert bases(story) == [(1, 0), (2, 0)]
 
 
 def test_commits_are_numbered_as_they_come_and_a_base_is_the_last_commit_of_its_fragment() -> None:
@@ -159,11 +154,9 @@ def test_ready_for_a_sync_that_is_over_is_answered_with_those_that_are_open() ->
 def test_both_go_on_after_a_restart_of_the_coordinator() -> None:
     story = in_flight()
     done(story, "a", 2)
-    story.restart()
-    assert bases(story) == [(1, 0), (2, 0)]
     before = len(story.sent)
-    for name in "abc":
-        story.join(name, state=(0, "s0"))
+    come_back(story)
+    assert bases(story) == [(1, 0), (2, 0)]
     to_a = [message for name, message in story.sent[before:] if name == "a"]
     told = [message for message in to_a if isinstance(message, m.Open | m.Plan | m.Weights)]
     assert [(type(message), message.sync) for message in told] == [
@@ -183,15 +176,13 @@ def test_what_a_site_discarded_counts_in_no_sync_after_a_restart_of_the_coordina
     story.offer("c")
     assert story.is_live("c")
     assert (story.attempt(0), story.attempt(1)) == (1, 1)
-    story.restart()
-    for name in "abc":
-        story.join(name, state=(0, "s0"))
+    come_back(story)
     for fragment in FRAGMENTS:
         ready(story, "c", fragment)
         assert not story.is_ready("c", fragment)
 
 
-def test_going_back_ends_all_syncs_and_opens_one_of_each_fragment() -> None:
+def test_going_back_ends_all_syncs() -> None:
     story = in_flight()
     for name in "abc":
         done(story, name, 2)
@@ -204,10 +195,11 @@ def test_going_back_ends_all_syncs_and_opens_one_of_each_fragment() -> None:
     assert bases(story) == [(4, 2), (3, 1)]
     story.ask_to_go_back(1)
     story.rebuilt("a", "s1")
-    assert bases(story) == [(5, 0), (6, 1)]
+    ended = [opened(story, 0), story.open_sync(1)]
+    assert ended == [replace(opened(story, 0), sync=5, base_commit=1), None]
     assert story.view.num_abandoned == 2
     story.restart()
-    assert bases(story) == [(5, 0), (6, 1)]
+    assert [story.open_sync(f) for f in FRAGMENTS] == ended
 
 
 def test_the_end_of_the_run_ends_all_syncs() -> None:
