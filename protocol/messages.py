@@ -73,6 +73,7 @@ class Open:
     run_step: int
     run_tokens: int
     num_steps: int
+    overlap_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
 
 OUTER_OPTIMIZERS = ("nesterov", "sgd")
+MERGES = ("keep", "mix")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,14 @@ class TrainerSettings:
 class SyncSettings:
     every: int = 20
     """H: inner steps between two syncs."""
+    overlap_steps: int = 0
+    """tau: sites train on for at most so many steps while they exchange, and take the average at the first step at
+    which it is there; 0: they wait for it at the boundary."""
+    merge: str = "keep"
+    """keep or mix: what becomes of the steps that were trained meanwhile. keep: they are added to the average. mix: the
+    local copy and the average are mixed, with the weight `alpha` for the local copy (arXiv 2501.18512)."""
+    alpha: float = 0.0
+    """Weight of the local copy with merge = "mix", more than 0 and less than 1; 0 with "keep"."""
     codec: str = "int8"
     """fp32, bf16 or int8: how pseudo-gradients and their averages travel."""
     zstd_level: int = 0
@@ -128,7 +137,8 @@ class RunSettings:
     """Seconds that a site may announce for one thing without progress (an evaluation, a compilation) before it is
     evicted all the same."""
     overrun_steps: int = 0
-    """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`."""
+    """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`. Not
+    less than `sync.overlap_steps`."""
     model: ModelSettings = field(default_factory=ModelSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
@@ -152,6 +162,12 @@ def validate(settings: RunSettings) -> None:
     _validate_model(settings.model, settings.trainer)
     _validate_trainer(settings.trainer)
     _validate_sync(settings.sync)
+    if 0 < settings.overrun_steps < settings.sync.overlap_steps:
+        raise ConfigError(
+            f"run.overrun_steps = {settings.overrun_steps} is less than sync.overlap_steps = "
+            f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
+            f"{settings.sync.overlap_steps}"
+        )
     if settings.outer.optimizer not in OUTER_OPTIMIZERS:
         raise ConfigError(
             f'outer.optimizer = "{settings.outer.optimizer}"; {nearest(settings.outer.optimizer, OUTER_OPTIMIZERS)}'
@@ -244,6 +260,7 @@ def _validate_trainer(trainer: TrainerSettings) -> None:
 
 def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.every", sync.every, 1, 1 << 32)
+    _validate_overlap(sync)
     if sync.codec not in CODECS:
         raise ConfigError(f'sync.codec = "{sync.codec}"; {nearest(sync.codec, CODECS)}')
     _within("sync.zstd_level", sync.zstd_level, 0, 22)
@@ -255,10 +272,33 @@ def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.snapshots", sync.snapshots, 0, 64)
 
 
+def _validate_overlap(sync: SyncSettings) -> None:
+    _within("sync.overlap_steps", sync.overlap_steps, 0, 1 << 32)
+    if sync.overlap_steps > sync.every:
+        raise ConfigError(
+            f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync begins "
+            f"so many steps after this one; choose at most {sync.every}"
+        )
+    if sync.merge not in MERGES:
+        raise ConfigError(f'sync.merge = "{sync.merge}"; {nearest(sync.merge, MERGES)}')
+    _within("sync.alpha", sync.alpha, 0, 1, open_high=True)
+    if sync.merge == "mix" and not sync.alpha:
+        raise ConfigError(
+            'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
+            'meanwhile be lost; choose an alpha between 0 and 1, for example 0.5, or merge "keep"'
+        )
+    if sync.merge == "keep" and sync.alpha:
+        raise ConfigError(f'sync.alpha = {sync.alpha}: sync.merge = "keep" has no weights; choose "mix" or alpha 0')
+
+
 # --- as text: in the store, in Welcome, and to the workers
 
 CAPABILITIES = frozenset(
-    [*(f"codec {name}" for name in CODECS), *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS), "zstd"]
+    [
+        *(f"codec {name}" for name in CODECS),
+        *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
+        *("zstd", "overlap", "merge mix"),
+    ]
 )
 """What a run may need of whoever takes part, by name, and this version can do."""
 MAX_NEEDS = 256
@@ -267,8 +307,10 @@ MAX_NEEDS = 256
 def needs_of(settings: RunSettings) -> list[str]:
     """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
     an older version would pass over, adds a name here when it has another value than its default."""
-    needs = [f"codec {settings.sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
-    return [*needs, "zstd"] if settings.sync.zstd_level else needs
+    sync = settings.sync
+    extra = {"zstd": sync.zstd_level > 0, "overlap": sync.overlap_steps > 0, "merge mix": sync.merge == "mix"}
+    needs = [f"codec {sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
+    return needs + [name for name, is_needed in extra.items() if is_needed]
 
 
 def settings_to_json(settings: RunSettings) -> str:

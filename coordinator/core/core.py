@@ -122,7 +122,7 @@ class Core:
                 if not run.stop_reason and run.finished is None:
                     run.stop_reason = reason or "stopped"
                     run.persist(e.StopRecord(run.stop_reason))
-                    run.report(logging.INFO, f"asked to stop ({run.stop_reason}): the sync that is open is the last")
+                    run.report(logging.INFO, f"asked to stop ({run.stop_reason}): {outcomes.last_in_words(run)}")
                 run.answer(request, "", state_in_words(run) if run.finished is not None else "")
             case e.RollbackAsked(reason, None, request):
                 run.answer(request, *rollback.asked(run, reason))

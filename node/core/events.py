@@ -26,16 +26,19 @@ class MergeMode(IntEnum):
     REPLACE = 1
     MERGE = 2
     SHIFT = 3
+    MIX = 4
 
     def base(self, *, before: T, snapshot: T, now: T) -> T:
         """The moment after which the ranks have trained what the outer state lacks, once they have merged. Requires the
         moment of the base before, of the snapshot and of the merge."""
-        return {MergeMode.REPLACE: now, MergeMode.MERGE: snapshot, MergeMode.SHIFT: before}[self]
+        if self is MergeMode.REPLACE:
+            return now
+        return before if self is MergeMode.SHIFT else snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """PUBLISH holds the outer values of this commit: REPLACE and MERGE read them, and a difference starts from them."""
+    """PUBLISH holds the outer values of this commit: all but SHIFT read them, and a difference starts from them."""
 
     version: int
 
@@ -62,6 +65,7 @@ class Answer:
     next_step: int = 0
     fragment: int = 0
     version: int = 0
+    """Of APPLY. Of CONTINUE, if it is not 0: PUBLISH changes to it from now on."""
     mode: MergeMode = MergeMode.REPLACE
     run_step: int = 0
     run_tokens: int = 0

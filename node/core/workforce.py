@@ -6,7 +6,7 @@ import logging
 
 from atoll.node.core import divergence, endings, events, leases
 from atoll.node.core.context import Context
-from atoll.node.core.events import AnswerKind, Content, FailureKind, MergeMode, Values
+from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, Values
 from atoll.node.core.lanes import answers, snapshots, syncs
 from atoll.node.core.lanes.lane import SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
@@ -104,7 +104,6 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     if not leases.sealed(ctx, event):
         return
     snapshots.seal(ctx, lane, event)
-    lane.local.sealed(ctx.settings.overrun_steps or ctx.settings.sync.every)
     if disk.outer is not None and lane.snapshot.base_commit != lane.base_at(disk.outer.commit):
         snapshots.free(lane)  # a commit was applied meanwhile: the workers shift, and write it again
         lane.local.missed()
@@ -238,19 +237,17 @@ def answer(ctx: Context) -> None:
     site, workers, ask = ctx.site, ctx.site.workers, ctx.site.workers.ask
     assert ask is not None
     away = site.away_since is not None and ctx.now >= site.away_since + ctx.limits.lease_s
-    decision = answers.decide(site, away=away, now=ctx.now)
+    decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
     if isinstance(decision, PublishState):
         _publish(ctx, decision.content)
-    elif not isinstance(decision, answers.Hold):
+        decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
+    if isinstance(decision, Answer):
         workers.told(ask, decision, ctx.now)
         lane = site.lanes[decision.fragment]
         if decision.kind is AnswerKind.APPLY:
             lane.local.offer(decision, snapshot_step=lane.snapshot.step, step=ask.step)
         elif decision.kind is AnswerKind.SNAPSHOT:
             snapshots.write(ctx, lane, ask)
-        elif decision.kind is AnswerKind.CONTINUE:
-            for other in site.lanes:
-                other.local.train_on(is_sealed=other.snapshot.is_sealed)
         ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
 
 

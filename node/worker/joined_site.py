@@ -113,7 +113,7 @@ class JoinedSite(Site):
         )
         joined = self._client.join(offered)
         self._told = told = joined.told
-        self._shared = SharedTensors(tensors, joined)
+        self._shared = SharedTensors(tensors, joined, alpha=connection.settings.sync.alpha)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
@@ -123,6 +123,7 @@ class JoinedSite(Site):
         self._data_epoch = 0
         self._snapshot = self._base
         self._publish_mode: MergeMode | None = None  # of the last APPLY of this generation
+        self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
         self._wait_s = 0.0
@@ -133,7 +134,7 @@ class JoinedSite(Site):
 
     @property
     def has_outer_parameters(self) -> bool:
-        return self._publish_mode in (MergeMode.REPLACE, MergeMode.MERGE)
+        return self._publish_mode not in (None, MergeMode.SHIFT) and not self._publish_changes
 
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
@@ -160,10 +161,14 @@ class JoinedSite(Site):
     @contextmanager
     def outer_parameters(self) -> Iterator[None]:
         if not self.has_outer_parameters:
-            raise NotYetError(
-                "this site took the last sync without having been part of it, so it does not hold the outer "
-                "parameters; wait for the next sync (site.has_outer_parameters says when)"
-            )
+            if self._publish_changes:
+                why = "the outer parameters are just changing; this site takes the new ones after its next step or so"
+            else:
+                why = (
+                    "this site took the last sync without having been part of it, so it does not hold the outer "
+                    "parameters; wait for the next sync"
+                )
+            raise NotYetError(f"{why} (site.has_outer_parameters says when)")
         self._tensors.reshard()
         saved = self._shared.swap_in()
         try:
@@ -257,6 +262,7 @@ class JoinedSite(Site):
                 if answer.kind is AnswerKind.APPLY:
                     self._apply(answer)
                     synced = True
+                self._publish_changes = answer.kind is AnswerKind.CONTINUE and answer.version > 0
                 self._next_step = answer.next_step
                 if self._next_step > self._steps:
                     break

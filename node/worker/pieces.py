@@ -24,7 +24,9 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 class SharedTensors:
     """A rank's tensors beside their slices of SNAPSHOT and PUBLISH. Before each use they are to be resharded."""
 
-    def __init__(self, tensors: ModelTensors, joined: JoinedLayout) -> None:
+    def __init__(self, tensors: ModelTensors, joined: JoinedLayout, *, alpha: float = 0.0) -> None:
+        """`alpha`: weight of the local copy where it is mixed with the outer values."""
+        self._alpha = alpha
         self._owned = frozenset(joined.told.owned_pieces)
         self._shared = joined.told.shared_pieces
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
@@ -72,9 +74,11 @@ class SharedTensors:
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
             if is_trained and mode is not MergeMode.REPLACE:
                 new = publish.to(local.device, copy=True)
-                # MERGE keeps what was trained since the snapshot: exactly zero if nothing was.
                 kept = local.to(torch.float32)
-                new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
+                if mode is MergeMode.MIX:
+                    new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)
+                else:  # MERGE keeps what was trained since the snapshot: exactly zero if nothing was
+                    new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
                 local.copy_(new)
             elif mode is not MergeMode.SHIFT:
                 local.copy_(publish)

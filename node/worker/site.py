@@ -145,8 +145,8 @@ class Site:
     def outer_parameters(self) -> Iterator[None]:
         """Within it the model holds the outer parameters, which all sites share; the local ones come back after it.
 
-        Evaluate these. Raises NotYetError when this site does not have them, until the next sync (it took one without
-        having been part of it): see `has_outer_parameters`.
+        Evaluate these, best when a step says `synced`. Raises NotYetError when this site does not have them, until the
+        next sync: it took one without having been part of it, or they are just changing. See `has_outer_parameters`.
         """
         yield
 

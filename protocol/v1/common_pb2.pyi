@@ -244,6 +244,7 @@ class Open(_message.Message):
     RUN_STEP_FIELD_NUMBER: _builtins.int
     RUN_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
+    OVERLAP_STEPS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     fragment: _builtins.int
     base_commit: _builtins.int
@@ -252,6 +253,8 @@ class Open(_message.Message):
     run_tokens: _builtins.int
     """of base_commit"""
     num_steps: _builtins.int
+    overlap_steps: _builtins.int
+    """that sites may train beyond their snapshots before the commit; 0: it may be the last one"""
     def __init__(
         self,
         *,
@@ -261,10 +264,11 @@ class Open(_message.Message):
         run_step: _builtins.int = ...,
         run_tokens: _builtins.int = ...,
         num_steps: _builtins.int = ...,
+        overlap_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_commit", b"base_commit", "fragment", b"fragment", "num_steps", b"num_steps", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_commit", b"base_commit", "fragment", b"fragment", "num_steps", b"num_steps", "overlap_steps", b"overlap_steps", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -56,6 +56,8 @@ class _MergeModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MergeMode.V
     """local := PUBLISH + (local - SNAPSHOT)"""
     MERGE_MODE_SHIFT: _MergeMode.ValueType  # 3
     """local := local + PUBLISH, which holds the difference of the bases"""
+    MERGE_MODE_MIX: _MergeMode.ValueType  # 4
+    """local := alpha * local + (1 - alpha) * PUBLISH, with sync.alpha of the settings"""
 
 class MergeMode(_MergeMode, metaclass=_MergeModeEnumTypeWrapper): ...
 
@@ -66,6 +68,8 @@ MERGE_MODE_MERGE: MergeMode.ValueType  # 2
 """local := PUBLISH + (local - SNAPSHOT)"""
 MERGE_MODE_SHIFT: MergeMode.ValueType  # 3
 """local := local + PUBLISH, which holds the difference of the bases"""
+MERGE_MODE_MIX: MergeMode.ValueType  # 4
+"""local := alpha * local + (1 - alpha) * PUBLISH, with sync.alpha of the settings"""
 Global___MergeMode: _TypeAlias = MergeMode  # noqa: Y015
 
 @_typing.final
@@ -574,7 +578,7 @@ class Answer(_message.Message):
     """CONTINUE, APPLY: ask again at this step (of this generation)"""
     fragment: _builtins.int
     version: _builtins.int
-    """APPLY: the commit that PUBLISH holds"""
+    """APPLY: the commit that PUBLISH holds; CONTINUE: not 0 if it is being written to PUBLISH"""
     mode: Global___MergeMode.ValueType
     run_step: _builtins.int
     """APPLY: run_step of that commit"""

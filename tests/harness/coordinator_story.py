@@ -54,6 +54,7 @@ def some_settings(**changes: Any) -> RunSettings:
         every=values.pop("every", 10),
         codec="fp32",
         chunk_elements=CHUNK_ELEMENTS,
+        overlap_steps=values.pop("overlap", 0),
         max_chunks=values.pop("max_chunks", 10_000),
         log_commits=8,
     )
@@ -662,9 +663,9 @@ def ranges_of(text: str) -> tuple[m.DataRange, ...]:
 
 
 def _open_in_words(message: m.Open) -> str:
-    return (
-        f"sync {message.sync} on commit {message.base_commit}, {message.num_steps} steps from step {message.run_step}"
-    )
+    beyond = f", and up to {message.overlap_steps} beyond" if message.overlap_steps else ""
+    steps = f"{message.num_steps} steps from step {message.run_step}{beyond}"
+    return f"sync {message.sync} on commit {message.base_commit}, {steps}"
 
 
 def _identity(record: e.Record) -> tuple[str, int, int]:

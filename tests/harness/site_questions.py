@@ -222,8 +222,8 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cores keep a difference back when a later sync opens, and make the next one of it."""
     decide = answers.decide
 
-    def decides(site: SiteState, **options: Any) -> answers.Decision:
-        decision = decide(site, **options)
+    def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
+        decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
         (lane,), outer = site.lanes, site.disk.outer
         if is_shift and (lane.open is None or outer is None or lane.open.base_commit != outer.commit):

@@ -35,10 +35,10 @@ def a_hash(text: str) -> bytes:
 class SiteStory(SiteQuestions):
     """`state` is the commit that the site's disk holds; -1: none."""
 
-    def __init__(self, state: int = -1, overrun: int = 0) -> None:
-        self.settings = RunSettings(
-            run_id="run", steps=40, sync=SyncSettings(every=NUM_STEPS), time_limits="local", overrun_steps=overrun
-        )
+    def __init__(self, state: int = -1, overrun: int = 0, overlap: int = 0, mix: str = "") -> None:
+        merge = {"merge": "mix", "alpha": float(mix)} if mix else {}
+        sync = SyncSettings(every=NUM_STEPS, overlap_steps=overlap, **merge)  # type: ignore[arg-type]
+        self.settings = RunSettings(run_id="run", steps=40, sync=sync, time_limits="local", overrun_steps=overrun)
         self.now = 100.0
         self.log: list[str] = []
         self.term = 1
@@ -98,7 +98,7 @@ class SiteStory(SiteQuestions):
             )
         )
         self.admitted("member")
-        self.hears(_open(commit + 1, commit))
+        self.hears(self.open(commit + 1, commit))
         self.asks(0)
         self.published()
         self.happens(e.Merged(generation=self.generation, version=commit, wait_s=0.1))
@@ -111,6 +111,19 @@ class SiteStory(SiteQuestions):
 
     def admitted(self, as_what: str) -> None:
         self.hears(m.Admitted(site_id=1, admitted_as=m.AdmittedAs[as_what.upper()], run_seed=7))
+
+    def open(self, sync: int, base: int, steps: int = NUM_STEPS, overlap: int | None = None) -> m.Open:
+        """As long as the run allows, the ranks train on beyond its snapshot."""
+        run_step = base * NUM_STEPS
+        overlap_steps = self.settings.sync.overlap_steps if overlap is None else overlap
+        return m.Open(
+            sync=sync,
+            base_commit=base,
+            run_step=run_step,
+            run_tokens=base * 200,
+            num_steps=steps,
+            overlap_steps=overlap_steps,
+        )
 
     def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0, ahead: bool = False) -> None:
         """`1.2 a:100 b:100`: attempt 2 at sync 1, and its weights."""
@@ -134,7 +147,10 @@ class SiteStory(SiteQuestions):
             tokens = tuple(int(site[2:]) for site in sites)
             self.hears(m.Weights(sync=sync, attempt=attempt, term=plan.term, tokens=tokens), term)
 
-    def commit(self, number: int, of: str, by: str, *, final: bool = False, term: int = 0) -> m.Commit:
+    def commit(
+        self, number: int, of: str, by: str, *, final: bool = False, term: int = 0, **following: int
+    ) -> m.Commit:
+        """`following`: of the sync that it opens, what is not as always."""
         sync, attempt = (int(n) for n in of.split("."))
         return m.Commit(
             commit=number,
@@ -147,7 +163,7 @@ class SiteStory(SiteQuestions):
             run_tokens=number * 200,
             done=self._done(by),
             final=final,
-            next=None if final else _open(sync + 1, number),
+            next=None if final else self.open(sync + 1, number, **following),
         )
 
     def _done(self, by: str) -> tuple[m.LineRanges, ...]:
@@ -338,7 +354,8 @@ def _content_in_words(content: e.Content) -> str:
 def _answer_in_words(answer: e.Answer) -> str:
     match answer.kind:
         case AnswerKind.CONTINUE:
-            return f"go on, ask again at step {answer.next_step}"
+            changes = f", PUBLISH changes to commit {answer.version}" if answer.version else ""
+            return f"go on, ask again at step {answer.next_step}{changes}"
         case AnswerKind.SNAPSHOT:
             return "write the snapshot"
         case AnswerKind.STOP:
@@ -348,6 +365,7 @@ def _answer_in_words(answer: e.Answer) -> str:
                 MergeMode.REPLACE: "take commit {}",
                 MergeMode.MERGE: "take commit {} and keep what was trained since the snapshot",
                 MergeMode.SHIFT: "move to commit {} and keep all that was trained",
+                MergeMode.MIX: "mix commit {} with what they have",
             }[answer.mode]
             return f"{how.format(answer.version)}, ask again at step {answer.next_step}"
 
@@ -358,10 +376,6 @@ def _id(name: str) -> int:
 
 def _member(name: str, tokens: str = "0") -> m.Member:
     return m.Member(site_id=_id(name), incarnation=1, address=f"{name}:1", tokens=int(tokens))
-
-
-def _open(sync: int, base: int) -> m.Open:
-    return m.Open(sync=sync, base_commit=base, run_step=base * NUM_STEPS, run_tokens=base * 200, num_steps=NUM_STEPS)
 
 
 # --- stories as text
@@ -382,19 +396,19 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"welcome": story.welcome,
         r"admitted as (\w+)": story.admitted,
         r"refused (.+)": lambda text: story.hears(m.Refused(kind=m.RefusedKind.STATE, text=text)),
-        r"open (\d+) on (\d+)": lambda n, base: story.hears(_open(int(n), int(base))),
+        r"open (\d+) on (\d+)": lambda n, base: story.hears(story.open(int(n), int(base))),
         r"plan (\d+\.\d+)((?: \w:\d+)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), **kw),
         r"plan ahead (\d+\.\d+)((?: \w)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), ahead=True, **kw),
-        r"commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(story.commit(int(n), of, by)),
+        r"commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by, **kw: story.hears(story.commit(int(n), of, by, **kw)),
         r"last commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by: story.hears(
             story.commit(int(n), of, by, final=True)
         ),
         r"abandoned (\d+), then (\d+) on (\d+)": lambda n, following, base: story.hears(
-            m.Abandoned(sync=int(n), reason="8 attempts failed", next=_open(int(following), int(base)))
+            m.Abandoned(sync=int(n), reason="8 attempts failed", next=story.open(int(following), int(base)))
         ),
         r"abandoned (\d+) without tokens, then (\d+) on (\d+)": lambda n, following, base: story.hears(
             m.Abandoned(
-                sync=int(n), reason="nobody had tokens", next=_open(int(following), int(base)), without_tokens=True
+                sync=int(n), reason="nobody had tokens", next=story.open(int(following), int(base)), without_tokens=True
             )
         ),
         r"sources": story.sources,

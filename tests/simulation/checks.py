@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,8 +35,8 @@ from atoll.protocol.v1 import session_pb2
 from tests.harness.chunks import cut_out, elements_of
 from tests.harness.site_questions import of_node
 from tests.simulation.processes import COORDINATOR, SimNode, SimStore
-from tests.simulation.reference import Records, replay
-from tests.simulation.sites import Sealed, learned_in, to_bf16
+from tests.simulation.reference import Records, replay, trained
+from tests.simulation.sites import Sealed, learned_in
 
 MOST = 1e6
 """What training makes of a value here is a few units."""
@@ -139,6 +140,8 @@ class Checks:
         self._num_rollbacks = 0
         self.may_lose_the_end = False
         """A power cut may, without fsync."""
+        self.may_end_early = False
+        """Somebody asked it to stop."""
         self.liars: list[SimNode] = []
         """Of state hashes: where nobody knows at the end who is right, sites keep the state and save no model."""
         self.bad_hosts: list[SimNode] = []
@@ -146,6 +149,9 @@ class Checks:
         self._applied_by_others: set[int] = set()  # commits of which a liar is not the only one who can tell
         self.num_events = 0
         self.num_commits = 0
+        self.num_steps_in_commits = 0
+        self.num_merges: Counter[e.MergeMode] = Counter()
+        """That workers were told to do."""
 
     # --- what fails
 
@@ -284,6 +290,8 @@ class Checks:
 
     def on_output(self, node: SimNode, output: out.Output) -> None:
         match output:
+            case out.AnswerWorkers(answer=answer) if answer.kind is e.AnswerKind.APPLY:
+                self.num_merges[answer.mode] += 1
             case out.Send(m.Applied(commit=commit, state_hash=value)) if node not in (*self.bad_hosts, *self.liars):
                 assert node.node is not None
                 self._holds(node, commit, value, of_node(node.node).branch())
@@ -323,7 +331,11 @@ class Checks:
         self.require(
             self.finished is not None and self.finished.commit == len(commits), "the end is not the last commit"
         )
-        self.require(commits[-1].run_step == self._settings.steps, f"44: it ends at step {commits[-1].run_step}")
+        at_step = commits[-1].run_step
+        self.require(self.may_end_early or at_step == self._settings.steps, f"44: it ends at step {at_step}")
+        overlaps = {r.open.sync: r.open.overlap_steps for r in self._store.kept if isinstance(r, OpenRecord)}
+        wrong = [c.sync for c in commits if c.final and overlaps[c.sync]]
+        self.require(not wrong, f"44: sites were told that sync {wrong} is not the last one")
         handed_in = {
             commit: [self._contributions[commit.sync, c.site_id, c.incarnation] for c in commit.contributors]
             for commit in commits
@@ -337,7 +349,7 @@ class Checks:
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
         for sealed in self._sealed:
             if 0 <= sealed.base <= last_valid:  # the starting state has no base
-                self._base_and_steps_only(sealed, states[sealed.base])
+                self._base_and_steps_only(sealed, states)
         for number, state in enumerate(states):
             self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
         slots = OuterOptimizer(self._settings.outer).slots
@@ -376,23 +388,25 @@ class Checks:
                 outer.close()
         self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
 
-    def _base_and_steps_only(self, sealed: Sealed, base: Records) -> None:
+    def _base_and_steps_only(self, sealed: Sealed, states: Sequence[Records]) -> None:
         """A snapshot is the base that the site was given, plus what its steps changed. The hashes of all sites agree on
         garbage, too."""
-        learned = [
-            learned_in(self._layout.manifest, sealed.site_id, sealed.incarnation, s.generation, s.number)
-            for s in sealed.steps
-        ]
+        steps = {*sealed.steps, *(sealed.mixed.steps if sealed.mixed is not None else ())}
+        learned = {
+            s: learned_in(self._layout.manifest, sealed.site_id, sealed.incarnation, s.generation, s.number)
+            for s in steps
+        }
         for chunk in self._layout.chunks:
             if chunk.role is not Role.TRAINABLE:
                 continue
             name, elements = self._layout.name_of(chunk.index), elements_of(chunk)
-            start = np.frombuffer(base[chunk.index][: chunk.num_bytes], "<f4")
-            expected = sum((step[name].ravel()[elements] for step in learned), to_bf16(start) if sealed.bf16 else start)
+            start = np.frombuffer(states[sealed.base][chunk.index][: chunk.num_bytes], "<f4")
+            steps_here = {step: found[name].ravel()[elements] for step, found in learned.items()}
+            expected = trained(sealed, chunk, states, steps_here)
             found = np.frombuffer(cut_out(sealed.values, chunk), "<f4")
             if not (np.abs(found) < MOST).all():
                 continue  # the faults that make a NaN or an absurd value; no commit may hold it
-            rounding = MOST_ROUNDING[sealed.bf16] * (1 + len(learned)) * (1 + np.abs(found) + np.abs(start))
+            rounding = MOST_ROUNDING[sealed.bf16] * (2 + len(learned)) * (1 + np.abs(found) + np.abs(start))
             self.require(
                 bool(np.all(np.abs(found - expected) <= rounding)),
                 f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {sealed.base}; its base and its "
@@ -452,5 +466,6 @@ class Checks:
                 f"9: commit {commit.commit} lists {sorted(listed - trained)}, which nobody trained on, and not "
                 f"{sorted(trained - listed)}, on which somebody did",
             )
+        self.num_steps_in_commits = len(used)
         tokens = sum(member.tokens for commit in commits for member in commit.contributors)
         self.require(commits[-1].run_tokens == tokens, "44: run_tokens is not the sum of what was trained")

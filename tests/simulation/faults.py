@@ -577,6 +577,11 @@ def go_back(world: World, fault: Fault, generator: random.Random) -> None:
         world.later(fault.lasts_s, lambda: world.go_back(generator))
 
 
+def stop_run(world: World, fault: Fault, generator: random.Random) -> None:
+    """An operator ends it early, if there is anything to keep."""
+    world.stop_run()
+
+
 def keep_out(world: World, fault: Fault, generator: random.Random) -> None:
     """An operator sends a site away, and lets it in again later."""
     name = _site(world, generator)
@@ -668,10 +673,11 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "wrong_hash_of_most": (wrong_hash_of_most, 0),
     "lies_in_a_dispute": (lies_in_a_dispute, 0),
     "pulls_again": (pulls_again, 0),
+    "stop_run": (stop_run, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight)
-ON_TOP_OF = 0.08
+ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind != "stop_run")
+ON_TOP_OF = STOPPED = 0.08
 """Of the schedules."""
 
 
@@ -682,6 +688,9 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     if hostile.random() < ON_TOP_OF:
         on_top = replace(_draw_fault(hostile), kind=hostile.choice(ON_TOP))
         drawn.insert(hostile.randrange(len(drawn) + 1), on_top)
+    end = random.Random(f"end {seed}")
+    if end.random() < STOPPED:
+        drawn.insert(end.randrange(len(drawn) + 1), replace(_draw_fault(end), kind="stop_run"))
     return tuple(drawn)
 
 

@@ -1,4 +1,5 @@
-"""What the commit log means, computed in one process: the outer state after the last commit.
+"""What the commit log means, computed in one process: the outer state after the last commit, and what a site that
+trains on while the sites talk makes of it.
 
 Codecs are the product's (they have tests of their own); who is averaged with which weight from which base, and the
 outer update, are written out here.
@@ -12,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from atoll.protocol.codecs import kernels
-from atoll.protocol.layout import Layout, Role
+from atoll.protocol.layout import Chunk, Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
-from tests.simulation.sites import Sealed, to_bf16
+from tests.simulation.sites import Sealed, Step, to_bf16
 
 F32 = npt.NDArray[np.float32]
 Records = dict[int, bytes]
@@ -63,6 +64,22 @@ def replay(
             state[chunk.index] = (x - rate * (average + mu * m)).tobytes() + m.tobytes()
         states.append(state)
     return states
+
+
+def trained(sealed: Sealed, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32]) -> F32:
+    """What a snapshot holds: the outer values that the site was given last, and what its steps changed since the
+    snapshot before. Where it mixed, the local copy of then has a part in them: that snapshot and the steps since."""
+
+    def outer(commit: int) -> F32:
+        return np.frombuffer(states[commit][chunk.index][: chunk.num_bytes], "<f4")
+
+    base, mixed = outer(sealed.base), sealed.mixed
+    if mixed is None:
+        return sum((learned[s] for s in sealed.steps), to_bf16(base) if sealed.bf16 else base)
+    before = sum((learned[s] for s in mixed.steps), np.frombuffer(cut_out(mixed.snapshot, chunk), "<f4"))
+    start = np.float32(mixed.alpha) * before + np.float32(1 - mixed.alpha) * outer(mixed.version)
+    start = start + (base - outer(mixed.version))  # shifts since
+    return sum((learned[s] for s in sealed.steps if s not in mixed.steps), start)
 
 
 def _through(codec: str, values: F32, settings: RunSettings) -> F32:

@@ -22,6 +22,7 @@ from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.settings import settings_from_json
 from atoll.protocol.v1 import local_pb2
 
 TOKENS_A_STEP = (5, 3, 10)
@@ -83,6 +84,20 @@ class Sealed:
     values: bytes
     """SNAPSHOT as it was."""
     bf16: bool
+    mixed: Mixed | None = None
+    """The last mix since the base was taken anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """A local copy was mixed with the outer values of a commit."""
+
+    snapshot: bytes
+    """SNAPSHOT as it was then."""
+    steps: tuple[Step, ...]
+    """Since that snapshot."""
+    version: int
+    alpha: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,10 +280,12 @@ class Worker:
         self._random = generator
         self._connection: SimConnection | None = None
         self._step = 0
-        self._trained_s = 0.0  # in the pending steps
+        self._trained_s = self._sealed_s = 0.0  # in the pending steps, and in those of the snapshot
         self._version = -1
         self._pending: deque[Step] = deque()
         self._in_snapshot: tuple[Step, ...] = ()
+        self._mixed: Mixed | None = None
+        self._alpha = 0.0
         self._data_epoch = 0
         self._num_used = self._num_drawn = 0  # batches, since the epoch began
         self._fetched: deque[tuple[int, tuple[int, ...]]] = deque()  # with their epochs
@@ -297,8 +314,9 @@ class Worker:
         connection.say(
             self._request(hello=local_pb2.LocalHello(world_size=1, protocol_version=PROTOCOL_VERSION, pid=1))
         )
-        if (await self._hear("greeting")) is None:
+        if (greeting := await self._hear("greeting")) is None:
             return "refused"
+        self._alpha = settings_from_json(greeting.greeting.settings_json).sync.alpha
         dtype = "BF16" if hands.bf16 else "F32"
         pieces = [
             Piece(
@@ -437,7 +455,7 @@ class Worker:
         snapshot = self._server.buffers[0]
         for name, place in self._places(snapshot).items():
             place[...] = self.values[name]
-        self._in_snapshot = tuple(self._pending)
+        self._in_snapshot, self._sealed_s = tuple(self._pending), self._trained_s
         tokens = self._hands.tokens_a_step * len(self._pending)
         if self._hands.windows_without_tokens:
             self._hands.windows_without_tokens -= 1
@@ -451,6 +469,7 @@ class Worker:
             steps=self._in_snapshot,
             values=bytes(snapshot),
             bf16=self._hands.bf16,
+            mixed=self._mixed,
         )
         sealed = local_pb2.SealedReport(
             step=self._step,
@@ -475,20 +494,31 @@ class Worker:
         assert self._connection is not None
         snapshot, publish = (self._places(b) for b in self._server.buffers)
         mode = MergeMode(answer.mode)
+        is_shift = mode is MergeMode.SHIFT
+        if mode is MergeMode.MIX:
+            since = tuple(s for s in self._pending if s not in self._in_snapshot)
+            self._mixed = Mixed(
+                snapshot=bytes(self._server.buffers[0]), steps=since, version=answer.version, alpha=self._alpha
+            )
+        elif not is_shift:
+            self._mixed = None
         for spec in self._manifest.tensors:
             local = self.values[spec.name]
             if spec.role is Role.FROZEN and not answer.fresh:
                 continue
-            if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and mode is MergeMode.MERGE):
+            if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_shift):
                 local[...] = publish[spec.name]
+            elif spec.role is Role.TRAINABLE and mode is MergeMode.MIX:
+                local[...] = np.float32(self._alpha) * local + np.float32(1 - self._alpha) * publish[spec.name]
             elif spec.role is Role.TRAINABLE:
-                moved = local - snapshot[spec.name] if mode is MergeMode.MERGE else local
+                moved = local if is_shift else local - snapshot[spec.name]
                 local[...] = publish[spec.name] + moved
         self._round()
         if mode is MergeMode.REPLACE:
             self._pending.clear()
             self._trained_s = 0.0
-        elif mode is MergeMode.MERGE:
+        elif not is_shift:
+            self._trained_s -= self._sealed_s
             self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
         self._version = answer.version
         if answer.data_epoch != self._data_epoch:

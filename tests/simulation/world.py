@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from atoll.coordinator.core.events import EvictAsked, LetInAsked, RollbackAsked
+from atoll.coordinator.core.events import EvictAsked, LetInAsked, RollbackAsked, StopAsked
 from atoll.coordinator.service import CoordinatorServer
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
@@ -119,9 +119,19 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
     slow = random.Random(f"slow {seed}")
     publish_s = tuple(slow.choice([0.0, 0.0, 0.1, 0.5, 2.0]) for _ in range(num_sites))
     save_s = tuple(slow.choice([0.0, 0.0, 0.2, 1.0, 5.0]) for _ in range(num_sites))
-    settings = replace(settings, save_every=slow.choice([0, 0, 1, 2, 3]))
+    settings = replace(settings, save_every=slow.choice([0, 0, 1, 2, 3]), sync=_overlapped(settings.sync, seed))
     shape = replace(shape, settings=settings, publish_s=publish_s, save_s=save_s)
     return with_a_straggler(shape, slow) if num_sites > 2 and slow.random() < 0.2 else shape
+
+
+def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
+    """Half of the schedules train on while they exchange."""
+    generator = random.Random(f"overlap {seed}")
+    overlap_steps = min(generator.choice([0, 0, 0, 1, 2, sync.every]), sync.every)
+    merge, alpha = generator.choice([("keep", 0.0), ("keep", 0.0), ("mix", 0.5), ("mix", 0.25)])
+    if not overlap_steps and generator.random() < 0.8:
+        merge, alpha = "keep", 0.0
+    return replace(sync, overlap_steps=overlap_steps, merge=merge, alpha=alpha)
 
 
 def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:
@@ -424,6 +434,14 @@ class World:
 
         self._ask(ask())
 
+    def stop_run(self) -> None:
+        """An operator says `atoll stop`."""
+        server = self._server_that_answers()
+        if server is not None and of_server(server).last_commit():
+            self.story.tell("operator", "atoll stop")
+            self.checks.may_end_early = True
+            self._ask(server.ask(StopAsked("enough")))
+
     def _server_that_answers(self) -> CoordinatorServer | None:
         coordinator = self.coordinator
         return None if coordinator is None or coordinator.process.stopped else coordinator.server
@@ -574,6 +592,11 @@ class Outcome:
     num_commits: int
     num_faults: Counter[str]
     simulated_s: float
+    num_steps: int
+    """That all sites trained."""
+    num_steps_in_commits: int
+    num_merges: Counter[e.MergeMode]
+    """That they were told to do."""
 
 
 def play(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) -> Outcome:
@@ -619,6 +642,9 @@ def _whole(seed: int, faults: Callable[[World], Awaitable[None]], shape: Shape) 
         num_commits=world.checks.num_commits,
         num_faults=world.num_faults,
         simulated_s=loop.time() - START_S,
+        num_steps=sum(hands.num_steps for hands in world.hands.values()),
+        num_steps_in_commits=world.checks.num_steps_in_commits,
+        num_merges=world.checks.num_merges,
     )
 
 

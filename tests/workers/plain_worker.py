@@ -189,7 +189,8 @@ class Worker:
         self.data_epoch = 0
         self._trace = Path(options.trace.replace("{rank}", str(client.rank))) if options.trace else None
         settings = client.hello(world_size, int(os.environ.get("LOCAL_RANK", "0")))
-        self.is_local = settings_from_json(settings.settings_json).data == "local"
+        run = settings_from_json(settings.settings_json)
+        self.is_local, self.alpha = run.data == "local", np.float32(run.sync.alpha)
         time.sleep(options.start_delay_s)
         seed = settings.run_seed if options.seed is None else options.seed
         self.model = Model(parse_tensors(options.tensors), options, seed, client.rank, world_size)
@@ -332,17 +333,20 @@ class Worker:
         self.loss_sum, self.num_steps, self.train_s = 0.0, 0, 0.0
 
     def merge(self, answer: Answer) -> None:
+        is_shift = answer.mode is MergeMode.SHIFT
         for i, spec in enumerate(self.model.specs):
             if spec.role is Role.BUFFER_LOCAL or (spec.role is Role.FROZEN and not answer.fresh):
                 continue
             local, snapshot, publish = self.model.values[i], self.snapshot[i], self.publish[i]
-            if answer.mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and answer.mode is MergeMode.MERGE):
+            if answer.mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_shift):
                 self.model.set(i, publish)
+            elif spec.role is Role.TRAINABLE and answer.mode is MergeMode.MIX:
+                self.model.set(i, self.alpha * local + (1 - self.alpha) * publish)
             elif spec.role is Role.TRAINABLE:
-                self.model.set(i, publish + (local - snapshot if answer.mode is MergeMode.MERGE else local))
+                self.model.set(i, publish + (local if is_shift else local - snapshot))
         if answer.mode is MergeMode.REPLACE:
             self.tokens = 0
-        elif answer.mode is MergeMode.MERGE:
+        elif not is_shift:
             self.tokens -= self.tokens_at_snapshot
         self.tokens_at_snapshot = 0
         self.has_values = True

@@ -51,13 +51,17 @@ def open_next(
         run.send(site, following)
 
 
-def _next(run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None) -> m.Open:
+def _next(
+    run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
+) -> m.Open:
+    num_steps, overlap_steps = _window(run, run_step, run_tokens, tokens_per_step, trained_steps)
     return m.Open(
         sync=run.last_sync + 1,
         base_commit=base,
         run_step=run_step,
         run_tokens=run_tokens,
-        num_steps=_next_num_steps(run, run_step, run_tokens, tokens_per_step),
+        num_steps=num_steps,
+        overlap_steps=overlap_steps,
     )
 
 
@@ -75,14 +79,34 @@ def _is_over(run: Run, run_step: int, run_tokens: int) -> bool:
     return 0 < settings.steps <= run_step or 0 < settings.tokens <= run_tokens
 
 
-def _next_num_steps(run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None) -> int:
-    """H, or what is left of the run. A length in tokens is estimated from the last commit."""
-    settings, num_steps = run.settings, run.settings.sync.every
+def _ends(run: Run, run_step: int, run_tokens: int) -> bool:
+    """As soon as a commit holds all that sites have trained."""
+    return bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
+
+
+def last_in_words(run: Run) -> str:
+    """Which sync is the last one of a run that is to stop."""
+    beyond = max((sync.open.overlap_steps for sync in run.lanes.values()), default=0)
+    return f"{'the one after ' if beyond else ''}the sync that is open is the last"
+
+
+def _window(
+    run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
+) -> tuple[int, int]:
+    """Steps of the next sync: H, or what is left of the run; where it ends, the `trained_steps` that sites may have
+    trained beyond the sync before. Then how many steps they may train beyond this one: 0 if it may be the last. A
+    length in tokens is estimated from the last commit."""
+    settings, sync = run.settings, run.settings.sync
+    if trained_steps and _ends(run, run_step, run_tokens):
+        return trained_steps, 0
     if settings.steps:
-        num_steps = min(num_steps, settings.steps - run_step)
-    if settings.tokens and tokens_per_step:
-        num_steps = min(num_steps, math.ceil((settings.tokens - run_tokens) / tokens_per_step))
-    return max(1, num_steps)
+        left = settings.steps - run_step
+    elif tokens_per_step:
+        left = math.ceil((settings.tokens - run_tokens) / tokens_per_step)
+    else:
+        return sync.every, 0  # nobody knows yet whether it is the last
+    num_steps = max(1, min(sync.every, left))
+    return num_steps, 0 if run.stop_reason else max(0, min(sync.overlap_steps, left - num_steps))
 
 
 def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
@@ -94,11 +118,12 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     tokens = sum(attempt.weights.tokens)
     run_tokens = run.log.run_tokens + tokens
     number = run.log.next
-    final = bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
+    trained_steps = sync.open.overlap_steps
+    final = not trained_steps and _ends(run, run_step, run_tokens)
     at_base = run.members.holding(plan.base_commit)
     following: m.Open | None = None
     if not final:
-        following = _next(run, number, run_step, run_tokens, tokens / plan.num_steps)
+        following = _next(run, number, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
         following = replace(following, fragment=plan.fragment)
     message = m.Commit(
         commit=number,

@@ -35,7 +35,8 @@ def _state(run: Run) -> tuple[str, str]:
         return "waiting", _waiting(run)
     if reason := next((w.reason for w in run.waits if w.reason), ""):
         return "paused", f": {last_line(reason)}"
-    ending = " (the last sync)" if run.stop_reason else ""
+    is_last = not any(sync.open.overlap_steps for sync in run.lanes.values())
+    ending = f" (the last sync{'' if is_last else ' but one'})" if run.stop_reason else ""
     if any(sync.exchange is not None for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):

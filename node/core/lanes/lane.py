@@ -11,6 +11,8 @@ from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan
 
 STORY_STEPS = 16
+UPDATES = 4
+"""By which the next one is expected."""
 
 
 class SnapshotPhase(Enum):
@@ -46,6 +48,8 @@ class Snapshot:
     committed_in: int | None = None  # the commit that holds it
     ranges: tuple[DataRange, ...] = ()  # positions that it was trained on
     data_epoch: int = 0  # in which they were drawn
+    overlap_steps: int = 0  # that the ranks may train beyond it before they take a commit that holds it
+    sealed_at: float = 0.0
 
     @property
     def is_sealed(self) -> bool:
@@ -84,6 +88,7 @@ class Lane:
     open: Open | None = None
     snapshot: Snapshot = field(default_factory=Snapshot)
     story: deque[str] = field(default_factory=lambda: deque(maxlen=STORY_STEPS))
+    update_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from sealed to applied, each time
     exchange: Exchange | None = None
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
     local: LocalCopy = field(default_factory=LocalCopy)

@@ -19,7 +19,6 @@ class LocalCopy:
     wait_s: float = 0.0  # of the ranks, for the last version
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
     released_step: int = 0  # of the last snapshot that was given up without tokens: the next window counts from there
-    overrun_left: int = 0  # steps that may still be trained beyond the sealed snapshot with the coordinator away
 
     @property
     def counts_from(self) -> int:
@@ -35,11 +34,6 @@ class LocalCopy:
         if answer.mode is not MergeMode.SHIFT:
             self.sealed_in_vain = False
 
-    def train_on(self, *, is_sealed: bool) -> None:
-        """If their snapshot is sealed, by one of the steps that they may train beyond it."""
-        if is_sealed:
-            self.overrun_left -= 1
-
     def merged(self, wait_s: float) -> bool:
         """Every rank has taken what was offered. Whether they go on from it: not if it was discarded meanwhile."""
         offered = self.offered
@@ -51,10 +45,6 @@ class LocalCopy:
         return not self.is_discarded
 
     # --- what becomes of what they train
-
-    def sealed(self, overrun_steps: int) -> None:
-        """With the coordinator away they may go on for so long."""
-        self.overrun_left = overrun_steps
 
     def consumed(self, *, is_theirs: bool) -> None:
         """A commit holds the snapshot, which these workers wrote or those before them did."""

@@ -42,6 +42,7 @@ def write(ctx: Context, lane: Lane, ask: BoundaryAsked) -> None:
         base_commit=lane.base_at(outer.commit) if outer is not None else 0,
         step=ask.step,
         generation=ask.generation,
+        overlap_steps=lane.open.overlap_steps if lane.open is not None else 0,
     )
 
 
@@ -56,6 +57,7 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
         report=event,
         ranges=union(data.between(data.first, data.used)),
         data_epoch=data.epoch,
+        sealed_at=ctx.now,
     )
 
 
@@ -81,6 +83,7 @@ def consume(ctx: Context, lane: Lane) -> None:
     """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
     snapshot, local = lane.snapshot, lane.local
     phase = _step(lane, SnapshotStep.CONSUME)
+    lane.update_s.append(ctx.now - snapshot.sealed_at)
     leases.committed(ctx, snapshot)
     local.consumed(is_theirs=snapshot.generation == ctx.site.workers.generation)
     lane.snapshot = replace(snapshot, phase=phase) if local.contributed else Snapshot()

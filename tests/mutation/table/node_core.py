@@ -9,8 +9,8 @@ MUTATIONS = (
         name="a shift loses the steps that it keeps",
         rule="what was trained since the base is contributed, also where a late commit has moved the base",
         where="node.core.events:MergeMode.base",
-        old="MergeMode.SHIFT: before}",
-        new="MergeMode.SHIFT: now}",
+        old="return before if self is MergeMode.SHIFT else snapshot",
+        new="return now if self is MergeMode.SHIFT else snapshot",
         tests=("tests/unit/worker/test_worker_site.py",),
     ),
     Mutation(
@@ -32,9 +32,9 @@ MUTATIONS = (
     Mutation(
         name="overrun without end",
         rule="with the coordinator away a site trains a bounded number of steps beyond the boundary",
-        where="node.core.lanes.answers:_of_lane",
-        old="if away and local.overrun_left > 0:",
-        new="if away:",
+        where="node.core.lanes.answers:_train_on",
+        old="if step >= last_step:",
+        new="if not last_step:",
         tests=("tests/unit/node_core/test_site.py", "tests/golden/test_site_stories.py"),
     ),
     Mutation(

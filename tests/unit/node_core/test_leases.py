@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from atoll.node.core import events as e
@@ -9,7 +11,7 @@ from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
 from atoll.protocol import messages as m
 from atoll.protocol.sample_order import MAX_POSITION
-from atoll.protocol.settings import settings_to_json
+from atoll.protocol.settings import SyncSettings, settings_to_json
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
 
 ROUND = 8  # samples of the site a step
@@ -293,3 +295,19 @@ def test_after_the_last_commit_nobody_waits_for_samples() -> None:
     drive.receive(commit(1, 1, contributors=(2, 3), final=True))
     drive(e.CommitApplied(commit=1, state_hash=HASH))
     assert drawn(drive) == spans((0, ROUND))
+
+
+def test_ranks_that_train_on_beyond_their_snapshot_do_not_wait_for_leases() -> None:
+    """The coordinator has gone before it answered what was asked for at the snapshot: they come to the next boundary,
+    and to the end of the overrun beyond it."""
+    settings = replace(SETTINGS, overrun_steps=8, sync=SyncSettings(every=10, overlap_steps=8))
+    drive = started(settings=settings)
+    announce(drive)
+    (wanted,) = asked(drive)
+    lease(drive, (0, wanted))
+    drive.receive(replace(opened(1, 0), overlap_steps=8))
+    seal(drive, 10, used=WINDOW)
+    assert asked(drive), "for the window after the next one"
+    drive(e.SessionLost("connection reset"))
+    for step in range(10, 28):
+        assert draw(drive, step * ROUND), step

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.protocol.codecs.table import CODECS
-from atoll.protocol.errors import InvalidMessage
+from atoll.protocol.errors import ConfigError, InvalidMessage
 from atoll.protocol.settings import (
     CAPABILITIES,
     MAX_SETTINGS_CHARACTERS,
@@ -60,6 +60,43 @@ def test_what_a_run_needs_is_named_in_its_settings() -> None:
             needs = json.loads(settings_to_json(settings))["needs"]
             assert needs == [f"codec {codec}", "outer optimizer nesterov", "zstd"][: 3 if zstd_level else 2]
             assert CAPABILITIES.issuperset(needs)
+
+
+def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_needs() -> None:
+    for sync, names in (
+        (SyncSettings(), []),
+        (SyncSettings(overlap_steps=1), ["overlap"]),
+        (SyncSettings(merge="mix", alpha=0.5), ["merge mix"]),
+        (SyncSettings(overlap_steps=20, merge="mix", alpha=0.5), ["overlap", "merge mix"]),
+    ):
+        needs = json.loads(settings_to_json(RunSettings(run_id="r", sync=sync)))["needs"]
+        assert needs[2:] == names
+        assert CAPABILITIES.issuperset(needs)
+
+
+@pytest.mark.parametrize(
+    ("sync", "run", "message"),
+    [
+        ({"overlap_steps": 8}, {}, "sync.overlap_steps = 8 is more than sync.every = 7: .*choose at most 7"),
+        ({"overlap_steps": -1}, {}, "sync.overlap_steps = -1: must be at least 0"),
+        ({"merge": "add"}, {}, 'sync.merge = "add"'),
+        ({"merge": "mix"}, {}, 'sync.merge = "mix" and sync.alpha = 0: .*for example 0.5, or merge "keep"'),
+        ({"alpha": 0.5}, {}, 'sync.alpha = 0.5: sync.merge = "keep" has no weights; choose "mix" or alpha 0'),
+        ({"merge": "mix", "alpha": 1.0}, {}, "sync.alpha = 1.0: must be at least 0 and less than 1"),
+        ({"merge": "mix", "alpha": -0.5}, {}, "sync.alpha = -0.5: must be at least 0 and less than 1"),
+        ({"overlap_steps": 5}, {"overrun_steps": 4}, "run.overrun_steps = 4 is less than .*choose 0 or at least 5"),
+    ],
+)
+def test_what_contradicts_is_refused_with_what_to_choose(
+    sync: dict[str, Any], run: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        validate(replace(SETTINGS, sync=SyncSettings(**{"every": 7} | sync), **run))
+
+
+def test_as_many_steps_as_there_are_between_two_syncs_may_overlap() -> None:
+    for overrun_steps in (0, 7):
+        validate(replace(SETTINGS, sync=SyncSettings(every=7, overlap_steps=7), overrun_steps=overrun_steps))
 
 
 def changed(**changes: Any) -> str:

@@ -107,6 +107,31 @@ def test_merge_keeps_what_was_trained_since_the_snapshot(dtype: torch.dtype, dev
     assert net.count.item() == 8
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alpha", [0.5, 0.25])
+def test_mix_weighs_the_local_copy_with_alpha(dtype: torch.dtype, device: str, alpha: float) -> None:
+    """In fp32, then cast; what was trained since the snapshot counts with it, and averaged buffers are replaced."""
+    net = Net().to(device, dtype)
+    tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)], {"own": "local"})
+    node = FakeNode(manifest=tensors.manifest)
+    shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), alpha=alpha)
+    shared.write_snapshot(with_frozen=False)
+    outer = torch.randn(5, 3)
+    fill(node, "weight", outer)
+    fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
+    with torch.no_grad():
+        net.weight.add_(0.25)
+    local = net.weight.detach().cpu().double()
+    places = addresses(net)
+    shared.apply(MergeMode.MIX, fresh=False)
+    expected = alpha * local + (1 - alpha) * outer.double()
+    precision = 1e-6 if dtype is torch.float32 else 1e-2
+    torch.testing.assert_close(net.weight.detach().cpu().double(), expected, rtol=precision, atol=precision)
+    assert net.mean.tolist() == [1.0, 2.0, 3.0]
+    assert addresses(net) == places
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
     net = Net().to(dtype)

@@ -25,7 +25,7 @@ from tests.harness.fake_node import SNAPSHOT, STOP, FakeNode, Question, apply, g
 from tests.harness.zero import ZeroRedundancyOptimizer, rank_of_two
 
 SETTINGS = RunSettings(run_id="r", steps=100)
-REPLACE, MERGE, SHIFT = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT
+REPLACE, MERGE, SHIFT, MIX = MergeMode.REPLACE, MergeMode.MERGE, MergeMode.SHIFT, MergeMode.MIX
 
 
 @pytest.fixture
@@ -281,6 +281,42 @@ def test_outer_parameters(node: FakeNode) -> None:
         assert not site.has_outer_parameters  # PUBLISH holds a difference
         with pytest.raises(NotYetError, match="next sync"), site.outer_parameters():
             pass
+
+
+def test_outer_parameters_cannot_be_read_while_they_change(node: FakeNode) -> None:
+    """From the answer that says so to the values: the node writes PUBLISH while this rank trains."""
+    net, optimizer = model()
+    changes = replace(go_on(4), version=1)
+    node.script = [first(2), (2, SNAPSHOT), (2, go_on(3)), (3, changes), (4, apply(MERGE, 9, version=1)), (9, STOP)]
+    with atoll.join(net, optimizer) as site:
+        for step, may in ((1, True), (2, True), (3, False), (4, True)):
+            site.step(tokens=1, loss=train(net, optimizer))
+            assert site.has_outer_parameters == may, step
+            if not may:
+                with pytest.raises(NotYetError, match="just changing"), site.outer_parameters():
+                    pass
+
+
+@pytest.mark.parametrize("mode", [MERGE, MIX])
+def test_steps_beyond_the_snapshot_count_for_the_next_sync(node: FakeNode, mode: MergeMode) -> None:
+    """Steps of the run, tokens, losses and time go on where the snapshot ended, whatever the merge."""
+    net, optimizer = model()
+    node.script = [
+        first(2, run_step=100),
+        (2, SNAPSHOT),
+        (2, go_on(3)),
+        (3, apply(mode, 4, run_step=102, version=1)),
+        (4, SNAPSHOT),
+        (4, STOP),
+    ]
+    seen = []
+    with atoll.join(net, optimizer) as site:
+        for _ in range(4):
+            seen.append(site.step(tokens=3, loss=train(net, optimizer)))
+    assert [s.inner_step for s in seen] == [101, 102, 103, 104], "no step of a schedule twice or never"
+    assert [s.synced for s in seen] == [False, False, True, False]
+    reports = node.said("sealed")
+    assert [(r["tokens"], r["num_steps"]) for r in reports] == [(6, 2), (6, 2)]
 
 
 def test_busy_is_told_and_ended(node: FakeNode) -> None:
