@@ -43,7 +43,8 @@ def open_next(
     run.lanes.clear()
     expected = [*at_base, *(s for s in returning if s not in at_base)]
     log = run.log
-    following = _next(run, log.last, log.run_step, log.run_tokens, log.tokens_per_step())
+    window = _window(run, log.run_step, log.run_tokens, log.tokens_per_step())
+    following = _next(run, log.last, log.run_step, log.run_tokens, window)
     _open(run, following, expected)
     for site in at_base:
         if before is not None:
@@ -51,10 +52,8 @@ def open_next(
         run.send(site, following)
 
 
-def _next(
-    run: Run, base: int, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
-) -> m.Open:
-    num_steps, overlap_steps = _window(run, run_step, run_tokens, tokens_per_step, trained_steps)
+def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int, int]) -> m.Open:
+    num_steps, overlap_steps = window
     return m.Open(
         sync=run.last_sync + 1,
         base_commit=base,
@@ -123,7 +122,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     at_base = run.members.holding(plan.base_commit)
     following: m.Open | None = None
     if not final:
-        following = _next(run, number, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
+        window = _window(run, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
+        following = _next(run, number, run_step, run_tokens, window)
         following = replace(following, fragment=plan.fragment)
     message = m.Commit(
         commit=number,
