@@ -50,6 +50,7 @@ ROLES = {
 LEARNING_RATE = np.float32(0.05)
 NOISE = np.float32(0.1)
 PROGRESS_EVERY_S = 0.2
+NUDGED_PARTS = 32
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
@@ -64,6 +65,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=4, help="samples a step and rank, of a leased data set")
     parser.add_argument("--fetched-ahead", type=int, default=0, help="batches that are drawn before they are needed")
     parser.add_argument("--step-delay-s", type=float, default=0.0)
+    parser.add_argument("--step-s", type=float, default=0.0, help="a step lasts exactly so long, and is traced")
     parser.add_argument("--start-delay-s", type=float, default=0.0, help="before joining")
     parser.add_argument("--trace", help="append JSON lines to this file; {rank} is replaced")
     parser.add_argument("--fault-rank", type=int, default=-1, help="only on this rank (default: all)")
@@ -170,6 +172,14 @@ class Model:
                 self.values[i][...] = data_seed % 1000
         return total / max(count, 1)
 
+    def nudge(self, step: int) -> float:
+        """A step that takes no time to speak of: one part of each tensor after the other is changed a little."""
+        for values, spec in zip(self.values, self.specs, strict=True):
+            if spec.role is Role.TRAINABLE:
+                flat, size = values.reshape(-1), -(-values.size // NUDGED_PARTS)
+                flat[step % NUDGED_PARTS * size :][:size] *= np.float32(0.999)
+        return 1.0
+
     def digest(self) -> str:
         digest = Digest("plain-worker")
         for values in self.values:
@@ -226,8 +236,13 @@ class Worker:
     def trace(self, event: str, **fields: Any) -> None:
         if self._trace is not None:
             where = {"rank": self.client.rank, "generation": self.client.generation, "step": self.step}
+            where["at_s"] = time.monotonic()
             with self._trace.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"event": event, **where, **fields}) + "\n")
+
+    def digest(self) -> str:
+        """Of the model; of timed steps nothing but the time is asked, and this would take some."""
+        return "" if self.options.step_s else self.model.digest()
 
     # --- the loop
 
@@ -299,8 +314,14 @@ class Worker:
     def train(self) -> None:
         started = time.monotonic()
         time.sleep(self.options.step_delay_s)
-        loss = self.model.step(self.step, self.told.data_seed)
+        if self.options.step_s:
+            loss = self.model.nudge(self.step)
+            time.sleep(max(0.0, started + self.options.step_s - time.monotonic()))
+        else:
+            loss = self.model.step(self.step, self.told.data_seed)
         self.step += 1
+        if self.options.step_s:
+            self.trace("step", train_s=time.monotonic() - started)
         if self.batches is not None:
             self.batches.step()
         self.tokens += self.options.tokens
@@ -329,7 +350,7 @@ class Worker:
             num_samples_used=self.batches.num_samples_used if self.batches else 0,
         )
         self.client.sealed(report)
-        self.trace("sealed", tokens=self.tokens, digest=self.model.digest())
+        self.trace("sealed", tokens=self.tokens, digest=self.digest())
         self.loss_sum, self.num_steps, self.train_s = 0.0, 0, 0.0
 
     def merge(self, answer: Answer) -> None:
@@ -354,7 +375,7 @@ class Worker:
         if self.batches is not None:
             self.batches.begin_epoch(answer.data_epoch)
         self.client.merged(version=answer.version, step=self.step, wait_s=self.wait_s)
-        self.trace("merged", version=answer.version, run_step=answer.run_step, digest=self.model.digest())
+        self.trace("merged", version=answer.version, run_step=answer.run_step, digest=self.digest())
         self.wait_s = 0.0
 
     # --- faults

@@ -1,0 +1,115 @@
+"""What syncs cost three sites on links so thin that one takes 30 % of a window: utilization, steps/s, bytes/s at peak.
+
+Steps of fixed length, a timer, so that the ratios are of the links alone; real training is shown beside them. The same
+run without syncs and with syncs that the ranks wait for, one after the other and that several times. Each site is in a
+network namespace whose link is limited, which needs root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from atoll.node.worker.model import Transformer
+from atoll.protocol.settings import ModelSettings, RunSettings, SyncSettings
+from benchmarks import netns
+from benchmarks.utilization_figures import Figures, computed, link_bits_per_s
+from benchmarks.utilization_run import Trained, Windows, measure
+from tests.harness.chaos import PLAIN_WORKER
+
+TRAINER = Path(__file__).parent / "utilization_trainer.py"
+WITHOUT = "without syncs"
+BLOCKING = "blocking"
+TRAINING_EVERY = 20
+STEP_GUESS_S = 0.2
+FAST_BITS_PER_S = 1_000_000_000
+"""So that the first parameters come at once where nothing but the length of a step is asked."""
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks utilization", description=__doc__)
+    parser.add_argument("--parameters", type=int, default=3 << 20)
+    parser.add_argument("--codec", default="int8")
+    parser.add_argument("--chunk-elements", type=int, default=1 << 16)
+    parser.add_argument("--every", type=int, default=40, help="H, inner steps of a window")
+    parser.add_argument("--step-s", type=float, default=0.1)
+    parser.add_argument("--share", type=float, default=0.3, help="of a window: the sync's bytes at the link's rate")
+    parser.add_argument("--windows", type=int, default=2, help="counted in each run")
+    parser.add_argument("--rounds", type=int, default=7, help="with all runs in each")
+    parser.add_argument("--training-rounds", type=int, default=1, help="the same with real training; 0: none")
+    args = parser.parse_args(argv)
+    if reason := netns.available():
+        print(f"not measured: {reason}", file=sys.stderr)
+        return 1
+    run = RunSettings(
+        run_id="bench",
+        steps=1 << 30,
+        min_sites=3,
+        data="local",
+        time_limits="lan",
+        sync=SyncSettings(every=args.every, codec=args.codec, chunk_elements=args.chunk_elements),
+    )
+    _timed(args, run)
+    if args.training_rounds:
+        _training(args, run)
+    return 0
+
+
+def _timed(args: argparse.Namespace, run: RunSettings) -> None:
+    worker = [sys.executable, str(PLAIN_WORKER), "--tensors", f"w={args.parameters}", "--step-s", str(args.step_s)]
+    print(f"{args.parameters} parameters, {args.codec}, a sync every {args.every} steps of {args.step_s:g} s (a timer)")
+    _compare(run, Trained(worker, "exec", (args.parameters,)), args.step_s, args, args.rounds)
+
+
+def _training(args: argparse.Namespace, run: RunSettings) -> None:
+    trained = Trained([str(TRAINER)], "python", tuple(p.numel() for p in Transformer(ModelSettings(), 1).parameters()))
+    run = replace(run, sync=replace(run.sync, every=TRAINING_EVERY))
+    windows = Windows(every=TRAINING_EVERY, length_s=TRAINING_EVERY * STEP_GUESS_S, num_counted=1)
+    step_s = 1 / measure(modes(run)[WITHOUT], trained, FAST_BITS_PER_S, windows).steps_per_s
+    print(f"\nreal training, the default model ({sum(trained.sizes)} parameters), {args.codec}, a sync every "
+          f"{TRAINING_EVERY} steps of {step_s * 1e3:.0f} ms, all on this machine")  # fmt: skip
+    _compare(run, trained, step_s, args, args.training_rounds)
+
+
+def _compare(run: RunSettings, trained: Trained, step_s: float, args: argparse.Namespace, num_rounds: int) -> None:
+    window_s = run.sync.every * step_s
+    bits_per_s = link_bits_per_s(run.sync, trained.sizes, args.share * window_s)
+    windows = Windows(every=run.sync.every, length_s=window_s, num_counted=args.windows)
+    print(f"3 sites, links of {bits_per_s / 1e6:.2f} Mbit/s; {num_rounds} rounds of {args.windows} windows each:")
+    print(f"{'':>14} {'utilization':>24} {'steps/s':>24} {'over without syncs':>24} {'kB/s at peak':>24}")
+    _print_row("computed", [computed(run.sync, trained.sizes, bits_per_s, window_s)], None)
+    found: dict[str, list[Figures]] = {name: [] for name in modes(run)}
+    for _ in range(num_rounds):
+        for name, settings in modes(run).items():
+            found[name].append(measure(settings, trained, bits_per_s, windows))
+    for name, figures in found.items():
+        _print_row(name, figures, found[WITHOUT])
+
+
+def modes(run: RunSettings) -> dict[str, RunSettings]:
+    """By name: what is compared. The first is what the others are compared with."""
+    return {WITHOUT: replace(run, sync=replace(run.sync, every=1 << 30)), BLOCKING: run}
+
+
+def _print_row(name: str, figures: Sequence[Figures], without: Sequence[Figures] | None) -> None:
+    ratios = [f.steps_per_s / w.steps_per_s for f, w in zip(figures, without, strict=True)] if without else []
+    columns = [
+        _spread([f.utilization for f in figures], 3),
+        _spread([f.steps_per_s for f in figures], 2),
+        _spread(ratios, 3),
+        _spread([f.peak_bytes_per_s / 1e3 for f in figures], 0),
+    ]
+    print(f"{name:>14} {' '.join(f'{column:>24}' for column in columns)}", flush=True)
+
+
+def _spread(values: Sequence[float], digits: int) -> str:
+    """The median, and the range."""
+    if not values:
+        return ""
+    middle, low, high = statistics.median(values), min(values), max(values)
+    text = f"{middle:.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({low:.{digits}f} to {high:.{digits}f})"
