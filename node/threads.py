@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
@@ -28,6 +29,17 @@ async def run_to_its_end(work: Callable[[], T], pool: Executor | None = None) ->
         if not working.cancelled() and (error := working.exception()) is not None:
             log.warning("cancelled, and failed: %s", error)
         raise
+
+
+def giving_way(num_threads: int, name: str, nice: int) -> ThreadPoolExecutor:
+    """Threads that get less of busy cores than this one, the less the larger `nice` is. So do threads that these
+    start."""
+    niceness = os.getpriority(os.PRIO_PROCESS, 0) + nice  # on Linux each thread has its own
+
+    def give_way() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, niceness)
+
+    return ThreadPoolExecutor(num_threads, thread_name_prefix=name, initializer=give_way)
 
 
 def pool_of(num_threads: int) -> AbstractContextManager[Executor | None]:

@@ -12,6 +12,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import SITE_NAME
 
 LAUNCHERS = ("python", "exec", "torchrun")
+MAX_NICE = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,8 @@ class NodeConfig:
     """Worker processes of this site."""
     num_threads: int = 0
     """Of each worker and of the node's kernels; without it, cores / ranks."""
+    nice: int = 0
+    """How much less of busy cores the threads of the node's kernels get than its workers do, 0 to 19: docs/log.md."""
     command: tuple[str, ...] = ()
     """The user's script and its arguments; empty: the built-in trainer."""
     launcher: str = "python"
@@ -65,7 +68,7 @@ class NodeConfig:
 
     @property
     def num_kernel_threads(self) -> int:
-        """Of the node's own kernels, which run while the workers wait."""
+        """Of the node's own kernels."""
         return self.num_threads or _num_cores()
 
 
@@ -79,6 +82,8 @@ def validate(config: NodeConfig) -> None:
         raise ConfigError(f"--ranks {config.num_ranks}: a site has at least one rank")
     if config.num_threads < 0:
         raise ConfigError(f"--threads {config.num_threads}: must be at least 1, or 0 for cores / ranks")
+    if not 0 <= config.nice <= MAX_NICE:
+        raise ConfigError(f"--nice {config.nice}: 0 (as the workers) to {MAX_NICE} (only where they leave cores idle)")
     if config.launcher not in LAUNCHERS:
         raise ConfigError(f"--launcher {config.launcher}: choose one of {', '.join(LAUNCHERS)}")
     if config.launcher == "exec" and not config.command:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from atoll.node.daemon.config import NodeConfig, default_home, validate
@@ -23,6 +22,7 @@ from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.listener import Listener
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
+from atoll.node.threads import giving_way
 from atoll.protocol import addresses, descriptors
 from atoll.protocol.codecs import kernels
 from atoll.protocol.exit_codes import ENDED_AT_ONCE
@@ -36,6 +36,8 @@ CLEAN_END_S = 1.0
 """Between the end of the workers and the end of this process, after a second Ctrl-C."""
 END_LIMIT_S = FLUSH_S + WORKERS_END_LIMIT_S + CLEAN_END_S + 2.0
 """From a second Ctrl-C to the end of this process, at most."""
+MAX_DISK_THREADS = 32
+"""One works at a time as a rule; others wait for a disk."""
 MAX_PEER_CONNECTIONS = 4096
 """Or half of the descriptors: the node's own connections and files need the others."""
 PEER_IDLE_LIMIT_S = 300.0
@@ -58,6 +60,7 @@ async def run_node(config: NodeConfig) -> int:
 
         signals = Signals(first, lambda _: end_process(ENDED_AT_ONCE), END_LIMIT_S)
         stack.callback(signals.close)  # at the very end: what is closed before may wait for a disk
+        asyncio.get_running_loop().set_default_executor(giving_way(MAX_DISK_THREADS, "disk", config.nice))
         prepared = asyncio.create_task(asyncio.to_thread(prepare_kernels))
         settings = await discover(config.coordinator, None, FIRST_CONTACT_S)
         machine = Machine()
@@ -103,7 +106,7 @@ async def _meet_peers(
         run_id=run_id,
         incarnation=home.incarnation,
         dialer=Dialer(None, machine.network),
-        pool=ThreadPoolExecutor(config.num_kernel_threads, thread_name_prefix="exchange"),
+        pool=giving_way(config.num_kernel_threads, "exchange", config.nice),
         spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
     )
     limit = descriptors.raise_limit()

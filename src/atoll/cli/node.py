@@ -43,6 +43,7 @@ FLAGS = {
     "from_saved": Flag("DIR", "--from"),
     "num_ranks": Flag("N", "--ranks"),
     "num_threads": Flag("N", "--threads"),
+    "nice": Flag("N"),
     "launcher": Flag("HOW"),
     "interface": Flag("NAME"),
     "max_retained_bytes": Flag("MIB", "--max-retained-mib", mebibytes),
