@@ -236,9 +236,8 @@ class Worker:
     def trace(self, event: str, **fields: Any) -> None:
         if self._trace is not None:
             where = {"rank": self.client.rank, "generation": self.client.generation, "step": self.step}
-            where["at_s"] = time.monotonic()
             with self._trace.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"event": event, **where, **fields}) + "\n")
+                file.write(json.dumps({"event": event, "at_s": time.monotonic(), **where, **fields}) + "\n")
 
     def digest(self) -> str:
         """Of the model; of timed steps nothing but the time is asked, and this would take some."""
