@@ -32,6 +32,7 @@ MAX_PROBED = 32  # peers that one site probes
 MAX_DONORS = 8  # that one site asks at once
 MAX_LISTED_DONORS = 64  # that it is told of at once; of others when it asks again
 MAX_WAITS = 64  # sites of each kind that a heartbeat names
+MAX_LINKS = 32  # of which a site says at once how they were used
 MAX_TOKENS = 1 << 48  # of one site in one sync
 MAX_MANIFEST_BYTES = 32 << 20
 MANIFEST_PART_BYTES = 1 << 18  # a thin link must not keep heartbeats waiting behind one part
@@ -185,6 +186,13 @@ class Outlier:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUse:
+    site_id: int
+    received_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
     sync: int
     attempt: int
@@ -192,10 +200,9 @@ class Done:
     payload_digest: bytes = digest()
     last_commit: int
     state_hash: bytes = digest()
-    sent_bytes: int = 0
-    received_bytes: int = 0
     tokens: tuple[int, ...] = bounded(MAX_MEMBERS, ())
     stood_out: Outlier | None = None
+    links: tuple[LinkUse, ...] = bounded(MAX_LINKS, ())
 
 
 class Direction(IntEnum):

@@ -23,6 +23,8 @@ from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.left_out import LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
+from atoll.coordinator.core.sync.links import Links
+from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
@@ -84,6 +86,8 @@ class Run:
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble()
+        self.links = Links()
+        self.pace = Pace()
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         excluded = persisted.all(e.ExclusionRecord)
         self.left_out = LeftOut(excluded, self.log.records)
@@ -263,6 +267,7 @@ class Run:
             self.report(logging.WARNING, f"{site.label}: {self.strike(site, why, is_absence=evicted)}")
         site.goes(reason, evicted=evicted, newest=self.log.last)
         self.stragglers.forget(site.site_id)
+        self.links.forget(site.site_id)
         if was_live:
             if planned := [sync.open.sync for sync in self.lanes.values() if sync.has_planned(site.start)]:
                 site.voids(max(planned))

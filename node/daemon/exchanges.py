@@ -99,10 +99,9 @@ class Exchanges:
             payload_digest=result.payload_digest,
             last_commit=held.commit,
             state_hash=held.state_hash,
-            sent_bytes=result.sent_bytes,
-            received_bytes=result.received_bytes,
             tokens=result.tokens,
             stood_out=_outlier(result.stood_out) if result.stood_out is not None else None,
+            links=result.links,
         )
         self._shell.handle(e.ExchangeFinished(done))
 

@@ -116,6 +116,9 @@ class ExchangeRequest(_message.Message):
 
     OPEN_FIELD_NUMBER: _builtins.int
     CONTRIBUTION_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    follows: _builtins.bool
+    """right after the message before: what the receiver waits for it, it waits for the link"""
     @_builtins.property
     def open(self) -> Global___ExchangeOpen:
         """first"""
@@ -127,10 +130,11 @@ class ExchangeRequest(_message.Message):
         *,
         open: Global___ExchangeOpen | None = ...,
         contribution: Global___Parts | None = ...,
+        follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribution", b"contribution", "open", b"open"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribution", b"contribution", "open", b"open"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "contribution", b"contribution", "follows", b"follows", "open", b"open"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["open", "contribution"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
@@ -223,6 +227,8 @@ class ExchangeResponse(_message.Message):
     HELD_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     WAITING_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
+    follows: _builtins.bool
     @_builtins.property
     def held(self) -> Global___Held:
         """first"""
@@ -237,10 +243,11 @@ class ExchangeResponse(_message.Message):
         held: Global___Held | None = ...,
         payload: Global___Parts | None = ...,
         waiting: Global___Waiting | None = ...,
+        follows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "held", b"held", "payload", b"payload", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "follows", b"follows", "held", b"held", "payload", b"payload", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["held", "payload", "waiting"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015

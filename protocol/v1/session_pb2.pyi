@@ -690,6 +690,8 @@ Global___Ready: _TypeAlias = Ready  # noqa: Y015
 
 @_typing.final
 class Done(_message.Message):
+    """All payloads are in the log. Contributors say it, and receivers for what they say of links."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SYNC_FIELD_NUMBER: _builtins.int
@@ -698,10 +700,9 @@ class Done(_message.Message):
     PAYLOAD_DIGEST_FIELD_NUMBER: _builtins.int
     LAST_COMMIT_FIELD_NUMBER: _builtins.int
     STATE_HASH_FIELD_NUMBER: _builtins.int
-    SENT_BYTES_FIELD_NUMBER: _builtins.int
-    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     STOOD_OUT_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     term: _builtins.int
@@ -710,8 +711,6 @@ class Done(_message.Message):
     last_commit: _builtins.int
     state_hash: _builtins.bytes
     """after last_commit"""
-    sent_bytes: _builtins.int
-    received_bytes: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """the weight of each contributor, in the plan's order, as it was averaged"""
@@ -719,6 +718,10 @@ class Done(_message.Message):
     @_builtins.property
     def stood_out(self) -> Global___Outlier:
         """of the contributions that were averaged here, the one that was nearest to its limit"""
+
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkUse]:
+        """of the peers from which chunks came, those for which it took longest: at most 32"""
 
     def __init__(
         self,
@@ -729,18 +732,45 @@ class Done(_message.Message):
         payload_digest: _builtins.bytes = ...,
         last_commit: _builtins.int = ...,
         state_hash: _builtins.bytes = ...,
-        sent_bytes: _builtins.int = ...,
-        received_bytes: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         stood_out: Global___Outlier | None = ...,
+        links: _abc.Iterable[Global___LinkUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stood_out", b"stood_out"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "payload_digest", b"payload_digest", "received_bytes", b"received_bytes", "sent_bytes", b"sent_bytes", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "last_commit", b"last_commit", "links", b"links", "payload_digest", b"payload_digest", "state_hash", b"state_hash", "stood_out", b"stood_out", "sync", b"sync", "term", b"term", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Done: _TypeAlias = Done  # noqa: Y015
+
+@_typing.final
+class LinkUse(_message.Message):
+    """Chunk data that came from a peer while this site waited for it and that peer waited for nobody: docs/decisions/0037."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SITE_ID_FIELD_NUMBER: _builtins.int
+    RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    site_id: _builtins.int
+    """of the peer"""
+    received_bytes: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        site_id: _builtins.int = ...,
+        received_bytes: _builtins.int = ...,
+        seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["received_bytes", b"received_bytes", "seconds", b"seconds", "site_id", b"site_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkUse: _TypeAlias = LinkUse  # noqa: Y015
 
 @_typing.final
 class ExchangeFailed(_message.Message):

@@ -115,8 +115,6 @@ class SiteQuestions:
             payload_digest=payload_digest,
             last_commit=outer.commit,
             state_hash=outer.state_hash,
-            sent_bytes=1,
-            received_bytes=1,
             tokens=tokens,
         )
 

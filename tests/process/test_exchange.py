@@ -73,12 +73,12 @@ def test_all_sites_hold_the_reference_payloads(tmp_path: Path, layout) -> None: 
             for site in sites:
                 site.train(1)
             plan = star_plan(run.layout, sites)
-            results = await run_all(plan, sites)
+            await run_all(plan, sites)
             expected = expected_payloads(plan, sites)
             for site in sites:
                 assert site.payloads(plan) == expected
-            for result in results:  # every chunk crosses a site's downlink twice, little else does
-                assert 1 < result.received_bytes / (4 / 3 * sum(map(len, expected))) < 1.5
+            for site in sites:  # every chunk crosses a site's downlink twice, little else does
+                assert 1 < site.hub.counters.received_bytes / (4 / 3 * sum(map(len, expected))) < 1.5
             assert all(site.hub.counters.refused.total() == 0 and site.hub.counters.reconnects == 0 for site in sites)
 
     asyncio.run(main())
@@ -90,8 +90,8 @@ def test_a_lone_contributor_needs_nobody(tmp_path: Path) -> None:
             (site,) = await run.add(1)
             site.train(1)
             plan = star_plan(run.layout, [site])
-            (result,) = await run_all(plan, [site])
-            assert result.sent_bytes == result.received_bytes == 0
+            await run_all(plan, [site])
+            assert site.hub.counters.sent_bytes == site.hub.counters.received_bytes == 0
             assert site.payloads(plan) == expected_payloads(plan, [site])
 
     asyncio.run(main())
@@ -888,7 +888,6 @@ def test_12_a_site_that_reduces_nothing_has_the_weights_from_the_plan(tmp_path: 
             sites[1].hub.weigh(plan, weights(plan))
             got = await second
             assert (got.payload_digest, got.tokens) == (done.payload_digest, done.tokens)
-            assert got.received_bytes == other.attempt.received_bytes
 
     asyncio.run(main())
 

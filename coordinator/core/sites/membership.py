@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 
@@ -10,7 +11,7 @@ from atoll.coordinator.core.sites.conduct import Conduct
 from atoll.coordinator.core.sync.exclusions import Start
 from atoll.coordinator.core.sync.topology import Reducer
 from atoll.protocol.digest import Digest
-from atoll.protocol.messages import FindSources, Heartbeat, Hello, Member, Offer
+from atoll.protocol.messages import FindSources, Heartbeat, Hello, LinkUse, Member, Offer
 
 
 class Standing(Enum):
@@ -353,6 +354,10 @@ class Membership:
     def known(self, site_id: int) -> Site:
         """A site that was planned, or is in the run: it is not forgotten."""
         return self._by_id[site_id]
+
+    def among_live(self, uses: Iterable[LinkUse]) -> list[LinkUse]:
+        """Those of sites that are in the run."""
+        return [use for use in uses if (site := self._by_id.get(use.site_id)) is not None and site.live]
 
     def connected(self) -> list[Site]:
         """Sites of the run with a stream, in the order of ids."""

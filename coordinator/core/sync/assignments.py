@@ -23,6 +23,7 @@ def assign(
     reducers: Sequence[Reducer],
     on_probation: frozenset[int],
     not_reducing: frozenset[int],
+    num_receivers: int = 0,
 ) -> tuple[tuple[Tree, ...], frozenset[int]] | None:
     """Trees that were not tried with these contributors in this sync yet, and the suspects who reduce nothing in them:
     those with whom exchanges failed in the last attempt, if they can be avoided. At first those `on_probation` are as
@@ -44,7 +45,7 @@ def assign(
         if avoid | not_reducing >= set(ids):
             continue
         try:
-            trees = direct(sizes, reducers, avoid=avoid | not_reducing, rotation=rotation)
+            trees = direct(sizes, reducers, avoid=avoid | not_reducing, rotation=rotation, num_receivers=num_receivers)
         except ConfigError as error:
             problem = problem or error
             continue

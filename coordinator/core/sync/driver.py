@@ -78,6 +78,7 @@ def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.Exchan
 def done(run: Run, site: Site, message: m.Done) -> None:
     """The site has all payloads of the attempt. It is evicted if it exchanged from a state without the plan's
     base."""
+    run.links.note(site.site_id, run.members.among_live(message.links))
     attempt = _attempt_of(run, site, message)
     if attempt is None:
         run.report(

@@ -169,6 +169,10 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run.exchange_times.note(ids, run.now - attempt.planned_at)
     run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
     _learn(run, sync, attempt)
+    run.pace.note_commit(run.now)
+    if run.pace.period_s:
+        here = [site.site_id for site in run.members.live()]
+        run.links.settle(here, run.chunk_sizes.total_bytes, run.pace.period_s)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,

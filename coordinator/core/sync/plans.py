@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
@@ -13,9 +14,12 @@ from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.stragglers import Window
 from atoll.coordinator.core.sync.syncs import Sync
-from atoll.coordinator.core.sync.topology import direct
+from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol import messages as m
 from atoll.protocol.errors import ConfigError
+
+MIDDLE_LINK = 1 << 20
+"""What the link of most sites counts as; only the ratios matter."""
 
 
 def make(
@@ -33,7 +37,8 @@ def make(
     newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
     if len(newcomers) < len(contributors):
         on_probation |= newcomers
-    found = assign(sync, run.chunk_sizes, [s.reducer() for s in contributors], on_probation, not_reducing)
+    reducers = _with_links(run, contributors)
+    found = assign(sync, run.chunk_sizes, reducers, on_probation, not_reducing, num_receivers=len(receivers))
     if found is None:
         return None
     trees, suspects = found
@@ -55,6 +60,17 @@ def make(
         ahead=ahead,
     )
     return plan, suspects
+
+
+def _with_links(run: Run, contributors: list[Site]) -> list[Reducer]:
+    """What sites declare counts where nothing else is known of their links."""
+    shares = [run.links.share(s.site_id) for s in contributors]
+    if len(set(shares)) == 1:
+        return [s.reducer() for s in contributors]
+    return [
+        replace(s.reducer(), bandwidth_bytes_per_s=max(1, int(MIDDLE_LINK * share)))
+        for s, share in zip(contributors, shares, strict=True)
+    ]
 
 
 def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:

@@ -9,6 +9,9 @@ from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Tree
 
+MOST_HALVINGS = 100
+"""Of a time that is sought to the byte; beyond that it does not change any more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reducer:
@@ -25,8 +28,9 @@ def direct(
     *,
     avoid: frozenset[int] = frozenset(),
     rotation: int = 0,
+    num_receivers: int = 0,
 ) -> tuple[Tree, ...]:
-    """One contiguous range of chunks a reducer, in proportion to bandwidth by bytes, ascending.
+    """One contiguous range of chunks a reducer, so long that no link is busy for longer than it must, ascending.
 
     `contributors` are all sites of the sync in the order of their ids; those in `avoid` reduce nothing. The ranges
     are given out in the order of ids, beginning at `rotation`, so that another attempt has other reducers.
@@ -38,7 +42,8 @@ def direct(
         raise ConfigError("no contributor may reduce")
     order = order[rotation % len(order) :] + order[: rotation % len(order)]
     capacities = [contributors[i].max_retained_bytes // len(contributors) for i in order]
-    shares = _shares([contributors[i].bandwidth_bytes_per_s for i in order], capacities, sizes.total_bytes)
+    bandwidths = [contributors[i].bandwidth_bytes_per_s for i in order]
+    shares = _shares(bandwidths, capacities, sizes.total_bytes, max(1, len(contributors) - 2 + num_receivers))
     ranges = _cut(sizes, shares, capacities) or _cut(sizes, capacities, capacities)
     if ranges is None:
         raise ConfigError(
@@ -53,25 +58,33 @@ def direct(
     return tuple(sorted(trees, key=lambda tree: tree.first_chunk))
 
 
-def _shares(bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: int) -> list[float]:
-    """Bytes for each reducer: in proportion to bandwidth, what does not fit goes to the others."""
+def _shares(
+    bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: int, num_more: int
+) -> list[float]:
+    """Bytes for each reducer, such that all links are busy for the same time: a link that is busy for longer with what
+    its site contributes and receives gets none, and what does not fit goes to the others.
+
+    A site contributes what others reduce, and sends what it reduces to all of them: a byte that it reduces is so many
+    bytes more on its link, in either direction.
+    """
     known = [b for b in bandwidths if b > 0]
     mean = sum(known) / len(known) if known else 1.0
     weights = [float(b) if b > 0 else mean for b in bandwidths]
-    shares = [0.0] * len(weights)
-    open_ones = list(range(len(weights)))
-    left = float(total_bytes)
-    while open_ones:
-        scale = left / sum(weights[i] for i in open_ones)
-        full = [i for i in open_ones if weights[i] * scale > capacities[i]]
-        if not full:
-            for i in open_ones:
-                shares[i] = weights[i] * scale
+    goal = min(total_bytes, sum(capacities))
+
+    def within(seconds: float) -> list[float]:
+        fitting = ((w * seconds - total_bytes) / num_more for w in weights)
+        return [min(max(0.0, share), capacity) for share, capacity in zip(fitting, capacities, strict=True)]
+
+    least, most = 0.0, (num_more + 1) * total_bytes / min(weights)  # then each of them could reduce all
+    seconds = (num_more + len(weights)) * total_bytes / sum(weights)  # right if all have something, and fit
+    shares = within(seconds)
+    for _ in range(MOST_HALVINGS):
+        if abs(sum(shares) - goal) <= 1:
             break
-        for i in full:
-            shares[i] = float(capacities[i])
-            left = max(0.0, left - shares[i])
-        open_ones = [i for i in open_ones if i not in full]
+        least, most = (seconds, most) if sum(shares) < goal else (least, seconds)
+        seconds = (least + most) / 2
+        shares = within(seconds)
     return shares
 
 

@@ -127,11 +127,13 @@ def current(ctx: Context, said: OfAttempt) -> Exchange | None:
 
 
 def finished(ctx: Context, event: events.ExchangeFinished) -> None:
-    """All payloads are in the log; a contributor says Done."""
+    """All payloads are in the log; a contributor says Done, and so does a receiver that has seen links at work."""
     exchange = current(ctx, event.done)
     if exchange is not None:
         exchange.finished = True
         _say(ctx, exchange, event.done)
+        if not exchange.contributes and event.done.links:
+            ctx.send(event.done)
 
 
 def broken(ctx: Context, event: events.ExchangeBroken) -> None:

@@ -22,6 +22,8 @@ MIN_FRAME_BYTES = 64 << 10
 """Smaller ones cost more than they are worth."""
 MIN_PART_BYTES = 4 << 10
 """Of every part but a chunk's last, so that a chunk cannot come as a million objects."""
+LEAD_BYTES = MIN_PART_BYTES + 128
+"""Of the first frame of a series: once it is there, the others take as long as the link needs for them."""
 MAX_HAS_PAYLOADS = 1 << 17
 """Listed in an ExchangeOpen, so that it is a small message."""
 _PART_OVERHEAD_BYTES = 80  # more than the other fields of a Part have
@@ -78,10 +80,12 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _slices(items: Iterable[Encoded], frame_bytes: int) -> Iterator[list[tuple[Encoded, int, int]]]:
-    """(chunk, first byte, end) of each part, one list a frame."""
+def _slices(
+    items: Iterable[Encoded], first_bytes: int, frame_bytes: int
+) -> Iterator[list[tuple[Encoded, int, int]]]:
+    """(chunk, first byte, end) of each part, one list a frame; the first frame has at most `first_bytes`."""
     frame: list[tuple[Encoded, int, int]] = []
-    room = frame_bytes
+    room = first_bytes
     for item in items:
         start, size = 0, len(item.data)
         while start < size:
@@ -99,10 +103,11 @@ def _slices(items: Iterable[Encoded], frame_bytes: int) -> Iterator[list[tuple[E
 def pack_frames(items: Iterable[Encoded], frame_bytes: int = FRAME_BYTES, *, wrapped: bool = True) -> Iterator[bytes]:
     """Serialized messages of at most `frame_bytes` that carry `items` in order.
 
-    `wrapped`: an ExchangeRequest with `contribution`, or an ExchangeResponse with `payload` (the same bytes).
-    Else: a FetchPayloadsResponse.
+    `wrapped`: an ExchangeRequest with `contribution`, or an ExchangeResponse with `payload` (the same bytes); all but
+    the first follow on it. Else: a FetchPayloadsResponse.
     """
-    for frame in _slices(items, frame_bytes):
+    lead_bytes = LEAD_BYTES if wrapped else frame_bytes
+    for place, frame in enumerate(_slices(items, lead_bytes, frame_bytes)):
         pieces: list[bytes | memoryview] = []
         size = 0
         for item, start, end in frame:
@@ -117,6 +122,8 @@ def pack_frames(items: Iterable[Encoded], frame_bytes: int = FRAME_BYTES, *, wra
             size += len(pieces[-2]) + end - start
         if wrapped:
             pieces.insert(0, b"\x12" + _varint(size))
+            if place:
+                pieces.append(b"\x20\x01")  # follows
         yield b"".join(pieces)
 
 

@@ -13,6 +13,7 @@ from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
 from atoll.node.exchange.peers.jobs import end
+from atoll.node.exchange.peers.link_use import LinkUses
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.uplink import Uplink
 from atoll.protocol.errors import DigestMismatch, NotYetError, PeerError, RefusedError
@@ -60,7 +61,7 @@ class Attempt:
         # Progress is seen in whole frames, and a site sends to all others at once.
         fitting = FRAME_RATES * plan.slowest_bytes_per_s * plan.stall_limit_s / 2 / max(1, self.num_others)
         self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
-        self.sent_bytes = self.received_bytes = 0
+        self.links = LinkUses()
         self.loop = asyncio.get_running_loop()
         self.moved_bytes, self.moved_at = 0, self.loop.time()
         self.finished: asyncio.Future[None] = self.loop.create_future()
@@ -120,12 +121,10 @@ class Attempt:
     # --- what moved
 
     def sent(self, num_bytes: int) -> None:
-        self.sent_bytes += num_bytes
         self.counters.sent_bytes += num_bytes
         self.uplink.sent(num_bytes)
 
     def received(self, num_bytes: int) -> None:
-        self.received_bytes += num_bytes
         self.counters.received_bytes += num_bytes
 
     def moved(self, num_bytes: int) -> None:

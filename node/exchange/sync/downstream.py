@@ -76,12 +76,15 @@ class Downstream:
             raise PeerError(f"site {site_id} ended its contributions early", site_id)
 
     async def _parts(self) -> Sequence[peer_pb2.Part] | None:
+        attempt, since = self._attempt, self._attempt.loop.time()
         data = await self.context.read()
         if not isinstance(data, bytes):
             return None
         site_id = self.member.site_id
-        self._attempt.received(len(data))
+        attempt.received(len(data))
         request = parse(peer_pb2.ExchangeRequest, data)
+        if request.follows:
+            attempt.links.note(site_id, len(data), since, attempt.loop.time())
         if request.WhichOneof("body") != "contribution":
             raise InvalidMessage(f"site {site_id} sent a message that does not belong here")
         parts = request.contribution.parts

@@ -20,7 +20,7 @@ from atoll.node.exchange.sync.upstream import Upstream
 from atoll.node.exchange.sync.watchdog import Watchdog
 from atoll.node.exchange.sync.weights import Weights
 from atoll.protocol.errors import NotYetError, RefusedError
-from atoll.protocol.messages import Plan
+from atoll.protocol.messages import LinkUse, Plan
 from atoll.protocol.plans import with_weights
 
 
@@ -29,8 +29,7 @@ class ExchangeResult:
     payload_digest: bytes
     tokens: tuple[int, ...]
     """The weight of each contributor, as it was averaged."""
-    sent_bytes: int
-    received_bytes: int
+    links: tuple[LinkUse, ...]
     stood_out: tuple[int, float, float] | None = None
     """Of the contributions that were averaged here, the site whose was nearest to its limit, its norm and the limit."""
 
@@ -116,8 +115,7 @@ class Exchange:
         return ExchangeResult(
             payload_digest=digest,
             tokens=tokens,
-            sent_bytes=attempt.sent_bytes,
-            received_bytes=attempt.received_bytes,
+            links=attempt.links.longest(),
             stood_out=self.reducer.stood_out(),
         )
 

@@ -226,11 +226,15 @@ class Upstream:
         self.attempt.sent(len(frame))
 
     async def _read(self, call: Stream) -> peer_pb2.ExchangeResponse | None:
+        attempt, since = self.attempt, self.attempt.loop.time()
         data = await call.read()
         if not isinstance(data, bytes):
             return None
-        self.attempt.received(len(data))
-        return parse(peer_pb2.ExchangeResponse, data)
+        attempt.received(len(data))
+        response = parse(peer_pb2.ExchangeResponse, data)
+        if response.follows:
+            attempt.links.note(self.parent.site_id, len(data), since, attempt.loop.time())
+        return response
 
     async def _read_held(self, call: Stream) -> set[int]:
         held: set[int] = set()

@@ -50,16 +50,42 @@ def test_unknown_bandwidths_share_equally() -> None:
     assert work(direct(sizes_of(sizes), sites(0, 0, 0)), sizes, sites(0, 0, 0)) == {1: 1000, 2: 1000, 3: 1000}
 
 
-def test_shares_follow_bandwidth() -> None:
+def busy(reduced: dict[int, int], bandwidths: list[int], num_receivers: int = 0) -> list[float]:
+    """How long each site sends: contributions to what others reduce, payloads of what it reduces."""
+    total, others = sum(reduced.values()), len(reduced) - 1 + num_receivers
+    return [(total - own + own * others) / rate for own, rate in zip(reduced.values(), bandwidths, strict=True)]
+
+
+@pytest.mark.parametrize("num_receivers", [0, 3])
+def test_links_are_busy_for_the_same_time(num_receivers: int) -> None:
+    sizes, bandwidths = [1] * 10_000, [100, 100, 90, 80, 85]
+    contributors = sites(*bandwidths)
+    reduced = work(direct(sizes_of(sizes), contributors, num_receivers=num_receivers), sizes, contributors)
+    times = busy(reduced, bandwidths, num_receivers)
+    assert all(reduced.values())
+    assert max(times) < 1.001 * min(times)
+
+
+def test_a_thin_site_reduces_nothing() -> None:
     sizes = [10] * 100
-    contributors = sites(300, 100, 100)
-    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 600, 2: 200, 3: 200}
+    contributors = sites(100, 1, 100, 100, 100)
+    reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert reduced == {1: 250, 2: 0, 3: 250, 4: 250, 5: 250}
+
+
+def test_a_thin_site_reduces_what_fits_nowhere_else() -> None:
+    sizes = [10] * 100
+    contributors = [*sites(100, 100, retain=3 * 400), Reducer(site_id=3, bandwidth_bytes_per_s=1, max_retained_bytes=PLENTY)]
+    reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert reduced == {1: 400, 2: 400, 3: 200}
 
 
 def test_an_unknown_bandwidth_counts_as_the_mean_of_the_others() -> None:
-    sizes = [10] * 90
-    contributors = sites(300, 0, 100)
-    assert work(direct(sizes_of(sizes), contributors), sizes, contributors) == {1: 450, 2: 300, 3: 150}
+    sizes = [1] * 10_000
+    contributors = sites(110, 0, 90)
+    reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
+    assert reduced == work(direct(sizes_of(sizes), sites(110, 100, 90)), sizes, contributors)
+    assert reduced[1] > reduced[2] > reduced[3]
 
 
 def test_balance_is_by_bytes_not_by_chunks() -> None:

@@ -58,10 +58,22 @@ def test_frames_are_the_bytes_of_the_generated_code() -> None:
 
 
 def test_many_small_chunks_share_a_frame_and_a_large_one_has_several() -> None:
-    assert len(list(pack_frames(Encoded(i, b"1234", HASH) for i in range(1000)))) == 1
+    small = [Encoded(i, b"1234", HASH) for i in range(1000)]
+    assert len(list(pack_frames(small, wrapped=False))) == 1
+    assert len(list(pack_frames(small))) == 2
     large = list(pack_frames([Encoded(0, bytes(3 * FRAME_BYTES), HASH)]))
     assert len(large) == 4
     assert max(map(len, large)) < MAX_FRAME_BYTES
+
+
+@pytest.mark.parametrize("sizes", [[100], [300] * 400, [3 * FRAME_BYTES]])
+def test_a_series_begins_with_a_small_frame_and_the_others_say_that_they_follow(sizes: list[int]) -> None:
+    """What the receiver waits for the others, the link takes."""
+    frames = list(pack_frames(Encoded(i, bytes(size), HASH) for i, size in enumerate(sizes)))
+    assert len(frames[0]) < 2 * MIN_PART_BYTES
+    assert (len(frames) > 1) == (sum(sizes) > MIN_PART_BYTES)
+    for cls in (peer_pb2.ExchangeRequest, peer_pb2.ExchangeResponse):
+        assert [parse(cls, frame).follows for frame in frames] == [False] + [True] * (len(frames) - 1)
 
 
 def part(**fields: object) -> peer_pb2.Part:

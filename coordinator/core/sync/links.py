@@ -1,0 +1,100 @@
+"""What each link carries, as the sites that receive over it say; and which sites' links are slower, or faster, than
+those of most. Pure.
+
+A site's own word decides nothing for it but against it: what it can send is what most others say that they got from it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Iterable, Sequence
+from heapq import nsmallest
+from typing import NamedTuple
+
+from atoll.protocol.messages import MAX_LINKS, LinkUse
+
+LEAST_S = 1e-3
+"""A shorter time says more of the two machines than of their link."""
+FAST = 0.01
+"""A link that moves what a sync moves in this part of the time between two commits is as good as any faster one."""
+ALIKE = 2.0
+"""Links that differ by no more count as alike, and a share changes only if its link does by more."""
+
+
+class Link(NamedTuple):
+    sender: int
+    receiver: int
+    bytes_per_s: float
+
+
+class Links:
+    """By pair of sites, in both directions, over the syncs of one start of the coordinator. A receiver counts for at
+    most `MAX_LINKS` senders, those of whom it spoke last."""
+
+    def __init__(self) -> None:
+        self._into: dict[int, dict[int, float]] = {}  # receiver -> sender -> bytes a second
+        self._out_of: dict[int, dict[int, float]] = {}  # the same by sender
+        self._shares: dict[int, float] = {}  # of sites whose links are not like those of most
+
+    def note(self, receiver: int, uses: Iterable[LinkUse]) -> None:
+        """What came to a site in one exchange. The average is geometric, and half of it is the newest."""
+        into = self._into.setdefault(receiver, {})
+        for use in uses:
+            if use.site_id == receiver or not use.received_bytes or use.seconds < 0:
+                continue
+            rate = max(1.0, use.received_bytes / max(use.seconds, LEAST_S))
+            into[use.site_id] = math.sqrt(into.pop(use.site_id, rate)) * math.sqrt(rate)
+            self._out_of.setdefault(use.site_id, {})[receiver] = into[use.site_id]
+        for sender in list(into)[:-MAX_LINKS]:
+            del into[sender], self._out_of[sender][receiver]
+
+    def forget(self, site_id: int) -> None:
+        """The site has left."""
+        for sender in self._into.pop(site_id, ()):
+            self._out_of[sender].pop(site_id)
+        for receiver in self._out_of.pop(site_id, ()):
+            self._into[receiver].pop(site_id)
+        self._shares.pop(site_id, None)
+
+    def up_bytes_per_s(self, site_id: int) -> float | None:
+        """To one of the others while it sends to all of them, as most of them say; None if nobody does."""
+        return _middle(self._out_of.get(site_id, {}))
+
+    def down_bytes_per_s(self, site_id: int) -> float | None:
+        """The same of what it receives, as it says itself."""
+        return _middle(self._into.get(site_id, {}))
+
+    def slowest(self, count: int) -> list[Link]:
+        """The first ones, the slowest first."""
+        links = (Link(s, r, rate) for r, into in self._into.items() for s, rate in into.items())
+        return nsmallest(count, links, key=lambda link: (link.bytes_per_s, link.sender, link.receiver))
+
+    def settle(self, site_ids: Collection[int], sync_bytes: int, period_s: float) -> None:
+        """After a commit: how each site's link, in the slower direction, compares with the middle one. A sync moves so
+        much at each site, to and from all others together, and there is one in each period."""
+        fast = sync_bytes / max(1, len(site_ids) - 1) / (FAST * period_s)
+        rates = {i: min(fast, *known) for i in site_ids if (known := self._known(i))}
+        middle = _middle(rates)
+        for site_id, rate in rates.items() if middle is not None else ():
+            share = rate / middle
+            if not _alike(share, self.share(site_id)):
+                self._shares.pop(site_id, None)
+                if not _alike(share, 1.0):
+                    self._shares[site_id] = share
+
+    def share(self, site_id: int) -> float:
+        """1 for a link like those of most, and for one that is not known."""
+        return self._shares.get(site_id, 1.0)
+
+    def _known(self, site_id: int) -> Sequence[float]:
+        return [rate for rate in (self.up_bytes_per_s(site_id), self.down_bytes_per_s(site_id)) if rate is not None]
+
+
+def _middle(rates: dict[int, float]) -> float | None:
+    """Of two the larger one: one slow link of three sites makes one of them slow."""
+    return statistics.median_high(rates.values()) if rates else None
+
+
+def _alike(one: float, other: float) -> bool:
+    return 1 / ALIKE <= one / other <= ALIKE
