@@ -100,11 +100,15 @@ class Hosts:
             _ip("-n", name, "link", "set", "lo", "up")
             route = ["dev", inner, "proto", "kernel", "scope", "link", "src", self.address(host)]
             _ip("-n", name, "route", "change", f"{SUBNET}.0/24", *route, "congctl", self.congestion)
-            bucket_bytes = max(self.bits_per_s // 8 // 500, 16 << 10)  # 2 ms; one segment of offload at least
-            limit = ["tbf", "rate", f"{self.bits_per_s}bit", "burst", str(bucket_bytes), "latency", "50ms"]
-            _run(["tc", "qdisc", "add", "dev", outer, "root", *limit])
-            _run([*self.prefix(host), "tc", "qdisc", "add", "dev", inner, "root", *limit])
+            self.set_rate(host, self.bits_per_s)
         return self
+
+    def set_rate(self, host: int, bits_per_s: int) -> None:
+        """Of that host's link, in both directions, from now on."""
+        bucket_bytes = max(bits_per_s // 8 // 500, 16 << 10)  # 2 ms; one segment of offload at least
+        limit = ["root", "tbf", "rate", f"{bits_per_s}bit", "burst", str(bucket_bytes), "latency", "50ms"]
+        _run(["tc", "qdisc", "replace", "dev", f"{PREFIX}-v{host}", *limit])
+        _run([*self.prefix(host), "tc", "qdisc", "replace", "dev", f"{PREFIX}-i{host}", *limit])
 
     def _join(self, ends: list[tuple[str, str]]) -> None:
         if not self.rtt_s:

@@ -117,6 +117,8 @@ def _by_site(sites: list[Document]) -> Iterator[Metric]:
         ("loss", "atoll_site_loss", "Training loss."),
         ("last_commit", "atoll_site_commit", "Last commit that the site applied."),
         ("silent_s", "atoll_site_silent_seconds", "Since its last message."),
+        ("up_bytes_per_s", "atoll_site_up_bytes_per_second", "To one of the others, in the middle of them."),
+        ("down_bytes_per_s", "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them."),
     ):
         gauge = GaugeMetricFamily(name, text, labels=["site"])
         for site in sites:

@@ -42,6 +42,10 @@ class CoordinatorQuestions:
 
     # --- the run
 
+    def links_known(self) -> int:
+        """How many directed links between sites something is known of."""
+        return len(self.core.run.links.slowest(1 << 30))
+
     def last_commit(self) -> int:
         return self.core.run.log.last
 

@@ -402,7 +402,14 @@ class Story(CoordinatorQuestions):
         leases: m.Leases = self.last(name, m.Leases)
         return leases.ranges
 
-    def done(self, name: str, state: str, payloads: str = "p", plan: m.Plan | None = None) -> None:
+    def done(
+        self,
+        name: str,
+        state: str,
+        payloads: str = "p",
+        plan: m.Plan | None = None,
+        links: tuple[m.LinkUse, ...] = (),
+    ) -> None:
         plan = plan or self.plan()
         self.says(
             name,
@@ -416,6 +423,7 @@ class Story(CoordinatorQuestions):
                 last_commit=plan.base_commit,
                 state_hash=self.state(state, plan.base_commit),
                 tokens=weights(plan),
+                links=links,
             ),
         )
 

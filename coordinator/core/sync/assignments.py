@@ -23,6 +23,7 @@ def assign(
     reducers: Sequence[Reducer],
     on_probation: frozenset[int],
     not_reducing: frozenset[int],
+    *,
     num_receivers: int = 0,
 ) -> tuple[tuple[Tree, ...], frozenset[int]] | None:
     """Trees that were not tried with these contributors in this sync yet, and the suspects who reduce nothing in them:

@@ -58,12 +58,13 @@ class Links:
         self._shares.pop(site_id, None)
 
     def up_bytes_per_s(self, site_id: int) -> float | None:
-        """To one of the others while it sends to all of them, as most of them say; None if nobody does."""
-        return _middle(self._out_of.get(site_id, {}))
+        """To one of the others while it sends to all of them, as most of them say; None if that is not known. Of a
+        single link either end may be the slow one, unless the other end is faster with most."""
+        return _of_site(self._out_of.get(site_id, {}), self._into)
 
     def down_bytes_per_s(self, site_id: int) -> float | None:
         """The same of what it receives, as it says itself."""
-        return _middle(self._into.get(site_id, {}))
+        return _of_site(self._into.get(site_id, {}), self._out_of)
 
     def slowest(self, count: int) -> list[Link]:
         """The first ones, the slowest first."""
@@ -71,12 +72,13 @@ class Links:
         return nsmallest(count, links, key=lambda link: (link.bytes_per_s, link.sender, link.receiver))
 
     def settle(self, site_ids: Collection[int], sync_bytes: int, period_s: float) -> None:
-        """After a commit: how each site's link, in the slower direction, compares with the middle one. A sync moves so
-        much at each site, to and from all others together, and there is one in each period."""
+        """After a commit: how each site's link, in the slower direction, compares with the middle one; one that is not
+        known is taken for fast. A sync moves so much at each site, to and from all others together, and there is one in
+        each period."""
         fast = sync_bytes / max(1, len(site_ids) - 1) / (FAST * period_s)
-        rates = {i: min(fast, *known) for i in site_ids if (known := self._known(i))}
-        middle = _middle(rates)
-        for site_id, rate in rates.items() if middle is not None else ():
+        rates = {i: min(fast, *self._known(i)) for i in site_ids}
+        middle = statistics.median_high(rates.values())
+        for site_id, rate in rates.items():
             share = rate / middle
             if not _alike(share, self.share(site_id)):
                 self._shares.pop(site_id, None)
@@ -88,12 +90,22 @@ class Links:
         return self._shares.get(site_id, 1.0)
 
     def _known(self, site_id: int) -> Sequence[float]:
-        return [rate for rate in (self.up_bytes_per_s(site_id), self.down_bytes_per_s(site_id)) if rate is not None]
+        either = (self.up_bytes_per_s(site_id), self.down_bytes_per_s(site_id), math.inf)
+        return [rate for rate in either if rate is not None]
+
+
+def _of_site(rates: dict[int, float], of_peers: dict[int, dict[int, float]]) -> float | None:
+    """`of_peers`: the other direction of the same links."""
+    if len(rates) != 1:
+        return _middle(rates)
+    ((peer, rate),) = rates.items()
+    of_peer = _middle(of_peers[peer])
+    return rate if of_peer is not None and ALIKE * rate < of_peer else None
 
 
 def _middle(rates: dict[int, float]) -> float | None:
     """Of two the larger one: one slow link of three sites makes one of them slow."""
-    return statistics.median_high(rates.values()) if rates else None
+    return statistics.median_high(rates.values()) if len(rates) > 1 else None
 
 
 def _alike(one: float, other: float) -> bool:

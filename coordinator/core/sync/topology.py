@@ -58,9 +58,7 @@ def direct(
     return tuple(sorted(trees, key=lambda tree: tree.first_chunk))
 
 
-def _shares(
-    bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: int, num_more: int
-) -> list[float]:
+def _shares(bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: int, num_more: int) -> list[float]:
     """Bytes for each reducer, such that all links are busy for the same time: a link that is busy for longer with what
     its site contributes and receives gets none, and what does not fit goes to the others.
 

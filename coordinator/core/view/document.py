@@ -38,6 +38,17 @@ class SiteView(Figures):
     """Since it last did a step, moved a chunk or went on to something else."""
     not_dialled_by: tuple[str, ...]
     """Sites that cannot connect to its address; it reduces nothing for them."""
+    up_bytes_per_s: float | None
+    """To one of the others while it sends to all of them, as most of them say; None if that is not known."""
+    down_bytes_per_s: float | None
+    """The same of what it receives."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    sender: str
+    receiver: str
+    bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +177,8 @@ class RunView:
     """That is open; of several the oldest."""
     sites: tuple[SiteView, ...]
     """Who is here, the first of those at the door, then the last of those that have gone."""
+    slow_links: tuple[LinkView, ...]
+    """Of sites whose links are slower than those of most: the slowest of them, ascending."""
     num_at_the_door: int
     """Sites that have said Hello and were never in the run: their workers start, or they want nothing."""
     num_gone: int

@@ -10,7 +10,7 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import deciding, reach
 from atoll.coordinator.core.view.data_ranges import data_view
-from atoll.coordinator.core.view.document import CommitView, RunView, SiteView, SyncView
+from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
 from atoll.protocol.plans import weights
 from atoll.protocol.text import last_line
 
@@ -18,6 +18,7 @@ V = TypeVar("V", RunView, SiteView, SyncView, CommitView)
 RECENT_COMMITS = 20
 SHOWN_AT_THE_DOOR = 16
 """Of the sites that have said Hello and were never admitted, the first ones; the others are a number."""
+SHOWN_LINKS = 4
 SHOWN_GONE = 16
 """Of the sites that have gone, the last ones, with why they went."""
 
@@ -79,7 +80,16 @@ def view_of(run: Run, now: float) -> RunView:
         excluded=tuple(record.reason for record in run.left_out.recent),
         store_stuck_s=0.0,
         sync=_sync_view(run),
-        sites=tuple(_site_view(s, now, blind.get(s.site_id, ())) for s in _shown(run)),
+        sites=tuple(_site_view(run, s, now, blind.get(s.site_id, ())) for s in _shown(run)),
+        slow_links=tuple(
+            LinkView(
+                sender=run.members.known(link.sender).name,
+                receiver=run.members.known(link.receiver).name,
+                bytes_per_s=link.bytes_per_s,
+            )
+            for link in run.links.slowest(SHOWN_LINKS)
+            if min(run.links.share(link.sender), run.links.share(link.receiver)) < 1
+        ),
         num_at_the_door=run.members.num_at_the_door(),
         num_gone=len(run.members.gone()),
         commits=_commit_views(run),
@@ -103,7 +113,7 @@ def _shown(run: Run) -> list[Site]:
     return sorted(here + gone, key=lambda s: (s.site_id or 1 << 32, s.name))
 
 
-def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteView:
+def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteView:
     heartbeat = site.heartbeat
     total_s = heartbeat.train_s + heartbeat.wait_s
     applied, state_hash = site.applied, site.state_hash
@@ -123,6 +133,8 @@ def _site_view(site: Site, now: float, not_dialled_by: tuple[str, ...]) -> SiteV
         doing=last_line(heartbeat.doing),
         still_s=round(max(0.0, now - site.progress_at), 3),
         not_dialled_by=not_dialled_by if site.live else (),
+        up_bytes_per_s=run.links.up_bytes_per_s(site.site_id),
+        down_bytes_per_s=run.links.down_bytes_per_s(site.site_id),
     )
 
 

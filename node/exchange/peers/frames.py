@@ -80,9 +80,7 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _slices(
-    items: Iterable[Encoded], first_bytes: int, frame_bytes: int
-) -> Iterator[list[tuple[Encoded, int, int]]]:
+def _slices(items: Iterable[Encoded], first_bytes: int, frame_bytes: int) -> Iterator[list[tuple[Encoded, int, int]]]:
     """(chunk, first byte, end) of each part, one list a frame; the first frame has at most `first_bytes`."""
     frame: list[tuple[Encoded, int, int]] = []
     room = first_bytes

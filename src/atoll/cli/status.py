@@ -116,12 +116,18 @@ def notes(status: RunView) -> list[str]:
             for site in status.sites
             if site.not_dialled_by
         ),
+        *_slow_links(status),
         *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),
         *_newest_cut(status),
         *(f"left out of a sync: {text}" for text in status.excluded),
         *(f"kept out: {text}" for text in status.kept_out),
     ]
+
+
+def _slow_links(status: RunView) -> list[str]:
+    found = (f"{link.sender} to {link.receiver} {byte_count(link.bytes_per_s)}/s" for link in status.slow_links)
+    return [f"the slowest links: {', '.join(found)}"] if status.slow_links else []
 
 
 def _at_the_door(status: RunView) -> list[str]:

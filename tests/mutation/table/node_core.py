@@ -6,6 +6,14 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="a receiver is silent about its links",
+        rule="a receiver says how its links were used",
+        where="node.core.lanes.exchanges:finished",
+        old="        if not exchange.contributes and event.done.links:\n            ctx.send(event.done)\n",
+        new="",
+        tests=("tests/unit/node_core/test_site.py",),
+    ),
+    Mutation(
         name="a shift loses the steps that it keeps",
         rule="what was trained since the base is contributed, also where a late commit has moved the base",
         where="node.core.events:MergeMode.base",

@@ -6,6 +6,38 @@ from tests.mutation.mutation import Mutation
 
 MUTATIONS = (
     Mutation(
+        name="waiting for a reducer that waits is the link's",
+        rule="of a link only what follows on other data is measured",
+        where="node.exchange.sync.upstream:Upstream._read",
+        old="if response.follows:",
+        new="if True:",
+        tests=("tests/process/test_link_use.py",),
+    ),
+    Mutation(
+        name="what arrives at a reducer is not measured",
+        rule="a reducer says how the links of those who contribute were used",
+        where="node.exchange.sync.downstream:Downstream._parts",
+        old="if request.follows:",
+        new="if False:",
+        tests=("tests/process/test_link_use.py",),
+    ),
+    Mutation(
+        name="streams that share a link count one by one",
+        rule="the time of streams over one link counts once",
+        where="node.exchange.peers.link_use:LinkUses.note",
+        old="max(since, until)",
+        new="since",
+        tests=("tests/unit/exchange/test_link_use.py",),
+    ),
+    Mutation(
+        name="a series begins with a large frame",
+        rule="the first frame of a series is small",
+        where="node.exchange.peers.frames:pack_frames",
+        old="LEAD_BYTES if wrapped else frame_bytes",
+        new="frame_bytes",
+        tests=("tests/unit/exchange/test_frames.py",),
+    ),
+    Mutation(
         name="a failed dial is repeated at once",
         rule="a peer that is not reached is dialled less and less often",
         where="node.exchange.peers.dialer:Dialer.failed",

@@ -23,6 +23,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
         "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
+        "up_bytes_per_s": None, "down_bytes_per_s": 1e6,
     } | changes  # fmt: skip
 
 
@@ -43,7 +44,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "losses": [[1, 20, 5, 2.5]], "started": True, "finished": False,
         "last_commit": commits[-1]["commit"] if commits else 0, "run_step": 20, "run_tokens": 5, "steps": 300,
         "tokens": 0, "codec": "int8", "num_parameters": 7, "state_hash": "", "attested_commit": None, "errors": [],
-        "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0,
+        "store_stuck_s": 0.0, "kept_out": [], "excluded": [], "num_at_the_door": 0, "slow_links": [],
         "sync": None, "sites": [site("a"), site("b")], "commits": [], "data": [], "something_new": 1,
     } | changes  # fmt: skip
 
@@ -212,6 +213,12 @@ def test_who_is_kept_out_is_named_below_the_table() -> None:
         "left out of a sync: b: 1e30 in sync 7",
         "kept out: c: sends garbage",
     ]
+
+
+def test_the_slowest_links_are_named_below_the_table() -> None:
+    link = {"sender": "thin", "receiver": "a", "bytes_per_s": 31250.0}
+    status = parse_status(document(slow_links=[link, link | {"sender": "a", "receiver": "thin"}]))
+    assert text_lines(status).splitlines()[-1] == "the slowest links: thin to a 30.5 KiB/s, a to thin 30.5 KiB/s"
 
 
 def test_who_cannot_be_dialled_is_named_below_the_table() -> None:

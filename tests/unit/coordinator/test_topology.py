@@ -75,7 +75,10 @@ def test_a_thin_site_reduces_nothing() -> None:
 
 def test_a_thin_site_reduces_what_fits_nowhere_else() -> None:
     sizes = [10] * 100
-    contributors = [*sites(100, 100, retain=3 * 400), Reducer(site_id=3, bandwidth_bytes_per_s=1, max_retained_bytes=PLENTY)]
+    contributors = [
+        *sites(100, 100, retain=3 * 400),
+        Reducer(site_id=3, bandwidth_bytes_per_s=1, max_retained_bytes=PLENTY),
+    ]
     reduced = work(direct(sizes_of(sizes), contributors), sizes, contributors)
     assert reduced == {1: 400, 2: 400, 3: 200}
 

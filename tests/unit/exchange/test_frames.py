@@ -72,8 +72,9 @@ def test_a_series_begins_with_a_small_frame_and_the_others_say_that_they_follow(
     frames = list(pack_frames(Encoded(i, bytes(size), HASH) for i, size in enumerate(sizes)))
     assert len(frames[0]) < 2 * MIN_PART_BYTES
     assert (len(frames) > 1) == (sum(sizes) > MIN_PART_BYTES)
-    for cls in (peer_pb2.ExchangeRequest, peer_pb2.ExchangeResponse):
-        assert [parse(cls, frame).follows for frame in frames] == [False] + [True] * (len(frames) - 1)
+    follow = [False] + [True] * (len(frames) - 1)
+    assert [parse(peer_pb2.ExchangeRequest, frame).follows for frame in frames] == follow
+    assert [parse(peer_pb2.ExchangeResponse, frame).follows for frame in frames] == follow
 
 
 def part(**fields: object) -> peer_pb2.Part:

@@ -188,6 +188,18 @@ def exchanged(drive: Driver, sync: int, attempt: int = 1) -> None:
     drive(e.ExchangeFinished(drive.done(plan(sync, attempt), payload_digest=HASH)))
 
 
+@pytest.mark.parametrize("contributors", [(1, 2), (2, 3)])
+def test_the_site_says_how_links_were_used_as_a_contributor_and_as_a_receiver(contributors: tuple[int, ...]) -> None:
+    drive = started()
+    at_boundary(drive)
+    planned = plan(1, contributors=contributors, receivers=() if 1 in contributors else (1,))
+    drive.receive(planned)
+    drive.sent()
+    links = (m.LinkUse(site_id=2, received_bytes=7, seconds=0.5),)
+    drive(e.ExchangeFinished(replace(drive.done(planned, payload_digest=HASH), links=links)))
+    assert [s.links for s in drive.sent() if isinstance(s, m.Done)] == [links]
+
+
 def test_the_seeder_makes_commit_0_from_its_workers() -> None:
     drive = Driver()
     drive(e.SessionOpened())
