@@ -50,7 +50,7 @@ class NodeConfig:
     reduce_buffer_bytes: int | None = None
     """Of these, in memory; the rest is on the disk. Without it: at most a quarter of the free memory."""
     bandwidth_bytes_per_s: int = 0
-    """Uplink; sites with more of it average more. Without it, all alike."""
+    """Uplink; sites with more of it average more, until it is measured. Without it, all alike."""
     http_listen: str = ""
     """Where /metrics is served; without it, nowhere."""
     save_dir: Path | None = None
