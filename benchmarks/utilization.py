@@ -1,8 +1,9 @@
 """What syncs cost three sites on links so thin that one takes 30 % of a window: utilization, steps/s, bytes/s at peak.
 
 Steps of fixed length, a timer, so that the ratios are of the links alone; real training is shown beside them. The same
-run without syncs and with syncs that the ranks wait for, one after the other and that several times. Each site is in a
-network namespace whose link is limited, which needs root.
+run without syncs, with syncs that the ranks wait for, and with syncs while they train on, paced and as fast as the
+links take them, one after the other and that several times. Each site is in a network namespace whose link is limited,
+which needs root.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.harness.chaos import PLAIN_WORKER
 
 TRAINER = Path(__file__).parent / "utilization_trainer.py"
 WITHOUT = "without syncs"
-BLOCKING = "blocking"
+OVERLAP = 0.75
+"""Of a window: tau, as long as which the sites may train on while they exchange."""
 TRAINING_EVERY = 20
 STEP_GUESS_S = 0.2
 FAST_BITS_PER_S = 1_000_000_000
@@ -92,7 +94,14 @@ def _compare(run: RunSettings, trained: Trained, step_s: float, args: argparse.N
 
 def modes(run: RunSettings) -> dict[str, RunSettings]:
     """By name: what is compared. The first is what the others are compared with."""
-    return {WITHOUT: replace(run, sync=replace(run.sync, every=1 << 30)), BLOCKING: run}
+    every = run.sync.every
+    changed = {
+        WITHOUT: {"every": 1 << 30},
+        "blocking": {},
+        "overlap": {"overlap_steps": round(OVERLAP * every)},
+        "not paced": {"overlap_steps": round(OVERLAP * every), "pace": False},
+    }
+    return {name: replace(run, sync=replace(run.sync, **values)) for name, values in changed.items()}
 
 
 def _print_row(name: str, figures: Sequence[Figures], without: Sequence[Figures] | None) -> None:

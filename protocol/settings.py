@@ -68,6 +68,9 @@ class SyncSettings:
     local copy and the average are mixed, with the weight `alpha` for the local copy (arXiv 2501.18512)."""
     alpha: float = 0.0
     """Weight of the local copy with merge = "mix", more than 0 and less than 1; 0 with "keep"."""
+    pace: bool = True
+    """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
+    link is used evenly; else it is sent as fast as the link takes it."""
     codec: str = "int8"
     """fp32, bf16 or int8: how pseudo-gradients and their averages travel."""
     zstd_level: int = 0

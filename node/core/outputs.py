@@ -109,6 +109,8 @@ class BeginExchange:
     """This site's weight; 0: it receives."""
     weights: tuple[int, ...]
     """Of the contributors; nothing where the plan was made ahead and they are not all ready."""
+    spread_s: float = 0.0
+    """In which this site may send what it has to send; 0: as fast as it goes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,11 @@ class WeighExchange:
 
     plan: m.Plan
     weights: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HurryExchanges:
+    """The ranks wait: what was to be spread over the time in which they train goes as fast as it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +211,6 @@ class Exit:
 
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | AnswerDraw
-    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | CancelExchange | ApplyCommit
-    | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
+    | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchanges
+    | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
 )  # fmt: skip

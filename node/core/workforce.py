@@ -7,7 +7,7 @@ import logging
 from atoll.node.core import divergence, endings, events, leases
 from atoll.node.core.context import Context
 from atoll.node.core.events import Answer, AnswerKind, Content, FailureKind, MergeMode, Values
-from atoll.node.core.lanes import answers, snapshots, syncs
+from atoll.node.core.lanes import answers, exchanges, snapshots, syncs
 from atoll.node.core.lanes.lane import SnapshotPhase
 from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.node.core.outputs import (
@@ -249,6 +249,8 @@ def answer(ctx: Context) -> None:
         elif decision.kind is AnswerKind.SNAPSHOT:
             snapshots.write(ctx, lane, ask)
         ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
+    else:
+        exchanges.hurry(ctx)
 
 
 def _publish(ctx: Context, content: Content) -> None:

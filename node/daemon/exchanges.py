@@ -47,6 +47,9 @@ class Exchanges:
                     self._beginning = self._shell.spawn(self._begin(begun))
                 case out.WeighExchange(plan, weights):
                     self._hub.weigh(plan, weights)
+                case out.HurryExchanges():
+                    if self._current is not None:
+                        self._current.attempt.hurry()
                 case out.CancelExchange():
                     if self._current is not None:
                         self._current.cancel()
@@ -61,7 +64,7 @@ class Exchanges:
             data = self._disk.present.sync_data(plan)
             share = await run_to_its_end(self._hub.share(plan, data, site_id=site_id), self._hub.pool)
             self._current = self._hub.begin(
-                plan, data, share, site_id=site_id, tokens=begun.tokens, weights=begun.weights
+                plan, data, share, site_id=site_id, tokens=begun.tokens, weights=begun.weights, spread_s=begun.spread_s
             )
             self._shell.spawn(self._run(self._current))
             await self._current.reducer.make_room()  # what is forgotten is not taken for held by the next one

@@ -258,7 +258,9 @@ class Node:
                     self.journal.write("exit", code=code, text=text)
             case out.SaveModel() | out.KeepModel() | out.DropModel():
                 self.models.execute(output)
-            case out.BeginExchange() | out.WeighExchange() | out.CancelExchange() | out.DropSync():
+            case (
+                out.BeginExchange() | out.WeighExchange() | out.HurryExchanges() | out.CancelExchange() | out.DropSync()
+            ):
                 self.exchanges.execute(output)
             case out.StartWorkers() | out.StopWorkers() | out.DescribeCrash() | out.SendLayout():
                 self.workers.execute(output)

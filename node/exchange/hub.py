@@ -131,11 +131,19 @@ class Hub:
         return partial(share_of, plan, data, site_id, before.retained.arrived() if before else [], self.spill)
 
     def begin(
-        self, plan: Plan, data: SyncData, share: Share, *, site_id: int, tokens: int, weights: Sequence[int]
+        self,
+        plan: Plan,
+        data: SyncData,
+        share: Share,
+        *,
+        site_id: int,
+        tokens: int,
+        weights: Sequence[int],
+        spread_s: float = 0.0,
     ) -> Exchange:
         """The exchange of `plan` on this site, to be run; an older attempt at the same sync is cancelled. `share` is of
         the same plan, and no other exchange was begun or dropped since it was asked for. `tokens`: this site's weight,
-        0 if it receives. `weights`: of all contributors; nothing before they are said.
+        0 if it receives. `weights`: of all contributors; nothing before they are said. `spread_s`: see `Attempt`.
 
         Raises StaleError for an old plan, RefusedError if the plan does not list this start of this site, NoRoomError
         if it asks it to hold more than `max_retained_bytes` or the disk has room for.
@@ -148,7 +156,7 @@ class Hub:
             raise StaleError(f"plan {_name(plan)} comes after {_name(old.plan)}")
         retained = old.retained if old is not None else Retained(self.pool, self.spill)
         header = self.header(site_id, plan.term)
-        attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink)
+        attempt = Attempt(plan, data, header, tokens, self.pool, self.counters, self.uplink, share, spread_s)
         need = share.bytes_to_retain(attempt.where, self.max_retained_bytes, self.spill)
         exchange = Exchange(
             attempt=attempt,
@@ -307,6 +315,7 @@ def _member(message: peer_pb2.ExchangeOpen, exchange: Exchange) -> Member:
         )
     if contributes:
         exchange.weights.hear(member, message.tokens)
+        exchange.attempt.hurry(message.spare_ms)
     elif message.tokens:
         raise RefusedError(f"site {member.site_id} says {message.tokens} tokens, and only receives")
     return member

@@ -69,6 +69,7 @@ class ExchangeOpen(_message.Message):
     HAS_PAYLOADS_FIELD_NUMBER: _builtins.int
     FIRST_CHUNK_FIELD_NUMBER: _builtins.int
     NUM_CHUNKS_FIELD_NUMBER: _builtins.int
+    SPARE_MS_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     attempt: _builtins.int
     plan_term: _builtins.int
@@ -81,6 +82,8 @@ class ExchangeOpen(_message.Message):
     first_chunk: _builtins.int
     """The chunks that this stream carries, both ways: those of the reducer in this range. A site has one stream a range."""
     num_chunks: _builtins.int
+    spare_ms: _builtins.int
+    """how long the caller, if it contributes, can do without payloads; 0: it waits for them"""
     @_builtins.property
     def header(self) -> _common_pb2.Header: ...
     @_builtins.property
@@ -101,10 +104,11 @@ class ExchangeOpen(_message.Message):
         has_payloads: _abc.Iterable[_builtins.int] | None = ...,
         first_chunk: _builtins.int = ...,
         num_chunks: _builtins.int = ...,
+        spare_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_chunk", b"first_chunk", "has_payloads", b"has_payloads", "header", b"header", "num_chunks", b"num_chunks", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_chunk", b"first_chunk", "has_payloads", b"has_payloads", "header", b"header", "num_chunks", b"num_chunks", "plan_digest", b"plan_digest", "plan_term", b"plan_term", "reducer_incarnation", b"reducer_incarnation", "reducer_site_id", b"reducer_site_id", "spare_ms", b"spare_ms", "sync", b"sync", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -197,10 +201,13 @@ class Waiting(_message.Message):
     MOVED_BYTES_FIELD_NUMBER: _builtins.int
     SITE_IDS_FIELD_NUMBER: _builtins.int
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
+    SPARE_MS_FIELD_NUMBER: _builtins.int
     moved_bytes: _builtins.int
     """chunk data that this reducer has got and given in this attempt"""
     received_bytes: _builtins.int
     """of the contributions of the site to which this is said, in this attempt"""
+    spare_ms: _builtins.int
+    """how long no contributor that this reducer knows of needs payloads; 0: one waits for them"""
     @_builtins.property
     def site_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """whose contributions are missing here, or who do not take this site's"""
@@ -211,10 +218,11 @@ class Waiting(_message.Message):
         moved_bytes: _builtins.int = ...,
         site_ids: _abc.Iterable[_builtins.int] | None = ...,
         received_bytes: _builtins.int = ...,
+        spare_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "site_ids", b"site_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moved_bytes", b"moved_bytes", "received_bytes", b"received_bytes", "site_ids", b"site_ids", "spare_ms", b"spare_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

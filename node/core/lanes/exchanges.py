@@ -9,9 +9,22 @@ from atoll.node.core import events
 from atoll.node.core.context import Context
 from atoll.node.core.lanes import own_word, snapshots
 from atoll.node.core.lanes.lane import Exchange, Lane
-from atoll.node.core.outputs import BeginExchange, CancelExchange, DropSync, Fulfil, RollBack, WeighExchange
+from atoll.node.core.outputs import (
+    BeginExchange,
+    CancelExchange,
+    DropSync,
+    Fulfil,
+    HurryExchanges,
+    RollBack,
+    WeighExchange,
+)
 from atoll.protocol import messages as m
 
+SENDING = 0.75
+"""Of the time that the ranks train on. What is left of it is for the last average, the commit and the update."""
+DEADLINE_SPREADS = 4
+"""The deadline of an exchange is at least so many times as far as the end of its sending: it is by what exchanges took
+before, and they may not have been spread."""
 OfAttempt = m.Plan | m.Weights | m.Done | m.ExchangeFailed | m.ListPayloads | m.Commit
 
 
@@ -83,8 +96,28 @@ def _place(ctx: Context, members: Sequence[m.Member]) -> int | None:
 def _begin(ctx: Context, lane: Lane, plan: m.Plan, tokens: int, weights: tuple[int, ...] = ()) -> None:
     """`tokens`: this site's weight, 0 if it receives. `weights`: of all contributors, if they are said."""
     cancel(ctx, lane)
-    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights)
-    ctx.emit(BeginExchange(plan, tokens, weights))
+    spread_s = _spread_s(ctx, lane, plan)
+    lane.exchange = Exchange(plan=plan, tokens=tokens, weights=weights, spread_until=ctx.now + spread_s)
+    ctx.emit(BeginExchange(plan, tokens, weights, spread_s))
+
+
+def _spread_s(ctx: Context, lane: Lane, plan: m.Plan) -> float:
+    """In which the site may send what it has to send: while its ranks train on, but for what the last average, the
+    commit and the update take. The peers of an attempt that follows another one have waited long enough."""
+    snapshot, step_s = lane.snapshot, ctx.site.workers.step_s
+    if not ctx.settings.sync.pace or plan.attempt > 1 or step_s is None:
+        return 0.0
+    left_s = snapshot.sealed_at + snapshot.overlap_steps * step_s - ctx.now
+    return max(0.0, min(SENDING * left_s, plan.deadline_s / DEADLINE_SPREADS))
+
+
+def hurry(ctx: Context) -> None:
+    """The ranks wait, sooner than was expected."""
+    exchanges = [lane.exchange for lane in ctx.site.lanes if lane.exchange is not None]
+    if any(exchange.spread_until > ctx.now for exchange in exchanges):
+        for exchange in exchanges:
+            exchange.spread_until = ctx.now
+        ctx.emit(HurryExchanges())
 
 
 def weigh(ctx: Context, lane: Lane, exchange: Exchange, weights: tuple[int, ...]) -> None:

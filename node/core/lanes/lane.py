@@ -67,6 +67,7 @@ class Exchange:
     plan: Plan
     tokens: int  # this site's weight in it; 0: it receives
     weights: tuple[int, ...]  # of the contributors, once they are said
+    spread_until: float = 0.0  # what this site sends; the ranks train on as long
     finished: bool = False
     broken: bool = False
     said: Done | ExchangeFailed | None = None  # of it, by a contributor; again on a new stream

@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from typing import Any, TypeVar
 
 from atoll.node.dataplane.sync_data import SyncData
@@ -16,6 +17,8 @@ from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.link_use import LinkUses
 from atoll.node.exchange.peers.progress import Pace, Progress
 from atoll.node.exchange.peers.uplink import Uplink
+from atoll.node.exchange.sync.pacing import Pacing
+from atoll.node.exchange.sync.reduction import MAX_STREAMS, Share
 from atoll.protocol.errors import DigestMismatch, NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import Header, Member, Plan
 from atoll.protocol.plans import plan_digest
@@ -37,8 +40,11 @@ class Attempt:
     pool: Executor
     counters: Counters
     uplink: Uplink
+    share: InitVar[Share]
+    spread_s: InitVar[float] = 0.0
+    """In which it may send what it has to send; 0: as fast as it goes."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, share: Share, spread_s: float) -> None:
         """Raises RefusedError unless the plan lists this start of this site."""
         plan = self.plan
         self.digest = plan_digest(plan)
@@ -63,6 +69,16 @@ class Attempt:
         self.frame_bytes = int(min(FRAME_BYTES, max(MIN_FRAME_BYTES, fitting)))
         self.links = LinkUses()
         self.loop = asyncio.get_running_loop()
+        # It is never slower than the link above, and each stream, up or down, has a frame within half a stall.
+        round_bytes = 2 * max(MAX_STREAMS, len(self.members)) * self.frame_bytes
+        self.pacing = Pacing(
+            # Contributions to the other reducers, and the own payloads to all others.
+            num_bytes=share.log_bytes + (len(self.members) - 2) * share.own.num_bytes,
+            spread_s=spread_s,
+            least_bytes_per_s=max(FRAME_RATES * plan.slowest_bytes_per_s, round_bytes / (plan.stall_limit_s / 2)),
+            now=self.loop.time(),
+        )
+        self._turn, self._hurried = asyncio.Lock(), asyncio.Event()
         self.moved_bytes, self.moved_at = 0, self.loop.time()
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self.finished.add_done_callback(lambda f: f.cancelled() or f.exception())  # may fail before anyone awaits
@@ -117,6 +133,28 @@ class Attempt:
             if self.data.payload_hash(item.data) != item.hash:
                 raise DigestMismatch(f"{self.where}: the bytes of chunk {item.chunk} do not have their hash")
             check(item.chunk, item.data)
+
+    # --- at which pace
+
+    async def turn(self, num_bytes: int) -> None:
+        """Returns when a frame of so many bytes may be sent; in the order of asking."""
+        async with self._turn:
+            while (delay_s := self.pacing.delay_s(self.loop.time())) > 0:
+                self._hurried.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(delay_s):
+                        await self._hurried.wait()
+            self.pacing.sent(num_bytes, self.loop.time())
+
+    @property
+    def spare_ms(self) -> int:
+        """How long no contributor that this site knows of needs payloads; 0: one waits."""
+        return self.pacing.spare_ms(self.loop.time())
+
+    def hurry(self, spare_ms: int = 0) -> None:
+        """A contributor can do without payloads for no longer than this."""
+        self.pacing.hurry(spare_ms, self.loop.time())
+        self._hurried.set()
 
     # --- what moved
 

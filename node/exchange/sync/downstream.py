@@ -131,6 +131,7 @@ class Downstream:
                 with attempt.uplink.sending():
                     missing = (item for item in due if item.chunk not in self.has_payloads)
                     for frame in pack_frames(missing, attempt.frame_bytes):
+                        await attempt.turn(len(frame))
                         await self._send(frame)
                         reducer.given(site_id, len(frame))
                 said_at = now()

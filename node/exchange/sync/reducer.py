@@ -265,6 +265,7 @@ class Reducer:
             moved_bytes=self.attempt.moved_bytes,
             site_ids=site_ids,
             received_bytes=self._received_bytes.get(for_site_id, 0),
+            spare_ms=self.attempt.spare_ms,
         )
 
     # --- children that make no progress

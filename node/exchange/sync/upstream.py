@@ -216,10 +216,12 @@ class Upstream:
                 has_payloads=have[:MAX_HAS_PAYLOADS],
                 first_chunk=strand.ids.start,
                 num_chunks=len(strand.ids),
+                spare_ms=attempt.spare_ms,
             )
         )
 
     async def _write(self, call: Stream, frame: bytes) -> None:
+        await self.attempt.turn(len(frame))
         await call.write(frame)
         self._num_written_bytes += len(frame)
         self._moved(self._worth_up.of(len(frame)))
@@ -349,6 +351,7 @@ class Upstream:
         if len(waiting.site_ids) >= num_contributors:
             raise self._invalid(f"it waits for {len(waiting.site_ids)} sites, and {num_contributors} contribute")
         self.waits_for = tuple(waiting.site_ids)
+        self.attempt.hurry(waiting.spare_ms)
         if waiting.moved_bytes != self._peer_moved_bytes:
             self._peer_moved_bytes, self._peer_moved_at = waiting.moved_bytes, now
         if not self.all_sent:
