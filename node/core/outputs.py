@@ -212,5 +212,6 @@ class Exit:
 Output = (
     Send | Beat | Fulfil | StartWorkers | StopWorkers | DescribeCrash | SendLayout | AnswerWorkers | AnswerDraw
     | SeedState | FetchState | TellFetch | CancelFetch | BeginExchange | WeighExchange | HurryExchanges
-    | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState | RollBack | Report | Exit
+    | CancelExchange | ApplyCommit | PublishState | DropSync | SaveModel | KeepModel | DropModel | DistrustState
+    | RollBack | Report | Exit
 )  # fmt: skip

@@ -47,11 +47,13 @@ def plan(**changes: Any) -> m.Plan:
     return replace(whole, **changes)
 
 
-def begin(hub: Hub, plan: m.Plan, data: SyncData, weights: Sequence[int] | None = None) -> Exchange:
+def begin(
+    hub: Hub, plan: m.Plan, data: SyncData, weights: Sequence[int] | None = None, spread_s: float = 0.0
+) -> Exchange:
     """As a node does, but for the thread. All have the same weight, if no others are given."""
     share = hub.share(plan, data, site_id=1)()
     told = (5,) * len(plan.contributors) if weights is None else weights
-    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told)
+    return hub.begin(plan, data, share, site_id=1, tokens=5, weights=told, spread_s=spread_s)
 
 
 class Aborted(Exception):

@@ -147,13 +147,14 @@ class Site:
         assert commit is not None
         return Donor(site_id=self.site_id, incarnation=self.incarnation, address=self.address, commit=commit)
 
-    def begin(self, plan: Plan, data: SyncData | None = None) -> Exchange:
+    def begin(self, plan: Plan, data: SyncData | None = None, spread_s: float = 0.0) -> Exchange:
         """`plan` has the weights that this site knows: those of all, or its own."""
         data = data or self.data_of(plan.fragment)
         share = self.hub.share(plan, data, site_id=self.site_id)()
         tokens = next((c.tokens for c in plan.contributors if c.site_id == self.site_id), 0)
         told = weights(plan) if all(weights(plan)) else ()
-        return self.hub.begin(plan, data, share, site_id=self.site_id, tokens=tokens, weights=told)
+        site_id = self.site_id
+        return self.hub.begin(plan, data, share, site_id=site_id, tokens=tokens, weights=told, spread_s=spread_s)
 
     def apply(self, record: Commit) -> None:
         self.log.commit(record)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,6 +80,33 @@ def test_all_sites_hold_the_reference_payloads(tmp_path: Path, layout) -> None: 
             for site in sites:  # every chunk crosses a site's downlink twice, little else does
                 assert 1 < site.hub.counters.received_bytes / (4 / 3 * sum(map(len, expected))) < 1.5
             assert all(site.hub.counters.refused.total() == 0 and site.hub.counters.reconnects == 0 for site in sites)
+
+    asyncio.run(main())
+
+
+def test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait(tmp_path: Path) -> None:
+    """At the pace of the slowest link it would take hours."""
+
+    async def main() -> None:
+        async with Run(tmp_path, big_layout()) as run:
+            sites = await run.add(3)
+            for site in sites:
+                site.train(1)
+            plan = star_plan(run.layout, sites, stall_limit_s=1e5, slowest_bytes_per_s=1)
+            exchanges = [site.begin(plan, spread_s=0.0 if site is sites[2] else 1e5) for site in sites]
+            had_turns: list[list[int]] = [[] for _ in sites]
+            for exchange, sizes in zip(exchanges, had_turns, strict=True):
+                exchange.attempt.turn = watched(exchange.attempt.turn, sizes)  # type: ignore[method-assign]
+            results = await asyncio.gather(*(exchange.run() for exchange in exchanges))
+            for result, sizes in zip(results, had_turns, strict=True):
+                assert 0 <= result.sent_bytes - sum(sizes) < 2000, "all but openings and what is held"
+
+    def watched(turn: Callable[[int], Awaitable[None]], sizes: list[int]) -> Callable[[int], Awaitable[None]]:
+        async def turn_and_note(num_bytes: int) -> None:
+            await turn(num_bytes)
+            sizes.append(num_bytes)
+
+        return turn_and_note
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
+from atoll.node.core.syncs import DEADLINE_SPREADS, SENDING
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
@@ -211,3 +212,42 @@ def test_a_newer_commit_that_comes_while_one_is_written_is_taken_in_its_place() 
     assert take(drive, 2, 12) == e.Answer(
         kind=AnswerKind.APPLY, mode=MergeMode.MERGE, version=2, next_step=20, run_step=20, run_tokens=600
     )
+
+
+def spread_s(drive: Driver, found: m.Plan) -> float:
+    drive.receive(found)
+    return drive.wants(out.BeginExchange).spread_s
+
+
+def test_what_is_sent_is_spread_over_most_of_the_time_in_which_they_train_on() -> None:
+    drive = training(overlapping())
+    seal(drive, 10)
+    assert spread_s(drive, plan(1)) == SENDING * TAU * STEP_S
+
+
+def test_an_exchange_that_begins_late_has_less_time() -> None:
+    drive = training(overlapping())
+    seal(drive, 10)
+    train(drive, 2)
+    assert spread_s(drive, plan(1)) == SENDING * (TAU - 2) * STEP_S
+    drive = training(overlapping())
+    seal(drive, 10)
+    train(drive, TAU + 1)
+    assert spread_s(drive, plan(1)) == 0
+
+
+def test_a_deadline_that_is_near_has_the_sending_end_long_before() -> None:
+    drive = training(overlapping())
+    seal(drive, 10)
+    assert spread_s(drive, replace(plan(1), deadline_s=4.0)) == 4.0 / DEADLINE_SPREADS
+
+
+@pytest.mark.parametrize("why", ["another attempt", "not paced", "leaves", "waits"])
+def test_nothing_is_spread_where_somebody_waits(why: str) -> None:
+    drive = training(overlapping(pace=why != "not paced"))
+    if why == "waits":
+        drive.receive(opened_for(1, 0, overlap_steps=0))
+    seal(drive, 10)
+    if why == "leaves":
+        drive(e.LeaveAsked("enough"))
+    assert spread_s(drive, plan(1, attempt=2 if why == "another attempt" else 1)) == 0
