@@ -94,14 +94,12 @@ def _compare(run: RunSettings, trained: Trained, step_s: float, args: argparse.N
 
 def modes(run: RunSettings) -> dict[str, RunSettings]:
     """By name: what is compared. The first is what the others are compared with."""
-    every = run.sync.every
-    changed = {
-        WITHOUT: {"every": 1 << 30},
-        "blocking": {},
-        "overlap": {"overlap_steps": round(OVERLAP * every)},
-        "not paced": {"overlap_steps": round(OVERLAP * every), "pace": False},
-    }
-    return {name: replace(run, sync=replace(run.sync, **values)) for name, values in changed.items()}
+    without, overlap = (
+        replace(run.sync, every=1 << 30),
+        replace(run.sync, overlap_steps=round(OVERLAP * run.sync.every)),
+    )
+    found = {WITHOUT: without, "blocking": run.sync, "overlap": overlap, "not paced": replace(overlap, pace=False)}
+    return {name: replace(run, sync=sync) for name, sync in found.items()}
 
 
 def _print_row(name: str, figures: Sequence[Figures], without: Sequence[Figures] | None) -> None:

@@ -216,7 +216,9 @@ def test_a_newer_commit_that_comes_while_one_is_written_is_taken_in_its_place() 
 
 def spread_s(drive: Driver, found: m.Plan) -> float:
     drive.receive(found)
-    return drive.wants(out.BeginExchange).spread_s
+    begun = drive.wants(out.BeginExchange)
+    assert isinstance(begun, out.BeginExchange)
+    return begun.spread_s
 
 
 def test_what_is_sent_is_spread_over_most_of_the_time_in_which_they_train_on() -> None:
