@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ from tests.harness.sites import (
     until,
 )
 
+Turn = Callable[[int], Coroutine[Any, Any, None]]
+
 
 class WatchedData(SyncData):
     """Counts the contributions that are encoded; may stop before one, or spoil what a reducer makes."""
@@ -96,12 +98,12 @@ def test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait(
             exchanges = [site.begin(plan, spread_s=0.0 if site is sites[2] else 1e5) for site in sites]
             had_turns: list[list[int]] = [[] for _ in sites]
             for exchange, sizes in zip(exchanges, had_turns, strict=True):
-                exchange.attempt.turn = watched(exchange.attempt.turn, sizes)  # type: ignore[method-assign]
+                exchange.attempt.turn = watched(exchange.attempt.turn, sizes)  # type: ignore[assignment, method-assign]
             results = await asyncio.gather(*(exchange.run() for exchange in exchanges))
             for result, sizes in zip(results, had_turns, strict=True):
                 assert 0 <= result.sent_bytes - sum(sizes) < 2000, "all but openings and what is held"
 
-    def watched(turn: Callable[[int], Awaitable[None]], sizes: list[int]) -> Callable[[int], Awaitable[None]]:
+    def watched(turn: Turn, sizes: list[int]) -> Turn:
         async def turn_and_note(num_bytes: int) -> None:
             await turn(num_bytes)
             sizes.append(num_bytes)
