@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from atoll.node.exchange.sync.pacing import FRAME_S, Pacing
+from atoll.node.exchange.sync.pacing import MAX_SPARE_MS, Pacing
+from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.messages import Member
 from atoll.protocol.plans import plan_digest
-from tests.harness.peer_streams import Disk, begin, opening, plan, serving
+from atoll.protocol.v1 import peer_pb2
+from tests.harness.peer_streams import MEMBERS, Disk, begin, opening, plan, serving
 
 SPREAD_S = 10.0
 FRAME_BYTES = 1000
@@ -70,7 +72,7 @@ def test_without_time_nothing_waits() -> None:
     sending = Sending(spread_s=0.0)
     sending.send(NUM_FRAMES)
     assert set(sending.times) == {0.0}
-    assert sending.pacing.spare_s(sending.now) == 0
+    assert sending.pacing.spare_ms(sending.now) == 0
 
 
 def test_no_site_sends_more_slowly_than_peers_ask_of_a_link() -> None:
@@ -82,7 +84,7 @@ def test_no_site_sends_more_slowly_than_peers_ask_of_a_link() -> None:
 def test_a_peer_that_waits_ends_the_spreading_at_once() -> None:
     sending = Sending()
     sending.send(50)
-    sending.pacing.hurry(0.0, sending.now)
+    sending.pacing.hurry(0, sending.now)
     sending.send(50)
     assert set(sending.gaps_s[49:]) == {0.0}
 
@@ -90,18 +92,16 @@ def test_a_peer_that_waits_ends_the_spreading_at_once() -> None:
 def test_a_peer_with_less_time_has_it_end_in_its_time_and_one_with_more_changes_nothing() -> None:
     sending = Sending()
     sending.send(50)
-    sending.pacing.hurry(1.0, sending.now)
-    sending.pacing.hurry(100.0, sending.now)
+    sending.pacing.hurry(1000, sending.now)
+    sending.pacing.hurry(100_000, sending.now)
     at_s = sending.times[-1]
-    assert sending.pacing.spare_s(sending.now) == pytest.approx(1.0)
+    assert sending.pacing.spare_ms(sending.now) == 1000
     sending.send(50)
     assert sending.times[-1] == pytest.approx(at_s + 1.0, rel=0.02)
 
 
-def test_a_frame_is_what_is_sent_in_a_moment() -> None:
-    sending = Sending()
-    assert sending.pacing.frame_bytes(sending.now) == pytest.approx(NUM_FRAMES * FRAME_BYTES / SPREAD_S * FRAME_S)
-    assert sending.pacing.frame_bytes(sending.now + SPREAD_S) == float("inf")
+def test_more_time_than_a_message_can_say_is_said_as_the_most() -> None:
+    assert Sending(spread_s=1e300).pacing.spare_ms(50.0) == MAX_SPARE_MS
 
 
 # --- in an attempt
@@ -127,7 +127,7 @@ def test_frames_that_wait_go_as_soon_as_a_contributor_waits_and_in_their_order(d
             await asyncio.sleep(0)
             found, _ = await hub.find(opening(spare_ms=5000))
             assert found.attempt is attempt
-            assert 4 < attempt.pacing.spare_s(attempt.loop.time()) <= 5
+            assert 4000 < attempt.spare_ms <= 5000
             assert not went
             await hub.find(opening(spare_ms=0))
             await asyncio.gather(*waiting)
@@ -145,23 +145,48 @@ def test_a_receiver_hurries_nobody(disk: Disk) -> None:
             asked = opening(plan_digest=plan_digest(with_receiver), tokens=0)
             asked.header.site_id = 3
             await hub.find(asked)
-            assert attempt.pacing.spare_s(attempt.loop.time()) > 900
+            assert attempt.spare_ms > 900_000
             with pytest.raises(RefusedError):
                 await hub.find(opening(plan_digest=plan_digest(replace(with_receiver, sync=2))))
-            assert attempt.pacing.spare_s(attempt.loop.time()) > 900
+            assert attempt.spare_ms > 900_000
 
     asyncio.run(main())
 
 
-def test_frames_are_smaller_where_they_are_spread(disk: Disk) -> None:
+def test_what_a_reducer_says_of_others_that_wait_is_heard_and_passed_on(disk: Disk) -> None:
+    """A site that reduces nothing hears no openings."""
+
     async def main() -> None:
-        fast = plan(slowest_bytes_per_s=1 << 30)
+        of_two = replace(plan().trees[0], num_chunks=1), replace(plan().trees[0], first_chunk=1, parents=(1, -1))
+        rest = replace(of_two[1], num_chunks=plan().trees[0].num_chunks - 1)
         async with serving(disk) as hub:
-            at_once = begin(hub, fast, disk.data).attempt.frame_bytes
+            exchange = begin(hub, plan(trees=(of_two[0], rest)), disk.data, spread_s=1000.0)
+            attempt = exchange.attempt
+            (upstream,) = exchange.upstreams
+            upstream._peer_waits(peer_pb2.Waiting(site_ids=[2], spare_ms=5000))
+            said = exchange.reducer.waiting(MEMBERS[1].site_id)
+            assert said is not None
+            assert 4000 < said.spare_ms <= 5000
+            upstream._peer_waits(peer_pb2.Waiting(site_ids=[2]))
+            assert attempt.spare_ms == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("slowest_bytes_per_s", [1, 1 << 20])
+def test_in_half_a_stall_each_stream_has_a_frame_and_peers_what_they_ask_for(
+    disk: Disk, slowest_bytes_per_s: int
+) -> None:
+    async def main() -> None:
+        asked = plan(slowest_bytes_per_s=slowest_bytes_per_s)
         async with serving(disk) as hub:
-            assert (
-                begin(hub, replace(fast, slowest_bytes_per_s=1000), disk.data, spread_s=10).attempt.frame_bytes
-                < at_once
-            )
+            attempt = begin(hub, asked, disk.data, spread_s=1e6).attempt
+            now = attempt.loop.time()
+            sent_bytes = 0
+            while (now := now + attempt.pacing.delay_s(now)) <= attempt.loop.time() + asked.stall_limit_s / 2:
+                attempt.pacing.sent(attempt.frame_bytes, now)
+                sent_bytes += attempt.frame_bytes
+            assert sent_bytes >= 2 * MAX_STREAMS * attempt.frame_bytes
+            assert sent_bytes >= 4 * slowest_bytes_per_s * asked.stall_limit_s / 2
 
     asyncio.run(main())

@@ -9,7 +9,7 @@ import pytest
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.core.events import AnswerKind, MergeMode
-from atoll.node.core.syncs import DEADLINE_SPREADS, SENDING
+from atoll.node.core.lanes.exchanges import DEADLINE_SPREADS, SENDING
 from atoll.protocol import messages as m
 from atoll.protocol.settings import RunSettings, SyncSettings
 from tests.unit.node_core.test_site import HASH, SETTINGS, Driver, commit, exchanged, opened, plan, started
@@ -244,12 +244,23 @@ def test_a_deadline_that_is_near_has_the_sending_end_long_before() -> None:
     assert spread_s(drive, replace(plan(1), deadline_s=4.0)) == 4.0 / DEADLINE_SPREADS
 
 
-@pytest.mark.parametrize("why", ["another attempt", "not paced", "leaves", "waits"])
+@pytest.mark.parametrize("why", ["another attempt", "not paced", "waits"])
 def test_nothing_is_spread_where_somebody_waits(why: str) -> None:
     drive = training(overlapping(pace=why != "not paced"))
     if why == "waits":
         drive.receive(opened_for(1, 0, overlap_steps=0))
     seal(drive, 10)
-    if why == "leaves":
-        drive(e.LeaveAsked("enough"))
     assert spread_s(drive, plan(1, attempt=2 if why == "another attempt" else 1)) == 0
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_ranks_that_wait_sooner_than_was_expected_end_the_spreading_once(leaves: bool) -> None:
+    drive = training(overlapping())
+    seal(drive, 10)
+    assert spread_s(drive, plan(1)) > 0
+    if leaves:
+        drive(e.LeaveAsked("enough"))
+    drive.ask(11 if leaves else 10 + TAU)
+    assert drive.out == [out.HurryExchanges()]
+    drive(e.Tick())
+    assert not any(isinstance(output, out.HurryExchanges) for output in drive.out)
