@@ -4,52 +4,55 @@
 # source: atoll/protocol/v1/common.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "atoll/protocol/v1/common.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'atoll/protocol/v1/common.proto'
 )
 # @@protoc_insertion_point(imports)
 
 _sym_db = _symbol_database.Default()
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1e\x61toll/protocol/v1/common.proto\x12\x11\x61toll.protocol.v1"\x8e\x01\n\x06Header\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0f\n\x07site_id\x18\x04 \x01(\r\x12\x12\n\nhost_index\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04"_\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12%\n\x04role\x18\x04 \x01(\x0e\x32\x17.atoll.protocol.v1.Role"\'\n\x08TiedName\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t"e\n\x08Manifest\x12.\n\x07tensors\x18\x01 \x03(\x0b\x32\x1d.atoll.protocol.v1.TensorSpec\x12)\n\x04tied\x18\x02 \x03(\x0b\x32\x1b.atoll.protocol.v1.TiedName"O\n\x06Member\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04"M\n\x04Tree\x12\x13\n\x0b\x66irst_chunk\x18\x01 \x01(\r\x12\x12\n\nnum_chunks\x18\x02 \x01(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x0b\n\x03top\x18\x04 \x01(\r"\x8b\x01\n\x04Open\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_commit\x18\x03 \x01(\x04\x12\x10\n\x08run_step\x18\x04 \x01(\x04\x12\x12\n\nrun_tokens\x18\x05 \x01(\x04\x12\x11\n\tnum_steps\x18\x06 \x01(\r\x12\x15\n\roverlap_steps\x18\x07 \x01(\x04"\xcb\x02\n\x04Plan\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61se_commit\x18\x05 \x01(\x04\x12/\n\x0c\x63ontributors\x18\x06 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12,\n\treceivers\x18\x07 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12&\n\x05trees\x18\x08 \x03(\x0b\x32\x17.atoll.protocol.v1.Tree\x12\x15\n\rstall_limit_s\x18\t \x01(\x01\x12\x11\n\tnum_steps\x18\n \x01(\r\x12\x12\n\ndeadline_s\x18\x0b \x01(\x01\x12\x1b\n\x13slowest_bytes_per_s\x18\x0c \x01(\x04\x12\r\n\x05\x61head\x18\r \x01(\x08"/\n\tDataRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04"H\n\nLineRanges\x12\x0c\n\x04line\x18\x01 \x01(\r\x12,\n\x06ranges\x18\x02 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange"\xca\x02\n\x06\x43ommit\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12/\n\x0c\x63ontributors\x18\x06 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12\x16\n\x0epayload_digest\x18\x07 \x01(\x0c\x12\x10\n\x08run_step\x18\x08 \x01(\x04\x12\x12\n\nrun_tokens\x18\t \x01(\x04\x12\r\n\x05\x66inal\x18\n \x01(\x08\x12%\n\x04next\x18\x0b \x01(\x0b\x32\x17.atoll.protocol.v1.Open\x12\x0e\n\x06\x62ranch\x18\x0c \x01(\r\x12+\n\x04\x64one\x18\x0e \x03(\x0b\x32\x1d.atoll.protocol.v1.LineRangesJ\x04\x08\r\x10\x0eR\trange_ids*\x86\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x12\n\x0eROLE_TRAINABLE\x10\x01\x12\x14\n\x10ROLE_BUFFER_MEAN\x10\x02\x12\x16\n\x12ROLE_BUFFER_LOWEST\x10\x03\x12\x15\n\x11ROLE_BUFFER_LOCAL\x10\x04\x12\x0f\n\x0bROLE_FROZEN\x10\x05\x62\x06proto3'
-)
+
+
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61toll/protocol/v1/common.proto\x12\x11\x61toll.protocol.v1\"\x8e\x01\n\x06Header\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0f\n\x07site_id\x18\x04 \x01(\r\x12\x12\n\nhost_index\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\x04\x12\x12\n\ngeneration\x18\x07 \x01(\x04\"_\n\nTensorSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05shape\x18\x02 \x03(\x04\x12\r\n\x05\x64type\x18\x03 \x01(\t\x12%\n\x04role\x18\x04 \x01(\x0e\x32\x17.atoll.protocol.v1.Role\"\'\n\x08TiedName\x12\r\n\x05\x61lias\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"e\n\x08Manifest\x12.\n\x07tensors\x18\x01 \x03(\x0b\x32\x1d.atoll.protocol.v1.TensorSpec\x12)\n\x04tied\x18\x02 \x03(\x0b\x32\x1b.atoll.protocol.v1.TiedName\"O\n\x06Member\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06tokens\x18\x04 \x01(\x04\"M\n\x04Tree\x12\x13\n\x0b\x66irst_chunk\x18\x01 \x01(\r\x12\x12\n\nnum_chunks\x18\x02 \x01(\r\x12\x0f\n\x07parents\x18\x03 \x03(\x11\x12\x0b\n\x03top\x18\x04 \x01(\r\"\x8b\x01\n\x04Open\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x02 \x01(\r\x12\x13\n\x0b\x62\x61se_commit\x18\x03 \x01(\x04\x12\x10\n\x08run_step\x18\x04 \x01(\x04\x12\x12\n\nrun_tokens\x18\x05 \x01(\x04\x12\x11\n\tnum_steps\x18\x06 \x01(\r\x12\x15\n\roverlap_steps\x18\x07 \x01(\x04\"\xcb\x02\n\x04Plan\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x04 \x01(\r\x12\x13\n\x0b\x62\x61se_commit\x18\x05 \x01(\x04\x12/\n\x0c\x63ontributors\x18\x06 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12,\n\treceivers\x18\x07 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12&\n\x05trees\x18\x08 \x03(\x0b\x32\x17.atoll.protocol.v1.Tree\x12\x15\n\rstall_limit_s\x18\t \x01(\x01\x12\x11\n\tnum_steps\x18\n \x01(\r\x12\x12\n\ndeadline_s\x18\x0b \x01(\x01\x12\x1b\n\x13slowest_bytes_per_s\x18\x0c \x01(\x04\x12\r\n\x05\x61head\x18\r \x01(\x08\"/\n\tDataRange\x12\r\n\x05\x66irst\x18\x01 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x02 \x01(\x04\"H\n\nLineRanges\x12\x0c\n\x04line\x18\x01 \x01(\r\x12,\n\x06ranges\x18\x02 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange\"\xca\x02\n\x06\x43ommit\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x0c\n\x04term\x18\x04 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12/\n\x0c\x63ontributors\x18\x06 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\x12\x16\n\x0epayload_digest\x18\x07 \x01(\x0c\x12\x10\n\x08run_step\x18\x08 \x01(\x04\x12\x12\n\nrun_tokens\x18\t \x01(\x04\x12\r\n\x05\x66inal\x18\n \x01(\x08\x12%\n\x04next\x18\x0b \x01(\x0b\x32\x17.atoll.protocol.v1.Open\x12\x0e\n\x06\x62ranch\x18\x0c \x01(\r\x12+\n\x04\x64one\x18\x0e \x03(\x0b\x32\x1d.atoll.protocol.v1.LineRangesJ\x04\x08\r\x10\x0eR\trange_ids*\x86\x01\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x12\n\x0eROLE_TRAINABLE\x10\x01\x12\x14\n\x10ROLE_BUFFER_MEAN\x10\x02\x12\x16\n\x12ROLE_BUFFER_LOWEST\x10\x03\x12\x15\n\x11ROLE_BUFFER_LOCAL\x10\x04\x12\x0f\n\x0bROLE_FROZEN\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "atoll.protocol.v1.common_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.common_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ROLE"]._serialized_start = 1532
-    _globals["_ROLE"]._serialized_end = 1666
-    _globals["_HEADER"]._serialized_start = 54
-    _globals["_HEADER"]._serialized_end = 196
-    _globals["_TENSORSPEC"]._serialized_start = 198
-    _globals["_TENSORSPEC"]._serialized_end = 293
-    _globals["_TIEDNAME"]._serialized_start = 295
-    _globals["_TIEDNAME"]._serialized_end = 334
-    _globals["_MANIFEST"]._serialized_start = 336
-    _globals["_MANIFEST"]._serialized_end = 437
-    _globals["_MEMBER"]._serialized_start = 439
-    _globals["_MEMBER"]._serialized_end = 518
-    _globals["_TREE"]._serialized_start = 520
-    _globals["_TREE"]._serialized_end = 597
-    _globals["_OPEN"]._serialized_start = 600
-    _globals["_OPEN"]._serialized_end = 739
-    _globals["_PLAN"]._serialized_start = 742
-    _globals["_PLAN"]._serialized_end = 1073
-    _globals["_DATARANGE"]._serialized_start = 1075
-    _globals["_DATARANGE"]._serialized_end = 1122
-    _globals["_LINERANGES"]._serialized_start = 1124
-    _globals["_LINERANGES"]._serialized_end = 1196
-    _globals["_COMMIT"]._serialized_start = 1199
-    _globals["_COMMIT"]._serialized_end = 1529
+  DESCRIPTOR._loaded_options = None
+  _globals['_ROLE']._serialized_start=1532
+  _globals['_ROLE']._serialized_end=1666
+  _globals['_HEADER']._serialized_start=54
+  _globals['_HEADER']._serialized_end=196
+  _globals['_TENSORSPEC']._serialized_start=198
+  _globals['_TENSORSPEC']._serialized_end=293
+  _globals['_TIEDNAME']._serialized_start=295
+  _globals['_TIEDNAME']._serialized_end=334
+  _globals['_MANIFEST']._serialized_start=336
+  _globals['_MANIFEST']._serialized_end=437
+  _globals['_MEMBER']._serialized_start=439
+  _globals['_MEMBER']._serialized_end=518
+  _globals['_TREE']._serialized_start=520
+  _globals['_TREE']._serialized_end=597
+  _globals['_OPEN']._serialized_start=600
+  _globals['_OPEN']._serialized_end=739
+  _globals['_PLAN']._serialized_start=742
+  _globals['_PLAN']._serialized_end=1073
+  _globals['_DATARANGE']._serialized_start=1075
+  _globals['_DATARANGE']._serialized_end=1122
+  _globals['_LINERANGES']._serialized_start=1124
+  _globals['_LINERANGES']._serialized_end=1196
+  _globals['_COMMIT']._serialized_start=1199
+  _globals['_COMMIT']._serialized_end=1529
 # @@protoc_insertion_point(module_scope)

@@ -4,15 +4,18 @@
 # source: atoll/protocol/v1/local.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "atoll/protocol/v1/local.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'atoll/protocol/v1/local.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,61 +25,59 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1d\x61toll/protocol/v1/local.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto"\xba\x04\n\x0cLocalRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12.\n\x05hello\x18\n \x01(\x0b\x32\x1d.atoll.protocol.v1.LocalHelloH\x00\x12,\n\x04join\x18\x0b \x01(\x0b\x32\x1c.atoll.protocol.v1.LocalJoinH\x00\x12/\n\x08\x62oundary\x18\x0c \x01(\x0b\x32\x1b.atoll.protocol.v1.BoundaryH\x00\x12+\n\x06merged\x18\x0e \x01(\x0b\x32\x19.atoll.protocol.v1.MergedH\x00\x12)\n\x05\x66\x61tal\x18\x0f \x01(\x0b\x32\x18.atoll.protocol.v1.FatalH\x00\x12\'\n\x04\x62usy\x18\x10 \x01(\x0b\x32\x17.atoll.protocol.v1.BusyH\x00\x12/\n\x08progress\x18\x11 \x01(\x0b\x32\x1b.atoll.protocol.v1.ProgressH\x00\x12-\n\x07goodbye\x18\x12 \x01(\x0b\x32\x1a.atoll.protocol.v1.GoodbyeH\x00\x12.\n\x08\x64\x61ta_set\x18\x13 \x01(\x0b\x32\x1a.atoll.protocol.v1.DataSetH\x00\x12\'\n\x04\x64raw\x18\x14 \x01(\x0b\x32\x17.atoll.protocol.v1.DrawH\x00\x12\x31\n\x06sealed\x18\x15 \x01(\x0b\x32\x1f.atoll.protocol.v1.SealedReportH\x00\x42\x06\n\x04\x62odyJ\x04\x08\r\x10\x0e"\xa0\x02\n\rLocalResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x30\n\x06layout\x18\x0b \x01(\x0b\x32\x1e.atoll.protocol.v1.LocalLayoutH\x00\x12+\n\x06\x61nswer\x18\x0c \x01(\x0b\x32\x19.atoll.protocol.v1.AnswerH\x00\x12\x32\n\x07refused\x18\r \x01(\x0b\x32\x1f.atoll.protocol.v1.LocalRefusedH\x00\x12)\n\x05\x64rawn\x18\x0e \x01(\x0b\x32\x18.atoll.protocol.v1.DrawnH\x00\x12/\n\x08greeting\x18\x0f \x01(\x0b\x32\x1b.atoll.protocol.v1.GreetingH\x00\x42\x06\n\x04\x62odyJ\x04\x08\n\x10\x0b"[\n\nLocalHello\x12\x12\n\nworld_size\x18\x01 \x01(\r\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x04\x12\x18\n\x10protocol_version\x18\x04 \x01(\r"\xaa\x01\n\x08Greeting\x12\x15\n\rsettings_json\x18\x01 \x01(\t\x12\x12\n\ndata_paths\x18\x02 \x03(\t\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\x19\n\x11\x63heckpoint_folder\x18\x05 \x01(\t\x12\x35\n\x0c\x63rashed_from\x18\x06 \x03(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId"E\n\x0c\x43heckpointId\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04"D\n\x05Piece\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\r\n\x05sizes\x18\x03 \x03(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t"\xc7\x01\n\tLocalJoin\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12(\n\x06pieces\x18\x02 \x03(\x0b\x32\x18.atoll.protocol.v1.Piece\x12\x18\n\x10\x64\x61ta_fingerprint\x18\x03 \x01(\x0c\x12\x11\n\tdata_rank\x18\x04 \x01(\r\x12\x34\n\x0b\x63heckpoints\x18\x05 \x03(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId"\xbc\x02\n\x0bLocalLayout\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63hunk_elements\x18\x05 \x01(\r\x12-\n\x08manifest\x18\x06 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12\x14\n\x0cowned_pieces\x18\x07 \x03(\r\x12\x11\n\tdata_seed\x18\x08 \x01(\x04\x12\x15\n\rshared_pieces\x18\t \x03(\r\x12\x0e\n\x06reader\x18\n \x01(\r\x12\x13\n\x0bnum_readers\x18\x0b \x01(\r\x12\x33\n\ncheckpoint\x18\x0c \x01(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId"(\n\tPieceHash\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c"%\n\x08\x42oundary\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r"\xdc\x01\n\x0cSealedReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r\x12\x10\n\x08\x66ragment\x18\x03 \x01(\r\x12\x11\n\tdata_rank\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x10\n\x08loss_sum\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\r\x12\x0f\n\x07train_s\x18\x08 \x01(\x01\x12,\n\x06hashes\x18\t \x03(\x0b\x32\x1c.atoll.protocol.v1.PieceHash\x12\x18\n\x10num_samples_used\x18\n \x01(\x04"7\n\x06Merged\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01"\xa0\x02\n\x06\x41nswer\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.atoll.protocol.v1.AnswerKind\x12\x11\n\tnext_step\x18\x04 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12*\n\x04mode\x18\x07 \x01(\x0e\x32\x1c.atoll.protocol.v1.MergeMode\x12\x10\n\x08run_step\x18\x08 \x01(\x04\x12\x12\n\nrun_tokens\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12\r\n\x05\x66resh\x18\x0b \x01(\x08\x12\x12\n\ndata_epoch\x18\x0c \x01(\x04\x12\x13\n\x0bhash_shared\x18\r \x01(\x08"#\n\x05\x46\x61tal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t"%\n\x04\x42usy\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07limit_s\x18\x02 \x01(\x01"m\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x02 \x01(\x01\x12\x38\n\x0b\x63heckpoints\x18\x04 \x01(\x0b\x32#.atoll.protocol.v1.CheckpointCountsJ\x04\x08\x03\x10\x04"D\n\x10\x43heckpointCounts\x12\x0f\n\x07written\x18\x01 \x01(\x04\x12\x0f\n\x07skipped\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04"+\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08run_over\x18\x02 \x01(\x08"I\n\x07\x44\x61taSet\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x04\x12\x12\n\nbatch_size\x18\x02 \x01(\x04\x12\x15\n\rbatches_ahead\x18\x03 \x01(\r"9\n\x04\x44raw\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x04"S\n\x05\x44rawn\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12,\n\x06ranges\x18\x03 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange"*\n\x0cLocalRefused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t*\x8a\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41NSWER_KIND_CONTINUE\x10\x01\x12\x18\n\x14\x41NSWER_KIND_SNAPSHOT\x10\x02\x12\x15\n\x11\x41NSWER_KIND_APPLY\x10\x03\x12\x14\n\x10\x41NSWER_KIND_STOP\x10\x04*\x7f\n\tMergeMode\x12\x1a\n\x16MERGE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12MERGE_MODE_REPLACE\x10\x01\x12\x14\n\x10MERGE_MODE_MERGE\x10\x02\x12\x14\n\x10MERGE_MODE_SHIFT\x10\x03\x12\x12\n\x0eMERGE_MODE_MIX\x10\x04\x62\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1d\x61toll/protocol/v1/local.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\"\xba\x04\n\x0cLocalRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12.\n\x05hello\x18\n \x01(\x0b\x32\x1d.atoll.protocol.v1.LocalHelloH\x00\x12,\n\x04join\x18\x0b \x01(\x0b\x32\x1c.atoll.protocol.v1.LocalJoinH\x00\x12/\n\x08\x62oundary\x18\x0c \x01(\x0b\x32\x1b.atoll.protocol.v1.BoundaryH\x00\x12+\n\x06merged\x18\x0e \x01(\x0b\x32\x19.atoll.protocol.v1.MergedH\x00\x12)\n\x05\x66\x61tal\x18\x0f \x01(\x0b\x32\x18.atoll.protocol.v1.FatalH\x00\x12\'\n\x04\x62usy\x18\x10 \x01(\x0b\x32\x17.atoll.protocol.v1.BusyH\x00\x12/\n\x08progress\x18\x11 \x01(\x0b\x32\x1b.atoll.protocol.v1.ProgressH\x00\x12-\n\x07goodbye\x18\x12 \x01(\x0b\x32\x1a.atoll.protocol.v1.GoodbyeH\x00\x12.\n\x08\x64\x61ta_set\x18\x13 \x01(\x0b\x32\x1a.atoll.protocol.v1.DataSetH\x00\x12\'\n\x04\x64raw\x18\x14 \x01(\x0b\x32\x17.atoll.protocol.v1.DrawH\x00\x12\x31\n\x06sealed\x18\x15 \x01(\x0b\x32\x1f.atoll.protocol.v1.SealedReportH\x00\x42\x06\n\x04\x62odyJ\x04\x08\r\x10\x0e\"\xa0\x02\n\rLocalResponse\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x30\n\x06layout\x18\x0b \x01(\x0b\x32\x1e.atoll.protocol.v1.LocalLayoutH\x00\x12+\n\x06\x61nswer\x18\x0c \x01(\x0b\x32\x19.atoll.protocol.v1.AnswerH\x00\x12\x32\n\x07refused\x18\r \x01(\x0b\x32\x1f.atoll.protocol.v1.LocalRefusedH\x00\x12)\n\x05\x64rawn\x18\x0e \x01(\x0b\x32\x18.atoll.protocol.v1.DrawnH\x00\x12/\n\x08greeting\x18\x0f \x01(\x0b\x32\x1b.atoll.protocol.v1.GreetingH\x00\x42\x06\n\x04\x62odyJ\x04\x08\n\x10\x0b\"[\n\nLocalHello\x12\x12\n\nworld_size\x18\x01 \x01(\r\x12\x12\n\nlocal_rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x04\x12\x18\n\x10protocol_version\x18\x04 \x01(\r\"\xaa\x01\n\x08Greeting\x12\x15\n\rsettings_json\x18\x01 \x01(\t\x12\x12\n\ndata_paths\x18\x02 \x03(\t\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x0f\n\x07resumed\x18\x04 \x01(\x08\x12\x19\n\x11\x63heckpoint_folder\x18\x05 \x01(\t\x12\x35\n\x0c\x63rashed_from\x18\x06 \x03(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId\"E\n\x0c\x43heckpointId\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x04\"D\n\x05Piece\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07offsets\x18\x02 \x03(\x04\x12\r\n\x05sizes\x18\x03 \x03(\x04\x12\r\n\x05\x64type\x18\x04 \x01(\t\"\xc7\x01\n\tLocalJoin\x12-\n\x08manifest\x18\x01 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12(\n\x06pieces\x18\x02 \x03(\x0b\x32\x18.atoll.protocol.v1.Piece\x12\x18\n\x10\x64\x61ta_fingerprint\x18\x03 \x01(\x0c\x12\x11\n\tdata_rank\x18\x04 \x01(\r\x12\x34\n\x0b\x63heckpoints\x18\x05 \x03(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId\"\xbc\x02\n\x0bLocalLayout\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x14\n\x0c\x62uffer_bytes\x18\x04 \x01(\x04\x12\x16\n\x0e\x63hunk_elements\x18\x05 \x01(\r\x12-\n\x08manifest\x18\x06 \x01(\x0b\x32\x1b.atoll.protocol.v1.Manifest\x12\x14\n\x0cowned_pieces\x18\x07 \x03(\r\x12\x11\n\tdata_seed\x18\x08 \x01(\x04\x12\x15\n\rshared_pieces\x18\t \x03(\r\x12\x0e\n\x06reader\x18\n \x01(\r\x12\x13\n\x0bnum_readers\x18\x0b \x01(\r\x12\x33\n\ncheckpoint\x18\x0c \x01(\x0b\x32\x1f.atoll.protocol.v1.CheckpointId\"(\n\tPieceHash\x12\r\n\x05piece\x18\x01 \x01(\r\x12\x0c\n\x04hash\x18\x02 \x01(\x0c\"%\n\x08\x42oundary\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r\"\xdc\x01\n\x0cSealedReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r\x12\x10\n\x08\x66ragment\x18\x03 \x01(\r\x12\x11\n\tdata_rank\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x01(\x04\x12\x10\n\x08loss_sum\x18\x06 \x01(\x01\x12\x11\n\tnum_steps\x18\x07 \x01(\r\x12\x0f\n\x07train_s\x18\x08 \x01(\x01\x12,\n\x06hashes\x18\t \x03(\x0b\x32\x1c.atoll.protocol.v1.PieceHash\x12\x18\n\x10num_samples_used\x18\n \x01(\x04\"7\n\x06Merged\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0c\n\x04step\x18\x02 \x01(\x04\x12\x0e\n\x06wait_s\x18\x03 \x01(\x01\"\xa0\x02\n\x06\x41nswer\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0b\n\x03seq\x18\x02 \x01(\r\x12+\n\x04kind\x18\x03 \x01(\x0e\x32\x1d.atoll.protocol.v1.AnswerKind\x12\x11\n\tnext_step\x18\x04 \x01(\x04\x12\x10\n\x08\x66ragment\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\x04\x12*\n\x04mode\x18\x07 \x01(\x0e\x32\x1c.atoll.protocol.v1.MergeMode\x12\x10\n\x08run_step\x18\x08 \x01(\x04\x12\x12\n\nrun_tokens\x18\t \x01(\x04\x12\x0e\n\x06reason\x18\n \x01(\t\x12\r\n\x05\x66resh\x18\x0b \x01(\x08\x12\x12\n\ndata_epoch\x18\x0c \x01(\x04\x12\x13\n\x0bhash_shared\x18\r \x01(\x08\"#\n\x05\x46\x61tal\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\"%\n\x04\x42usy\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0f\n\x07limit_s\x18\x02 \x01(\x01\"m\n\x08Progress\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x02 \x01(\x01\x12\x38\n\x0b\x63heckpoints\x18\x04 \x01(\x0b\x32#.atoll.protocol.v1.CheckpointCountsJ\x04\x08\x03\x10\x04\"D\n\x10\x43heckpointCounts\x12\x0f\n\x07written\x18\x01 \x01(\x04\x12\x0f\n\x07skipped\x18\x02 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x03 \x01(\x04\"+\n\x07Goodbye\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x10\n\x08run_over\x18\x02 \x01(\x08\"I\n\x07\x44\x61taSet\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x04\x12\x12\n\nbatch_size\x18\x02 \x01(\x04\x12\x15\n\rbatches_ahead\x18\x03 \x01(\r\"9\n\x04\x44raw\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12\x13\n\x0bnum_samples\x18\x03 \x01(\x04\"S\n\x05\x44rawn\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\r\n\x05\x66irst\x18\x02 \x01(\x04\x12,\n\x06ranges\x18\x03 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange\"*\n\x0cLocalRefused\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t*\x8a\x01\n\nAnswerKind\x12\x1b\n\x17\x41NSWER_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x41NSWER_KIND_CONTINUE\x10\x01\x12\x18\n\x14\x41NSWER_KIND_SNAPSHOT\x10\x02\x12\x15\n\x11\x41NSWER_KIND_APPLY\x10\x03\x12\x14\n\x10\x41NSWER_KIND_STOP\x10\x04*\x7f\n\tMergeMode\x12\x1a\n\x16MERGE_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12MERGE_MODE_REPLACE\x10\x01\x12\x14\n\x10MERGE_MODE_MERGE\x10\x02\x12\x14\n\x10MERGE_MODE_SHIFT\x10\x03\x12\x12\n\x0eMERGE_MODE_MIX\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "atoll.protocol.v1.local_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.local_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ANSWERKIND"]._serialized_start = 3094
-    _globals["_ANSWERKIND"]._serialized_end = 3232
-    _globals["_MERGEMODE"]._serialized_start = 3234
-    _globals["_MERGEMODE"]._serialized_end = 3361
-    _globals["_LOCALREQUEST"]._serialized_start = 85
-    _globals["_LOCALREQUEST"]._serialized_end = 655
-    _globals["_LOCALRESPONSE"]._serialized_start = 658
-    _globals["_LOCALRESPONSE"]._serialized_end = 946
-    _globals["_LOCALHELLO"]._serialized_start = 948
-    _globals["_LOCALHELLO"]._serialized_end = 1039
-    _globals["_GREETING"]._serialized_start = 1042
-    _globals["_GREETING"]._serialized_end = 1212
-    _globals["_CHECKPOINTID"]._serialized_start = 1214
-    _globals["_CHECKPOINTID"]._serialized_end = 1283
-    _globals["_PIECE"]._serialized_start = 1285
-    _globals["_PIECE"]._serialized_end = 1353
-    _globals["_LOCALJOIN"]._serialized_start = 1356
-    _globals["_LOCALJOIN"]._serialized_end = 1555
-    _globals["_LOCALLAYOUT"]._serialized_start = 1558
-    _globals["_LOCALLAYOUT"]._serialized_end = 1874
-    _globals["_PIECEHASH"]._serialized_start = 1876
-    _globals["_PIECEHASH"]._serialized_end = 1916
-    _globals["_BOUNDARY"]._serialized_start = 1918
-    _globals["_BOUNDARY"]._serialized_end = 1955
-    _globals["_SEALEDREPORT"]._serialized_start = 1958
-    _globals["_SEALEDREPORT"]._serialized_end = 2178
-    _globals["_MERGED"]._serialized_start = 2180
-    _globals["_MERGED"]._serialized_end = 2235
-    _globals["_ANSWER"]._serialized_start = 2238
-    _globals["_ANSWER"]._serialized_end = 2526
-    _globals["_FATAL"]._serialized_start = 2528
-    _globals["_FATAL"]._serialized_end = 2563
-    _globals["_BUSY"]._serialized_start = 2565
-    _globals["_BUSY"]._serialized_end = 2602
-    _globals["_PROGRESS"]._serialized_start = 2604
-    _globals["_PROGRESS"]._serialized_end = 2713
-    _globals["_CHECKPOINTCOUNTS"]._serialized_start = 2715
-    _globals["_CHECKPOINTCOUNTS"]._serialized_end = 2783
-    _globals["_GOODBYE"]._serialized_start = 2785
-    _globals["_GOODBYE"]._serialized_end = 2828
-    _globals["_DATASET"]._serialized_start = 2830
-    _globals["_DATASET"]._serialized_end = 2903
-    _globals["_DRAW"]._serialized_start = 2905
-    _globals["_DRAW"]._serialized_end = 2962
-    _globals["_DRAWN"]._serialized_start = 2964
-    _globals["_DRAWN"]._serialized_end = 3047
-    _globals["_LOCALREFUSED"]._serialized_start = 3049
-    _globals["_LOCALREFUSED"]._serialized_end = 3091
+  DESCRIPTOR._loaded_options = None
+  _globals['_ANSWERKIND']._serialized_start=3094
+  _globals['_ANSWERKIND']._serialized_end=3232
+  _globals['_MERGEMODE']._serialized_start=3234
+  _globals['_MERGEMODE']._serialized_end=3361
+  _globals['_LOCALREQUEST']._serialized_start=85
+  _globals['_LOCALREQUEST']._serialized_end=655
+  _globals['_LOCALRESPONSE']._serialized_start=658
+  _globals['_LOCALRESPONSE']._serialized_end=946
+  _globals['_LOCALHELLO']._serialized_start=948
+  _globals['_LOCALHELLO']._serialized_end=1039
+  _globals['_GREETING']._serialized_start=1042
+  _globals['_GREETING']._serialized_end=1212
+  _globals['_CHECKPOINTID']._serialized_start=1214
+  _globals['_CHECKPOINTID']._serialized_end=1283
+  _globals['_PIECE']._serialized_start=1285
+  _globals['_PIECE']._serialized_end=1353
+  _globals['_LOCALJOIN']._serialized_start=1356
+  _globals['_LOCALJOIN']._serialized_end=1555
+  _globals['_LOCALLAYOUT']._serialized_start=1558
+  _globals['_LOCALLAYOUT']._serialized_end=1874
+  _globals['_PIECEHASH']._serialized_start=1876
+  _globals['_PIECEHASH']._serialized_end=1916
+  _globals['_BOUNDARY']._serialized_start=1918
+  _globals['_BOUNDARY']._serialized_end=1955
+  _globals['_SEALEDREPORT']._serialized_start=1958
+  _globals['_SEALEDREPORT']._serialized_end=2178
+  _globals['_MERGED']._serialized_start=2180
+  _globals['_MERGED']._serialized_end=2235
+  _globals['_ANSWER']._serialized_start=2238
+  _globals['_ANSWER']._serialized_end=2526
+  _globals['_FATAL']._serialized_start=2528
+  _globals['_FATAL']._serialized_end=2563
+  _globals['_BUSY']._serialized_start=2565
+  _globals['_BUSY']._serialized_end=2602
+  _globals['_PROGRESS']._serialized_start=2604
+  _globals['_PROGRESS']._serialized_end=2713
+  _globals['_CHECKPOINTCOUNTS']._serialized_start=2715
+  _globals['_CHECKPOINTCOUNTS']._serialized_end=2783
+  _globals['_GOODBYE']._serialized_start=2785
+  _globals['_GOODBYE']._serialized_end=2828
+  _globals['_DATASET']._serialized_start=2830
+  _globals['_DATASET']._serialized_end=2903
+  _globals['_DRAW']._serialized_start=2905
+  _globals['_DRAW']._serialized_end=2962
+  _globals['_DRAWN']._serialized_start=2964
+  _globals['_DRAWN']._serialized_end=3047
+  _globals['_LOCALREFUSED']._serialized_start=3049
+  _globals['_LOCALREFUSED']._serialized_end=3091
 # @@protoc_insertion_point(module_scope)

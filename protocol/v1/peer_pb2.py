@@ -4,15 +4,18 @@
 # source: atoll/protocol/v1/peer.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "atoll/protocol/v1/peer.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'atoll/protocol/v1/peer.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,53 +25,51 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1c\x61toll/protocol/v1/peer.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto"\\\n\x04Part\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04hash\x18\x05 \x01(\x0c"\x97\x02\n\x0c\x45xchangeOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_term\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x17\n\x0freducer_site_id\x18\x07 \x01(\r\x12\x1b\n\x13reducer_incarnation\x18\x08 \x01(\x04\x12\x14\n\x0chas_payloads\x18\t \x03(\r\x12\x13\n\x0b\x66irst_chunk\x18\n \x01(\r\x12\x12\n\nnum_chunks\x18\x0b \x01(\r\x12\x10\n\x08spare_ms\x18\x0c \x01(\r"\x8d\x01\n\x0f\x45xchangeRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ExchangeOpenH\x00\x12\x30\n\x0c\x63ontribution\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12\x0f\n\x07\x66ollows\x18\x04 \x01(\x08\x42\x06\n\x04\x62ody"/\n\x05Parts\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part"$\n\x04Held\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\r\x12\x0c\n\x04more\x18\x02 \x01(\x08"Z\n\x07Waiting\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\x10\n\x08site_ids\x18\x02 \x03(\r\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x10\n\x08spare_ms\x18\x04 \x01(\r"\xb0\x01\n\x10\x45xchangeResponse\x12\'\n\x04held\x18\x01 \x01(\x0b\x32\x17.atoll.protocol.v1.HeldH\x00\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12-\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.atoll.protocol.v1.WaitingH\x00\x12\x0f\n\x07\x66ollows\x18\x04 \x01(\x08\x42\x06\n\x04\x62ody"a\n\x11\x46\x65tchStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63hunks\x18\x02 \x03(\r\x12\x11\n\thashes_of\x18\x03 \x03(\x04"?\n\x08HashList\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c"e\n\nChunkState\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c"t\n\x12\x46\x65tchStateResponse\x12/\n\nhash_lists\x18\x01 \x03(\x0b\x32\x1b.atoll.protocol.v1.HashList\x12-\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1d.atoll.protocol.v1.ChunkState"a\n\x14\x46\x65tchPayloadsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\r"?\n\x15\x46\x65tchPayloadsResponse\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part"c\n\nDonateOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x12\n\nto_site_id\x18\x02 \x01(\r\x12\x16\n\x0eto_incarnation\x18\x03 \x01(\x04"*\n\tDonateEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t"\x84\x01\n\rDonateRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.DonateOpenH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.DonateEndH\x00\x42\x06\n\x04\x62ody"\x8c\x01\n\x0e\x44onateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0b\x32$.atoll.protocol.v1.FetchStateRequestH\x00\x12;\n\x08payloads\x18\x02 \x01(\x0b\x32\'.atoll.protocol.v1.FetchPayloadsRequestH\x00\x42\x06\n\x04\x62ody"9\n\x0cProbeRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header":\n\rProbeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header2\xc8\x03\n\x0bPeerService\x12W\n\x08\x45xchange\x12".atoll.protocol.v1.ExchangeRequest\x1a#.atoll.protocol.v1.ExchangeResponse(\x01\x30\x01\x12[\n\nFetchState\x12$.atoll.protocol.v1.FetchStateRequest\x1a%.atoll.protocol.v1.FetchStateResponse0\x01\x12\x64\n\rFetchPayloads\x12\'.atoll.protocol.v1.FetchPayloadsRequest\x1a(.atoll.protocol.v1.FetchPayloadsResponse0\x01\x12Q\n\x06\x44onate\x12 .atoll.protocol.v1.DonateRequest\x1a!.atoll.protocol.v1.DonateResponse(\x01\x30\x01\x12J\n\x05Probe\x12\x1f.atoll.protocol.v1.ProbeRequest\x1a .atoll.protocol.v1.ProbeResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x61toll/protocol/v1/peer.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\"\\\n\x04Part\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04hash\x18\x05 \x01(\x0c\"\x97\x02\n\x0c\x45xchangeOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0c\n\x04sync\x18\x02 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x11\n\tplan_term\x18\x04 \x01(\x04\x12\x13\n\x0bplan_digest\x18\x05 \x01(\x0c\x12\x0e\n\x06tokens\x18\x06 \x01(\x04\x12\x17\n\x0freducer_site_id\x18\x07 \x01(\r\x12\x1b\n\x13reducer_incarnation\x18\x08 \x01(\x04\x12\x14\n\x0chas_payloads\x18\t \x03(\r\x12\x13\n\x0b\x66irst_chunk\x18\n \x01(\r\x12\x12\n\nnum_chunks\x18\x0b \x01(\r\x12\x10\n\x08spare_ms\x18\x0c \x01(\r\"\x8d\x01\n\x0f\x45xchangeRequest\x12/\n\x04open\x18\x01 \x01(\x0b\x32\x1f.atoll.protocol.v1.ExchangeOpenH\x00\x12\x30\n\x0c\x63ontribution\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12\x0f\n\x07\x66ollows\x18\x04 \x01(\x08\x42\x06\n\x04\x62ody\"/\n\x05Parts\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"$\n\x04Held\x12\x0e\n\x06\x63hunks\x18\x01 \x03(\r\x12\x0c\n\x04more\x18\x02 \x01(\x08\"Z\n\x07Waiting\x12\x13\n\x0bmoved_bytes\x18\x01 \x01(\x04\x12\x10\n\x08site_ids\x18\x02 \x03(\r\x12\x16\n\x0ereceived_bytes\x18\x03 \x01(\x04\x12\x10\n\x08spare_ms\x18\x04 \x01(\r\"\xb0\x01\n\x10\x45xchangeResponse\x12\'\n\x04held\x18\x01 \x01(\x0b\x32\x17.atoll.protocol.v1.HeldH\x00\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x18.atoll.protocol.v1.PartsH\x00\x12-\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.atoll.protocol.v1.WaitingH\x00\x12\x0f\n\x07\x66ollows\x18\x04 \x01(\x08\x42\x06\n\x04\x62ody\"a\n\x11\x46\x65tchStateRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63hunks\x18\x02 \x03(\r\x12\x11\n\thashes_of\x18\x03 \x03(\x04\"?\n\x08HashList\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x13\n\x0b\x66irst_chunk\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"e\n\nChunkState\x12\r\n\x05\x63hunk\x18\x01 \x01(\r\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\r\x12\x13\n\x0btotal_bytes\x18\x04 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"t\n\x12\x46\x65tchStateResponse\x12/\n\nhash_lists\x18\x01 \x03(\x0b\x32\x1b.atoll.protocol.v1.HashList\x12-\n\x06\x63hunks\x18\x02 \x03(\x0b\x32\x1d.atoll.protocol.v1.ChunkState\"a\n\x14\x46\x65tchPayloadsRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06\x63hunks\x18\x03 \x03(\r\"?\n\x15\x46\x65tchPayloadsResponse\x12&\n\x05parts\x18\x01 \x03(\x0b\x32\x17.atoll.protocol.v1.Part\"c\n\nDonateOpen\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x12\n\nto_site_id\x18\x02 \x01(\r\x12\x16\n\x0eto_incarnation\x18\x03 \x01(\x04\"*\n\tDonateEnd\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0f\n\x07\x64\x65tails\x18\x02 \x01(\t\"\x84\x01\n\rDonateRequest\x12-\n\x04open\x18\x01 \x01(\x0b\x32\x1d.atoll.protocol.v1.DonateOpenH\x00\x12\x0f\n\x05\x66rame\x18\x02 \x01(\x0cH\x00\x12+\n\x03\x65nd\x18\x03 \x01(\x0b\x32\x1c.atoll.protocol.v1.DonateEndH\x00\x42\x06\n\x04\x62ody\"\x8c\x01\n\x0e\x44onateResponse\x12\x35\n\x05state\x18\x01 \x01(\x0b\x32$.atoll.protocol.v1.FetchStateRequestH\x00\x12;\n\x08payloads\x18\x02 \x01(\x0b\x32\'.atoll.protocol.v1.FetchPayloadsRequestH\x00\x42\x06\n\x04\x62ody\"9\n\x0cProbeRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\":\n\rProbeResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header2\xc8\x03\n\x0bPeerService\x12W\n\x08\x45xchange\x12\".atoll.protocol.v1.ExchangeRequest\x1a#.atoll.protocol.v1.ExchangeResponse(\x01\x30\x01\x12[\n\nFetchState\x12$.atoll.protocol.v1.FetchStateRequest\x1a%.atoll.protocol.v1.FetchStateResponse0\x01\x12\x64\n\rFetchPayloads\x12\'.atoll.protocol.v1.FetchPayloadsRequest\x1a(.atoll.protocol.v1.FetchPayloadsResponse0\x01\x12Q\n\x06\x44onate\x12 .atoll.protocol.v1.DonateRequest\x1a!.atoll.protocol.v1.DonateResponse(\x01\x30\x01\x12J\n\x05Probe\x12\x1f.atoll.protocol.v1.ProbeRequest\x1a .atoll.protocol.v1.ProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "atoll.protocol.v1.peer_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_PART"]._serialized_start = 83
-    _globals["_PART"]._serialized_end = 175
-    _globals["_EXCHANGEOPEN"]._serialized_start = 178
-    _globals["_EXCHANGEOPEN"]._serialized_end = 457
-    _globals["_EXCHANGEREQUEST"]._serialized_start = 460
-    _globals["_EXCHANGEREQUEST"]._serialized_end = 601
-    _globals["_PARTS"]._serialized_start = 603
-    _globals["_PARTS"]._serialized_end = 650
-    _globals["_HELD"]._serialized_start = 652
-    _globals["_HELD"]._serialized_end = 688
-    _globals["_WAITING"]._serialized_start = 690
-    _globals["_WAITING"]._serialized_end = 780
-    _globals["_EXCHANGERESPONSE"]._serialized_start = 783
-    _globals["_EXCHANGERESPONSE"]._serialized_end = 959
-    _globals["_FETCHSTATEREQUEST"]._serialized_start = 961
-    _globals["_FETCHSTATEREQUEST"]._serialized_end = 1058
-    _globals["_HASHLIST"]._serialized_start = 1060
-    _globals["_HASHLIST"]._serialized_end = 1123
-    _globals["_CHUNKSTATE"]._serialized_start = 1125
-    _globals["_CHUNKSTATE"]._serialized_end = 1226
-    _globals["_FETCHSTATERESPONSE"]._serialized_start = 1228
-    _globals["_FETCHSTATERESPONSE"]._serialized_end = 1344
-    _globals["_FETCHPAYLOADSREQUEST"]._serialized_start = 1346
-    _globals["_FETCHPAYLOADSREQUEST"]._serialized_end = 1443
-    _globals["_FETCHPAYLOADSRESPONSE"]._serialized_start = 1445
-    _globals["_FETCHPAYLOADSRESPONSE"]._serialized_end = 1508
-    _globals["_DONATEOPEN"]._serialized_start = 1510
-    _globals["_DONATEOPEN"]._serialized_end = 1609
-    _globals["_DONATEEND"]._serialized_start = 1611
-    _globals["_DONATEEND"]._serialized_end = 1653
-    _globals["_DONATEREQUEST"]._serialized_start = 1656
-    _globals["_DONATEREQUEST"]._serialized_end = 1788
-    _globals["_DONATERESPONSE"]._serialized_start = 1791
-    _globals["_DONATERESPONSE"]._serialized_end = 1931
-    _globals["_PROBEREQUEST"]._serialized_start = 1933
-    _globals["_PROBEREQUEST"]._serialized_end = 1990
-    _globals["_PROBERESPONSE"]._serialized_start = 1992
-    _globals["_PROBERESPONSE"]._serialized_end = 2050
-    _globals["_PEERSERVICE"]._serialized_start = 2053
-    _globals["_PEERSERVICE"]._serialized_end = 2509
+  DESCRIPTOR._loaded_options = None
+  _globals['_PART']._serialized_start=83
+  _globals['_PART']._serialized_end=175
+  _globals['_EXCHANGEOPEN']._serialized_start=178
+  _globals['_EXCHANGEOPEN']._serialized_end=457
+  _globals['_EXCHANGEREQUEST']._serialized_start=460
+  _globals['_EXCHANGEREQUEST']._serialized_end=601
+  _globals['_PARTS']._serialized_start=603
+  _globals['_PARTS']._serialized_end=650
+  _globals['_HELD']._serialized_start=652
+  _globals['_HELD']._serialized_end=688
+  _globals['_WAITING']._serialized_start=690
+  _globals['_WAITING']._serialized_end=780
+  _globals['_EXCHANGERESPONSE']._serialized_start=783
+  _globals['_EXCHANGERESPONSE']._serialized_end=959
+  _globals['_FETCHSTATEREQUEST']._serialized_start=961
+  _globals['_FETCHSTATEREQUEST']._serialized_end=1058
+  _globals['_HASHLIST']._serialized_start=1060
+  _globals['_HASHLIST']._serialized_end=1123
+  _globals['_CHUNKSTATE']._serialized_start=1125
+  _globals['_CHUNKSTATE']._serialized_end=1226
+  _globals['_FETCHSTATERESPONSE']._serialized_start=1228
+  _globals['_FETCHSTATERESPONSE']._serialized_end=1344
+  _globals['_FETCHPAYLOADSREQUEST']._serialized_start=1346
+  _globals['_FETCHPAYLOADSREQUEST']._serialized_end=1443
+  _globals['_FETCHPAYLOADSRESPONSE']._serialized_start=1445
+  _globals['_FETCHPAYLOADSRESPONSE']._serialized_end=1508
+  _globals['_DONATEOPEN']._serialized_start=1510
+  _globals['_DONATEOPEN']._serialized_end=1609
+  _globals['_DONATEEND']._serialized_start=1611
+  _globals['_DONATEEND']._serialized_end=1653
+  _globals['_DONATEREQUEST']._serialized_start=1656
+  _globals['_DONATEREQUEST']._serialized_end=1788
+  _globals['_DONATERESPONSE']._serialized_start=1791
+  _globals['_DONATERESPONSE']._serialized_end=1931
+  _globals['_PROBEREQUEST']._serialized_start=1933
+  _globals['_PROBEREQUEST']._serialized_end=1990
+  _globals['_PROBERESPONSE']._serialized_start=1992
+  _globals['_PROBERESPONSE']._serialized_end=2050
+  _globals['_PEERSERVICE']._serialized_start=2053
+  _globals['_PEERSERVICE']._serialized_end=2509
 # @@protoc_insertion_point(module_scope)

@@ -4,15 +4,18 @@
 # source: atoll/protocol/v1/session.proto
 # Protobuf Python Version: 7.35.1
 """Generated protocol buffer code."""
-
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import descriptor_pool as _descriptor_pool
 from google.protobuf import runtime_version as _runtime_version
 from google.protobuf import symbol_database as _symbol_database
 from google.protobuf.internal import builder as _builder
-
 _runtime_version.ValidateProtobufRuntimeVersion(
-    _runtime_version.Domain.PUBLIC, 7, 35, 1, "", "atoll/protocol/v1/session.proto"
+    _runtime_version.Domain.PUBLIC,
+    7,
+    35,
+    1,
+    '',
+    'atoll/protocol/v1/session.proto'
 )
 # @@protoc_insertion_point(imports)
 
@@ -22,105 +25,103 @@ _sym_db = _symbol_database.Default()
 from atoll.protocol.v1 import common_pb2 as atoll_dot_protocol_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(
-    b'\n\x1f\x61toll/protocol/v1/session.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto"$\n\rStatusRequest\x12\x13\n\x0b\x64\x61ta_ranges\x18\x01 \x01(\x08"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\t"\xe0\x06\n\x0eSessionRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12)\n\x05hello\x18\n \x01(\x0b\x32\x18.atoll.protocol.v1.HelloH\x00\x12)\n\x05offer\x18\x0b \x01(\x0b\x32\x18.atoll.protocol.v1.OfferH\x00\x12-\n\x07\x61pplied\x18\x0c \x01(\x0b\x32\x1a.atoll.protocol.v1.AppliedH\x00\x12)\n\x05ready\x18\r \x01(\x0b\x32\x18.atoll.protocol.v1.ReadyH\x00\x12\'\n\x04\x64one\x18\x0e \x01(\x0b\x32\x17.atoll.protocol.v1.DoneH\x00\x12<\n\x0f\x65xchange_failed\x18\x0f \x01(\x0b\x32!.atoll.protocol.v1.ExchangeFailedH\x00\x12\x31\n\theartbeat\x18\x10 \x01(\x0b\x32\x1c.atoll.protocol.v1.HeartbeatH\x00\x12\x36\n\x0c\x66ind_sources\x18\x11 \x01(\x0b\x32\x1e.atoll.protocol.v1.FindSourcesH\x00\x12)\n\x05leave\x18\x12 \x01(\x0b\x32\x18.atoll.protocol.v1.LeaveH\x00\x12\x38\n\rlease_request\x18\x13 \x01(\x0b\x32\x1f.atoll.protocol.v1.LeaseRequestH\x00\x12)\n\x05shown\x18\x1d \x01(\x0b\x32\x18.atoll.protocol.v1.ShownH\x00\x12\x36\n\x0cpayload_list\x18\x15 \x01(\x0b\x32\x1e.atoll.protocol.v1.PayloadListH\x00\x12\x38\n\rmanifest_part\x18\x16 \x01(\x0b\x32\x1f.atoll.protocol.v1.ManifestPartH\x00\x12:\n\x0e\x63ommit_rebuilt\x18\x1a \x01(\x0b\x32 .atoll.protocol.v1.CommitRebuiltH\x00\x12/\n\x08\x64iverged\x18\x1b \x01(\x0b\x32\x1b.atoll.protocol.v1.DivergedH\x00\x42\x06\n\x04\x62ody"\x93\t\n\x0fSessionResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12-\n\x07welcome\x18\n \x01(\x0b\x32\x1a.atoll.protocol.v1.WelcomeH\x00\x12/\n\x08\x61\x64mitted\x18\x0b \x01(\x0b\x32\x1b.atoll.protocol.v1.AdmittedH\x00\x12-\n\x07refused\x18\x0c \x01(\x0b\x32\x1a.atoll.protocol.v1.RefusedH\x00\x12\'\n\x04open\x18\r \x01(\x0b\x32\x17.atoll.protocol.v1.OpenH\x00\x12\'\n\x04plan\x18\x0e \x01(\x0b\x32\x17.atoll.protocol.v1.PlanH\x00\x12+\n\x06\x63ommit\x18\x0f \x01(\x0b\x32\x19.atoll.protocol.v1.CommitH\x00\x12\x31\n\tabandoned\x18\x10 \x01(\x0b\x32\x1c.atoll.protocol.v1.AbandonedH\x00\x12-\n\x07sources\x18\x11 \x01(\x0b\x32\x1a.atoll.protocol.v1.SourcesH\x00\x12-\n\x07\x65victed\x18\x12 \x01(\x0b\x32\x1a.atoll.protocol.v1.EvictedH\x00\x12/\n\x08\x66inished\x18\x13 \x01(\x0b\x32\x1b.atoll.protocol.v1.FinishedH\x00\x12)\n\x05pulse\x18\x14 \x01(\x0b\x32\x18.atoll.protocol.v1.PulseH\x00\x12+\n\x06leases\x18\x15 \x01(\x0b\x32\x19.atoll.protocol.v1.LeasesH\x00\x12\x34\n\x0brolled_back\x18\x16 \x01(\x0b\x32\x1d.atoll.protocol.v1.RolledBackH\x00\x12\'\n\x04show\x18& \x01(\x0b\x32\x17.atoll.protocol.v1.ShowH\x00\x12/\n\x08\x64isputed\x18\' \x01(\x0b\x32\x1b.atoll.protocol.v1.DisputedH\x00\x12\x38\n\rlist_payloads\x18\x18 \x01(\x0b\x32\x1f.atoll.protocol.v1.ListPayloadsH\x00\x12)\n\x05peers\x18\x19 \x01(\x0b\x32\x18.atoll.protocol.v1.PeersH\x00\x12-\n\x07weights\x18\x1a \x01(\x0b\x32\x1a.atoll.protocol.v1.WeightsH\x00\x12\x30\n\tdial_back\x18\x1b \x01(\x0b\x32\x1b.atoll.protocol.v1.DialBackH\x00\x12\x38\n\rsend_manifest\x18\x1e \x01(\x0b\x32\x1f.atoll.protocol.v1.SendManifestH\x00\x12:\n\x0erebuild_commit\x18$ \x01(\x0b\x32 .atoll.protocol.v1.RebuildCommitH\x00\x12\x19\n\x11same_contributors\x18\x1c \x01(\x08\x12\x12\n\nsame_trees\x18\x1d \x01(\x08\x42\x06\n\x04\x62ody"\xc4\x01\n\x05Hello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\thas_state\x18\x04 \x01(\x08\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04\x12\x12\n\nstate_hash\x18\x06 \x01(\x0c\x12\x15\n\ratoll_version\x18\x07 \x01(\t\x12\x18\n\x10\x66rom_saved_model\x18\x08 \x01(\x08\x12\x0e\n\x06\x62ranch\x18\t \x01(\r\x12\x12\n\nprocess_id\x18\n \x01(\x0c"l\n\x07Welcome\x12\x15\n\rsettings_json\x18\x01 \x01(\t\x12\x0f\n\x07site_id\x18\x02 \x01(\r\x12\x13\n\x0blast_commit\x18\x03 \x01(\x04\x12\x0f\n\x07started\x18\x04 \x01(\x08\x12\x13\n\x0bparent_json\x18\x05 \x01(\t"{\n\x05Offer\x12\x17\n\x0fmanifest_digest\x18\x01 \x01(\x0c\x12\x18\n\x10\x64\x61ta_fingerprint\x18\x02 \x01(\x0c\x12\x1a\n\x12max_retained_bytes\x18\x03 \x01(\x04\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x04 \x01(\x04J\x04\x08\x05\x10\x06"\x0e\n\x0cSendManifest"E\n\x0cManifestPart\x12\x12\n\nfirst_byte\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c"\x8a\x01\n\x08\x41\x64mitted\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x32\n\x0b\x61\x64mitted_as\x18\x02 \x01(\x0e\x32\x1d.atoll.protocol.v1.AdmittedAs\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04"Q\n\x07Refused\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.atoll.protocol.v1.RefusedKind\x12\x0c\n\x04text\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05"-\n\x07\x41pplied\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c"\xb8\x01\n\x05Ready\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x11\n\tmean_loss\x18\x04 \x01(\x01\x12\x0f\n\x07train_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12,\n\x06ranges\x18\x07 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange\x12\x1c\n\x14unreachable_site_ids\x18\x08 \x03(\r"\xea\x01\n\x04\x44one\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x16\n\x0epayload_digest\x18\x04 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04\x12\x12\n\nstate_hash\x18\x06 \x01(\x0c\x12\x0e\n\x06tokens\x18\t \x03(\x04\x12-\n\tstood_out\x18\n \x01(\x0b\x32\x1a.atoll.protocol.v1.Outlier\x12)\n\x05links\x18\x0b \x03(\x0b\x32\x1a.atoll.protocol.v1.LinkUseJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t"C\n\x07LinkUse\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01"\xdf\x01\n\x0e\x45xchangeFailed\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x14\n\x0cpeer_site_id\x18\x04 \x01(\r\x12/\n\tdirection\x18\x05 \x01(\x0e\x32\x1c.atoll.protocol.v1.Direction\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x0e\n\x06tensor\x18\x08 \x01(\t\x12,\n\x08outliers\x18\t \x03(\x0b\x32\x1a.atoll.protocol.v1.Outlier"7\n\x07Outlier\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x0c\n\x04norm\x18\x02 \x01(\x01\x12\r\n\x05limit\x18\x03 \x01(\x01"\xb5\x02\n\tHeartbeat\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ninner_step\x18\x02 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x12\n\nsent_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07train_s\x18\x07 \x01(\x01\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12\x11\n\tnum_ranks\x18\t \x01(\r\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\x12\r\n\x05\x64oing\x18\x0b \x01(\t\x12\x0f\n\x07limit_s\x18\x0c \x01(\x01\x12\x1f\n\x17waits_for_contributions\x18\r \x03(\r\x12\x1a\n\x12waits_for_payloads\x18\x0e \x03(\r\x12\x10\n\x08progress\x18\x0f \x01(\x04"(\n\x08\x44iverged\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t"h\n\x0b\x46indSources\x12\x11\n\thas_state\x18\x01 \x01(\x08\x12\x14\n\x0c\x61\x66ter_commit\x18\x02 \x01(\x04\x12\x14\n\x0clacks_commit\x18\x03 \x01(\x04\x12\x1a\n\x12undialled_site_ids\x18\x04 \x03(\r"N\n\x05\x44onor\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x04"1\n\x0b\x41ttestation\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c"\xb0\x01\n\x07Sources\x12\x30\n\x08\x61ttested\x18\x01 \x03(\x0b\x32\x1e.atoll.protocol.v1.Attestation\x12(\n\x06\x64onors\x18\x02 \x03(\x0b\x32\x18.atoll.protocol.v1.Donor\x12*\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x19.atoll.protocol.v1.Commit\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07touched\x18\x05 \x03(\x04"&\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x02 \x01(\x08"F\n\x07Weights\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x03(\x04"h\n\tAbandoned\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x04next\x18\x03 \x01(\x0b\x32\x17.atoll.protocol.v1.Open\x12\x16\n\x0ewithout_tokens\x18\x04 \x01(\x08"\x19\n\x07\x45victed\x12\x0e\n\x06reason\x18\x01 \x01(\t";\n\x0cListPayloads\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04"J\n\x0bPayloadList\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c"+\n\x08\x44isputed\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0f\n\x07is_over\x18\x02 \x01(\x08"h\n\x04Show\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12-\n\x08\x65vidence\x18\x02 \x01(\x0e\x32\x1b.atoll.protocol.v1.Evidence\x12\r\n\x05\x63hunk\x18\x03 \x01(\r\x12\x12\n\nfirst_byte\x18\x04 \x01(\x04"\x9a\x01\n\x05Shown\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12-\n\x08\x65vidence\x18\x02 \x01(\x0e\x32\x1b.atoll.protocol.v1.Evidence\x12\r\n\x05\x63hunk\x18\x03 \x01(\r\x12\x12\n\nfirst_byte\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0c\n\x04text\x18\x07 \x01(\t"H\n\rRebuildCommit\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x03 \x01(\x04"l\n\rCommitRebuilt\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\x12\x12\n\nhas_oldest\x18\x03 \x01(\x08\x12\x15\n\roldest_commit\x18\x04 \x01(\x04\x12\x0c\n\x04text\x18\x05 \x01(\t"<\n\nRolledBack\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t"d\n\x08\x46inished\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08run_step\x18\x03 \x01(\x04\x12\x12\n\nrun_tokens\x18\x04 \x01(\x04\x12\x12\n\nstate_hash\x18\x05 \x01(\x0c"3\n\x0cLeaseRequest\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x04\x12\x0e\n\x06wanted\x18\x02 \x01(\x04"6\n\x06Leases\x12,\n\x06ranges\x18\x01 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange"3\n\x05Peers\x12*\n\x07members\x18\x01 \x03(\x0b\x32\x19.atoll.protocol.v1.Member"5\n\x08\x44ialBack\x12)\n\x06member\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Member"\x07\n\x05Pulse*q\n\nAdmittedAs\x12\x1b\n\x17\x41\x44MITTED_AS_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41\x44MITTED_AS_SEEDER\x10\x01\x12\x16\n\x12\x41\x44MITTED_AS_JOINER\x10\x02\x12\x16\n\x12\x41\x44MITTED_AS_MEMBER\x10\x03*\xc4\x02\n\x0bRefusedKind\x12\x1c\n\x18REFUSED_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15REFUSED_KIND_PROTOCOL\x10\x01\x12\x14\n\x10REFUSED_KIND_RUN\x10\x02\x12\x19\n\x15REFUSED_KIND_MANIFEST\x10\x03\x12\x15\n\x11REFUSED_KIND_DATA\x10\x04\x12\x1b\n\x17REFUSED_KIND_NAME_TAKEN\x10\x05\x12\x16\n\x12REFUSED_KIND_STALE\x10\x06\x12\x1b\n\x17REFUSED_KIND_SUPERSEDED\x10\x07\x12\x18\n\x14REFUSED_KIND_INVALID\x10\x08\x12\x16\n\x12REFUSED_KIND_STATE\x10\t\x12\x15\n\x11REFUSED_KIND_FULL\x10\n\x12\x19\n\x15REFUSED_KIND_KEPT_OUT\x10\x0b*V\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44IRECTION_SENDING\x10\x01\x12\x17\n\x13\x44IRECTION_RECEIVING\x10\x02*\x87\x01\n\x08\x45vidence\x12\x18\n\x14\x45VIDENCE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45VIDENCE_CHUNK_HASHES\x10\x01\x12\x13\n\x0f\x45VIDENCE_RECORD\x10\x02\x12\x1b\n\x17\x45VIDENCE_PAYLOAD_HASHES\x10\x03\x12\x14\n\x10\x45VIDENCE_PAYLOAD\x10\x04\x32\xb9\x01\n\x12\x43oordinatorService\x12T\n\x07Session\x12!.atoll.protocol.v1.SessionRequest\x1a".atoll.protocol.v1.SessionResponse(\x01\x30\x01\x12M\n\x06Status\x12 .atoll.protocol.v1.StatusRequest\x1a!.atoll.protocol.v1.StatusResponseb\x06proto3'
-)
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1f\x61toll/protocol/v1/session.proto\x12\x11\x61toll.protocol.v1\x1a\x1e\x61toll/protocol/v1/common.proto\"$\n\rStatusRequest\x12\x13\n\x0b\x64\x61ta_ranges\x18\x01 \x01(\x08\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\t\"\xe0\x06\n\x0eSessionRequest\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12)\n\x05hello\x18\n \x01(\x0b\x32\x18.atoll.protocol.v1.HelloH\x00\x12)\n\x05offer\x18\x0b \x01(\x0b\x32\x18.atoll.protocol.v1.OfferH\x00\x12-\n\x07\x61pplied\x18\x0c \x01(\x0b\x32\x1a.atoll.protocol.v1.AppliedH\x00\x12)\n\x05ready\x18\r \x01(\x0b\x32\x18.atoll.protocol.v1.ReadyH\x00\x12\'\n\x04\x64one\x18\x0e \x01(\x0b\x32\x17.atoll.protocol.v1.DoneH\x00\x12<\n\x0f\x65xchange_failed\x18\x0f \x01(\x0b\x32!.atoll.protocol.v1.ExchangeFailedH\x00\x12\x31\n\theartbeat\x18\x10 \x01(\x0b\x32\x1c.atoll.protocol.v1.HeartbeatH\x00\x12\x36\n\x0c\x66ind_sources\x18\x11 \x01(\x0b\x32\x1e.atoll.protocol.v1.FindSourcesH\x00\x12)\n\x05leave\x18\x12 \x01(\x0b\x32\x18.atoll.protocol.v1.LeaveH\x00\x12\x38\n\rlease_request\x18\x13 \x01(\x0b\x32\x1f.atoll.protocol.v1.LeaseRequestH\x00\x12)\n\x05shown\x18\x1d \x01(\x0b\x32\x18.atoll.protocol.v1.ShownH\x00\x12\x36\n\x0cpayload_list\x18\x15 \x01(\x0b\x32\x1e.atoll.protocol.v1.PayloadListH\x00\x12\x38\n\rmanifest_part\x18\x16 \x01(\x0b\x32\x1f.atoll.protocol.v1.ManifestPartH\x00\x12:\n\x0e\x63ommit_rebuilt\x18\x1a \x01(\x0b\x32 .atoll.protocol.v1.CommitRebuiltH\x00\x12/\n\x08\x64iverged\x18\x1b \x01(\x0b\x32\x1b.atoll.protocol.v1.DivergedH\x00\x42\x06\n\x04\x62ody\"\x93\t\n\x0fSessionResponse\x12)\n\x06header\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Header\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12\x0b\n\x03\x61\x63k\x18\x03 \x01(\x04\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\x07\x12-\n\x07welcome\x18\n \x01(\x0b\x32\x1a.atoll.protocol.v1.WelcomeH\x00\x12/\n\x08\x61\x64mitted\x18\x0b \x01(\x0b\x32\x1b.atoll.protocol.v1.AdmittedH\x00\x12-\n\x07refused\x18\x0c \x01(\x0b\x32\x1a.atoll.protocol.v1.RefusedH\x00\x12\'\n\x04open\x18\r \x01(\x0b\x32\x17.atoll.protocol.v1.OpenH\x00\x12\'\n\x04plan\x18\x0e \x01(\x0b\x32\x17.atoll.protocol.v1.PlanH\x00\x12+\n\x06\x63ommit\x18\x0f \x01(\x0b\x32\x19.atoll.protocol.v1.CommitH\x00\x12\x31\n\tabandoned\x18\x10 \x01(\x0b\x32\x1c.atoll.protocol.v1.AbandonedH\x00\x12-\n\x07sources\x18\x11 \x01(\x0b\x32\x1a.atoll.protocol.v1.SourcesH\x00\x12-\n\x07\x65victed\x18\x12 \x01(\x0b\x32\x1a.atoll.protocol.v1.EvictedH\x00\x12/\n\x08\x66inished\x18\x13 \x01(\x0b\x32\x1b.atoll.protocol.v1.FinishedH\x00\x12)\n\x05pulse\x18\x14 \x01(\x0b\x32\x18.atoll.protocol.v1.PulseH\x00\x12+\n\x06leases\x18\x15 \x01(\x0b\x32\x19.atoll.protocol.v1.LeasesH\x00\x12\x34\n\x0brolled_back\x18\x16 \x01(\x0b\x32\x1d.atoll.protocol.v1.RolledBackH\x00\x12\'\n\x04show\x18& \x01(\x0b\x32\x17.atoll.protocol.v1.ShowH\x00\x12/\n\x08\x64isputed\x18\' \x01(\x0b\x32\x1b.atoll.protocol.v1.DisputedH\x00\x12\x38\n\rlist_payloads\x18\x18 \x01(\x0b\x32\x1f.atoll.protocol.v1.ListPayloadsH\x00\x12)\n\x05peers\x18\x19 \x01(\x0b\x32\x18.atoll.protocol.v1.PeersH\x00\x12-\n\x07weights\x18\x1a \x01(\x0b\x32\x1a.atoll.protocol.v1.WeightsH\x00\x12\x30\n\tdial_back\x18\x1b \x01(\x0b\x32\x1b.atoll.protocol.v1.DialBackH\x00\x12\x38\n\rsend_manifest\x18\x1e \x01(\x0b\x32\x1f.atoll.protocol.v1.SendManifestH\x00\x12:\n\x0erebuild_commit\x18$ \x01(\x0b\x32 .atoll.protocol.v1.RebuildCommitH\x00\x12\x19\n\x11same_contributors\x18\x1c \x01(\x08\x12\x12\n\nsame_trees\x18\x1d \x01(\x08\x42\x06\n\x04\x62ody\"\xc4\x01\n\x05Hello\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\x0c\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x11\n\thas_state\x18\x04 \x01(\x08\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04\x12\x12\n\nstate_hash\x18\x06 \x01(\x0c\x12\x15\n\ratoll_version\x18\x07 \x01(\t\x12\x18\n\x10\x66rom_saved_model\x18\x08 \x01(\x08\x12\x0e\n\x06\x62ranch\x18\t \x01(\r\x12\x12\n\nprocess_id\x18\n \x01(\x0c\"l\n\x07Welcome\x12\x15\n\rsettings_json\x18\x01 \x01(\t\x12\x0f\n\x07site_id\x18\x02 \x01(\r\x12\x13\n\x0blast_commit\x18\x03 \x01(\x04\x12\x0f\n\x07started\x18\x04 \x01(\x08\x12\x13\n\x0bparent_json\x18\x05 \x01(\t\"{\n\x05Offer\x12\x17\n\x0fmanifest_digest\x18\x01 \x01(\x0c\x12\x18\n\x10\x64\x61ta_fingerprint\x18\x02 \x01(\x0c\x12\x1a\n\x12max_retained_bytes\x18\x03 \x01(\x04\x12\x1d\n\x15\x62\x61ndwidth_bytes_per_s\x18\x04 \x01(\x04J\x04\x08\x05\x10\x06\"\x0e\n\x0cSendManifest\"E\n\x0cManifestPart\x12\x12\n\nfirst_byte\x18\x01 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"\x8a\x01\n\x08\x41\x64mitted\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x32\n\x0b\x61\x64mitted_as\x18\x02 \x01(\x0e\x32\x1d.atoll.protocol.v1.AdmittedAs\x12\x10\n\x08run_seed\x18\x03 \x01(\x04\x12\x12\n\nstate_hash\x18\x04 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04\"Q\n\x07Refused\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.atoll.protocol.v1.RefusedKind\x12\x0c\n\x04text\x18\x02 \x01(\tJ\x04\x08\x03\x10\x04J\x04\x08\x04\x10\x05\"-\n\x07\x41pplied\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\"\xb8\x01\n\x05Ready\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x01(\x04\x12\x11\n\tnum_steps\x18\x03 \x01(\r\x12\x11\n\tmean_loss\x18\x04 \x01(\x01\x12\x0f\n\x07train_s\x18\x05 \x01(\x01\x12\x0e\n\x06wait_s\x18\x06 \x01(\x01\x12,\n\x06ranges\x18\x07 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange\x12\x1c\n\x14unreachable_site_ids\x18\x08 \x03(\r\"\xea\x01\n\x04\x44one\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x16\n\x0epayload_digest\x18\x04 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x05 \x01(\x04\x12\x12\n\nstate_hash\x18\x06 \x01(\x0c\x12\x0e\n\x06tokens\x18\t \x03(\x04\x12-\n\tstood_out\x18\n \x01(\x0b\x32\x1a.atoll.protocol.v1.Outlier\x12)\n\x05links\x18\x0b \x03(\x0b\x32\x1a.atoll.protocol.v1.LinkUseJ\x04\x08\x07\x10\x08J\x04\x08\x08\x10\t\"C\n\x07LinkUse\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x16\n\x0ereceived_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\"\xdf\x01\n\x0e\x45xchangeFailed\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x14\n\x0cpeer_site_id\x18\x04 \x01(\r\x12/\n\tdirection\x18\x05 \x01(\x0e\x32\x1c.atoll.protocol.v1.Direction\x12\r\n\x05phase\x18\x06 \x01(\t\x12\x0c\n\x04text\x18\x07 \x01(\t\x12\x0e\n\x06tensor\x18\x08 \x01(\t\x12,\n\x08outliers\x18\t \x03(\x0b\x32\x1a.atoll.protocol.v1.Outlier\"7\n\x07Outlier\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x0c\n\x04norm\x18\x02 \x01(\x01\x12\r\n\x05limit\x18\x03 \x01(\x01\"\xb5\x02\n\tHeartbeat\x12\r\n\x05phase\x18\x01 \x01(\t\x12\x12\n\ninner_step\x18\x02 \x01(\x04\x12\x13\n\x0bsteps_per_s\x18\x03 \x01(\x01\x12\x0c\n\x04loss\x18\x04 \x01(\x01\x12\x12\n\nsent_bytes\x18\x05 \x01(\x04\x12\x16\n\x0ereceived_bytes\x18\x06 \x01(\x04\x12\x0f\n\x07train_s\x18\x07 \x01(\x01\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x12\x11\n\tnum_ranks\x18\t \x01(\r\x12\x13\n\x0bmoved_bytes\x18\n \x01(\x04\x12\r\n\x05\x64oing\x18\x0b \x01(\t\x12\x0f\n\x07limit_s\x18\x0c \x01(\x01\x12\x1f\n\x17waits_for_contributions\x18\r \x03(\r\x12\x1a\n\x12waits_for_payloads\x18\x0e \x03(\r\x12\x10\n\x08progress\x18\x0f \x01(\x04\"(\n\x08\x44iverged\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0c\n\x04text\x18\x02 \x01(\t\"h\n\x0b\x46indSources\x12\x11\n\thas_state\x18\x01 \x01(\x08\x12\x14\n\x0c\x61\x66ter_commit\x18\x02 \x01(\x04\x12\x14\n\x0clacks_commit\x18\x03 \x01(\x04\x12\x1a\n\x12undialled_site_ids\x18\x04 \x03(\r\"N\n\x05\x44onor\x12\x0f\n\x07site_id\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\x04\"1\n\x0b\x41ttestation\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\"\xb0\x01\n\x07Sources\x12\x30\n\x08\x61ttested\x18\x01 \x03(\x0b\x32\x1e.atoll.protocol.v1.Attestation\x12(\n\x06\x64onors\x18\x02 \x03(\x0b\x32\x18.atoll.protocol.v1.Donor\x12*\n\x07\x63ommits\x18\x03 \x03(\x0b\x32\x19.atoll.protocol.v1.Commit\x12\x0c\n\x04more\x18\x04 \x01(\x08\x12\x0f\n\x07touched\x18\x05 \x03(\x04\"&\n\x05Leave\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\r\n\x05\x66\x61tal\x18\x02 \x01(\x08\"F\n\x07Weights\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0e\n\x06tokens\x18\x04 \x03(\x04\"h\n\tAbandoned\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x04next\x18\x03 \x01(\x0b\x32\x17.atoll.protocol.v1.Open\x12\x16\n\x0ewithout_tokens\x18\x04 \x01(\x08\"\x19\n\x07\x45victed\x12\x0e\n\x06reason\x18\x01 \x01(\t\";\n\x0cListPayloads\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\"J\n\x0bPayloadList\x12\x0c\n\x04sync\x18\x01 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04term\x18\x03 \x01(\x04\x12\x0e\n\x06hashes\x18\x04 \x01(\x0c\"+\n\x08\x44isputed\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0f\n\x07is_over\x18\x02 \x01(\x08\"h\n\x04Show\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12-\n\x08\x65vidence\x18\x02 \x01(\x0e\x32\x1b.atoll.protocol.v1.Evidence\x12\r\n\x05\x63hunk\x18\x03 \x01(\r\x12\x12\n\nfirst_byte\x18\x04 \x01(\x04\"\x9a\x01\n\x05Shown\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12-\n\x08\x65vidence\x18\x02 \x01(\x0e\x32\x1b.atoll.protocol.v1.Evidence\x12\r\n\x05\x63hunk\x18\x03 \x01(\r\x12\x12\n\nfirst_byte\x18\x04 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x0c\n\x04text\x18\x07 \x01(\t\"H\n\rRebuildCommit\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\x12\x13\n\x0blast_commit\x18\x03 \x01(\x04\"l\n\rCommitRebuilt\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x12\n\nstate_hash\x18\x02 \x01(\x0c\x12\x12\n\nhas_oldest\x18\x03 \x01(\x08\x12\x15\n\roldest_commit\x18\x04 \x01(\x04\x12\x0c\n\x04text\x18\x05 \x01(\t\"<\n\nRolledBack\x12\x0e\n\x06\x62ranch\x18\x01 \x01(\r\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x04\x12\x0e\n\x06reason\x18\x03 \x01(\t\"d\n\x08\x46inished\x12\x0e\n\x06\x63ommit\x18\x01 \x01(\x04\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08run_step\x18\x03 \x01(\x04\x12\x12\n\nrun_tokens\x18\x04 \x01(\x04\x12\x12\n\nstate_hash\x18\x05 \x01(\x0c\"3\n\x0cLeaseRequest\x12\x13\n\x0bnum_samples\x18\x01 \x01(\x04\x12\x0e\n\x06wanted\x18\x02 \x01(\x04\"6\n\x06Leases\x12,\n\x06ranges\x18\x01 \x03(\x0b\x32\x1c.atoll.protocol.v1.DataRange\"3\n\x05Peers\x12*\n\x07members\x18\x01 \x03(\x0b\x32\x19.atoll.protocol.v1.Member\"5\n\x08\x44ialBack\x12)\n\x06member\x18\x01 \x01(\x0b\x32\x19.atoll.protocol.v1.Member\"\x07\n\x05Pulse*q\n\nAdmittedAs\x12\x1b\n\x17\x41\x44MITTED_AS_UNSPECIFIED\x10\x00\x12\x16\n\x12\x41\x44MITTED_AS_SEEDER\x10\x01\x12\x16\n\x12\x41\x44MITTED_AS_JOINER\x10\x02\x12\x16\n\x12\x41\x44MITTED_AS_MEMBER\x10\x03*\xc4\x02\n\x0bRefusedKind\x12\x1c\n\x18REFUSED_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15REFUSED_KIND_PROTOCOL\x10\x01\x12\x14\n\x10REFUSED_KIND_RUN\x10\x02\x12\x19\n\x15REFUSED_KIND_MANIFEST\x10\x03\x12\x15\n\x11REFUSED_KIND_DATA\x10\x04\x12\x1b\n\x17REFUSED_KIND_NAME_TAKEN\x10\x05\x12\x16\n\x12REFUSED_KIND_STALE\x10\x06\x12\x1b\n\x17REFUSED_KIND_SUPERSEDED\x10\x07\x12\x18\n\x14REFUSED_KIND_INVALID\x10\x08\x12\x16\n\x12REFUSED_KIND_STATE\x10\t\x12\x15\n\x11REFUSED_KIND_FULL\x10\n\x12\x19\n\x15REFUSED_KIND_KEPT_OUT\x10\x0b*V\n\tDirection\x12\x19\n\x15\x44IRECTION_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44IRECTION_SENDING\x10\x01\x12\x17\n\x13\x44IRECTION_RECEIVING\x10\x02*\x87\x01\n\x08\x45vidence\x12\x18\n\x14\x45VIDENCE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45VIDENCE_CHUNK_HASHES\x10\x01\x12\x13\n\x0f\x45VIDENCE_RECORD\x10\x02\x12\x1b\n\x17\x45VIDENCE_PAYLOAD_HASHES\x10\x03\x12\x14\n\x10\x45VIDENCE_PAYLOAD\x10\x04\x32\xb9\x01\n\x12\x43oordinatorService\x12T\n\x07Session\x12!.atoll.protocol.v1.SessionRequest\x1a\".atoll.protocol.v1.SessionResponse(\x01\x30\x01\x12M\n\x06Status\x12 .atoll.protocol.v1.StatusRequest\x1a!.atoll.protocol.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
-_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "atoll.protocol.v1.session_pb2", _globals)
+_builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'atoll.protocol.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-    DESCRIPTOR._loaded_options = None
-    _globals["_ADMITTEDAS"]._serialized_start = 5799
-    _globals["_ADMITTEDAS"]._serialized_end = 5912
-    _globals["_REFUSEDKIND"]._serialized_start = 5915
-    _globals["_REFUSEDKIND"]._serialized_end = 6239
-    _globals["_DIRECTION"]._serialized_start = 6241
-    _globals["_DIRECTION"]._serialized_end = 6327
-    _globals["_EVIDENCE"]._serialized_start = 6330
-    _globals["_EVIDENCE"]._serialized_end = 6465
-    _globals["_STATUSREQUEST"]._serialized_start = 86
-    _globals["_STATUSREQUEST"]._serialized_end = 122
-    _globals["_STATUSRESPONSE"]._serialized_start = 124
-    _globals["_STATUSRESPONSE"]._serialized_end = 154
-    _globals["_SESSIONREQUEST"]._serialized_start = 157
-    _globals["_SESSIONREQUEST"]._serialized_end = 1021
-    _globals["_SESSIONRESPONSE"]._serialized_start = 1024
-    _globals["_SESSIONRESPONSE"]._serialized_end = 2195
-    _globals["_HELLO"]._serialized_start = 2198
-    _globals["_HELLO"]._serialized_end = 2394
-    _globals["_WELCOME"]._serialized_start = 2396
-    _globals["_WELCOME"]._serialized_end = 2504
-    _globals["_OFFER"]._serialized_start = 2506
-    _globals["_OFFER"]._serialized_end = 2629
-    _globals["_SENDMANIFEST"]._serialized_start = 2631
-    _globals["_SENDMANIFEST"]._serialized_end = 2645
-    _globals["_MANIFESTPART"]._serialized_start = 2647
-    _globals["_MANIFESTPART"]._serialized_end = 2716
-    _globals["_ADMITTED"]._serialized_start = 2719
-    _globals["_ADMITTED"]._serialized_end = 2857
-    _globals["_REFUSED"]._serialized_start = 2859
-    _globals["_REFUSED"]._serialized_end = 2940
-    _globals["_APPLIED"]._serialized_start = 2942
-    _globals["_APPLIED"]._serialized_end = 2987
-    _globals["_READY"]._serialized_start = 2990
-    _globals["_READY"]._serialized_end = 3174
-    _globals["_DONE"]._serialized_start = 3177
-    _globals["_DONE"]._serialized_end = 3411
-    _globals["_LINKUSE"]._serialized_start = 3413
-    _globals["_LINKUSE"]._serialized_end = 3480
-    _globals["_EXCHANGEFAILED"]._serialized_start = 3483
-    _globals["_EXCHANGEFAILED"]._serialized_end = 3706
-    _globals["_OUTLIER"]._serialized_start = 3708
-    _globals["_OUTLIER"]._serialized_end = 3763
-    _globals["_HEARTBEAT"]._serialized_start = 3766
-    _globals["_HEARTBEAT"]._serialized_end = 4075
-    _globals["_DIVERGED"]._serialized_start = 4077
-    _globals["_DIVERGED"]._serialized_end = 4117
-    _globals["_FINDSOURCES"]._serialized_start = 4119
-    _globals["_FINDSOURCES"]._serialized_end = 4223
-    _globals["_DONOR"]._serialized_start = 4225
-    _globals["_DONOR"]._serialized_end = 4303
-    _globals["_ATTESTATION"]._serialized_start = 4305
-    _globals["_ATTESTATION"]._serialized_end = 4354
-    _globals["_SOURCES"]._serialized_start = 4357
-    _globals["_SOURCES"]._serialized_end = 4533
-    _globals["_LEAVE"]._serialized_start = 4535
-    _globals["_LEAVE"]._serialized_end = 4573
-    _globals["_WEIGHTS"]._serialized_start = 4575
-    _globals["_WEIGHTS"]._serialized_end = 4645
-    _globals["_ABANDONED"]._serialized_start = 4647
-    _globals["_ABANDONED"]._serialized_end = 4751
-    _globals["_EVICTED"]._serialized_start = 4753
-    _globals["_EVICTED"]._serialized_end = 4778
-    _globals["_LISTPAYLOADS"]._serialized_start = 4780
-    _globals["_LISTPAYLOADS"]._serialized_end = 4839
-    _globals["_PAYLOADLIST"]._serialized_start = 4841
-    _globals["_PAYLOADLIST"]._serialized_end = 4915
-    _globals["_DISPUTED"]._serialized_start = 4917
-    _globals["_DISPUTED"]._serialized_end = 4960
-    _globals["_SHOW"]._serialized_start = 4962
-    _globals["_SHOW"]._serialized_end = 5066
-    _globals["_SHOWN"]._serialized_start = 5069
-    _globals["_SHOWN"]._serialized_end = 5223
-    _globals["_REBUILDCOMMIT"]._serialized_start = 5225
-    _globals["_REBUILDCOMMIT"]._serialized_end = 5297
-    _globals["_COMMITREBUILT"]._serialized_start = 5299
-    _globals["_COMMITREBUILT"]._serialized_end = 5407
-    _globals["_ROLLEDBACK"]._serialized_start = 5409
-    _globals["_ROLLEDBACK"]._serialized_end = 5469
-    _globals["_FINISHED"]._serialized_start = 5471
-    _globals["_FINISHED"]._serialized_end = 5571
-    _globals["_LEASEREQUEST"]._serialized_start = 5573
-    _globals["_LEASEREQUEST"]._serialized_end = 5624
-    _globals["_LEASES"]._serialized_start = 5626
-    _globals["_LEASES"]._serialized_end = 5680
-    _globals["_PEERS"]._serialized_start = 5682
-    _globals["_PEERS"]._serialized_end = 5733
-    _globals["_DIALBACK"]._serialized_start = 5735
-    _globals["_DIALBACK"]._serialized_end = 5788
-    _globals["_PULSE"]._serialized_start = 5790
-    _globals["_PULSE"]._serialized_end = 5797
-    _globals["_COORDINATORSERVICE"]._serialized_start = 6468
-    _globals["_COORDINATORSERVICE"]._serialized_end = 6653
+  DESCRIPTOR._loaded_options = None
+  _globals['_ADMITTEDAS']._serialized_start=5799
+  _globals['_ADMITTEDAS']._serialized_end=5912
+  _globals['_REFUSEDKIND']._serialized_start=5915
+  _globals['_REFUSEDKIND']._serialized_end=6239
+  _globals['_DIRECTION']._serialized_start=6241
+  _globals['_DIRECTION']._serialized_end=6327
+  _globals['_EVIDENCE']._serialized_start=6330
+  _globals['_EVIDENCE']._serialized_end=6465
+  _globals['_STATUSREQUEST']._serialized_start=86
+  _globals['_STATUSREQUEST']._serialized_end=122
+  _globals['_STATUSRESPONSE']._serialized_start=124
+  _globals['_STATUSRESPONSE']._serialized_end=154
+  _globals['_SESSIONREQUEST']._serialized_start=157
+  _globals['_SESSIONREQUEST']._serialized_end=1021
+  _globals['_SESSIONRESPONSE']._serialized_start=1024
+  _globals['_SESSIONRESPONSE']._serialized_end=2195
+  _globals['_HELLO']._serialized_start=2198
+  _globals['_HELLO']._serialized_end=2394
+  _globals['_WELCOME']._serialized_start=2396
+  _globals['_WELCOME']._serialized_end=2504
+  _globals['_OFFER']._serialized_start=2506
+  _globals['_OFFER']._serialized_end=2629
+  _globals['_SENDMANIFEST']._serialized_start=2631
+  _globals['_SENDMANIFEST']._serialized_end=2645
+  _globals['_MANIFESTPART']._serialized_start=2647
+  _globals['_MANIFESTPART']._serialized_end=2716
+  _globals['_ADMITTED']._serialized_start=2719
+  _globals['_ADMITTED']._serialized_end=2857
+  _globals['_REFUSED']._serialized_start=2859
+  _globals['_REFUSED']._serialized_end=2940
+  _globals['_APPLIED']._serialized_start=2942
+  _globals['_APPLIED']._serialized_end=2987
+  _globals['_READY']._serialized_start=2990
+  _globals['_READY']._serialized_end=3174
+  _globals['_DONE']._serialized_start=3177
+  _globals['_DONE']._serialized_end=3411
+  _globals['_LINKUSE']._serialized_start=3413
+  _globals['_LINKUSE']._serialized_end=3480
+  _globals['_EXCHANGEFAILED']._serialized_start=3483
+  _globals['_EXCHANGEFAILED']._serialized_end=3706
+  _globals['_OUTLIER']._serialized_start=3708
+  _globals['_OUTLIER']._serialized_end=3763
+  _globals['_HEARTBEAT']._serialized_start=3766
+  _globals['_HEARTBEAT']._serialized_end=4075
+  _globals['_DIVERGED']._serialized_start=4077
+  _globals['_DIVERGED']._serialized_end=4117
+  _globals['_FINDSOURCES']._serialized_start=4119
+  _globals['_FINDSOURCES']._serialized_end=4223
+  _globals['_DONOR']._serialized_start=4225
+  _globals['_DONOR']._serialized_end=4303
+  _globals['_ATTESTATION']._serialized_start=4305
+  _globals['_ATTESTATION']._serialized_end=4354
+  _globals['_SOURCES']._serialized_start=4357
+  _globals['_SOURCES']._serialized_end=4533
+  _globals['_LEAVE']._serialized_start=4535
+  _globals['_LEAVE']._serialized_end=4573
+  _globals['_WEIGHTS']._serialized_start=4575
+  _globals['_WEIGHTS']._serialized_end=4645
+  _globals['_ABANDONED']._serialized_start=4647
+  _globals['_ABANDONED']._serialized_end=4751
+  _globals['_EVICTED']._serialized_start=4753
+  _globals['_EVICTED']._serialized_end=4778
+  _globals['_LISTPAYLOADS']._serialized_start=4780
+  _globals['_LISTPAYLOADS']._serialized_end=4839
+  _globals['_PAYLOADLIST']._serialized_start=4841
+  _globals['_PAYLOADLIST']._serialized_end=4915
+  _globals['_DISPUTED']._serialized_start=4917
+  _globals['_DISPUTED']._serialized_end=4960
+  _globals['_SHOW']._serialized_start=4962
+  _globals['_SHOW']._serialized_end=5066
+  _globals['_SHOWN']._serialized_start=5069
+  _globals['_SHOWN']._serialized_end=5223
+  _globals['_REBUILDCOMMIT']._serialized_start=5225
+  _globals['_REBUILDCOMMIT']._serialized_end=5297
+  _globals['_COMMITREBUILT']._serialized_start=5299
+  _globals['_COMMITREBUILT']._serialized_end=5407
+  _globals['_ROLLEDBACK']._serialized_start=5409
+  _globals['_ROLLEDBACK']._serialized_end=5469
+  _globals['_FINISHED']._serialized_start=5471
+  _globals['_FINISHED']._serialized_end=5571
+  _globals['_LEASEREQUEST']._serialized_start=5573
+  _globals['_LEASEREQUEST']._serialized_end=5624
+  _globals['_LEASES']._serialized_start=5626
+  _globals['_LEASES']._serialized_end=5680
+  _globals['_PEERS']._serialized_start=5682
+  _globals['_PEERS']._serialized_end=5733
+  _globals['_DIALBACK']._serialized_start=5735
+  _globals['_DIALBACK']._serialized_end=5788
+  _globals['_PULSE']._serialized_start=5790
+  _globals['_PULSE']._serialized_end=5797
+  _globals['_COORDINATORSERVICE']._serialized_start=6468
+  _globals['_COORDINATORSERVICE']._serialized_end=6653
 # @@protoc_insertion_point(module_scope)
