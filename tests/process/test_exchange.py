@@ -99,9 +99,9 @@ def test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait(
             had_turns: list[list[int]] = [[] for _ in sites]
             for exchange, sizes in zip(exchanges, had_turns, strict=True):
                 exchange.attempt.turn = watched(exchange.attempt.turn, sizes)  # type: ignore[assignment, method-assign]
-            results = await asyncio.gather(*(exchange.run() for exchange in exchanges))
-            for result, sizes in zip(results, had_turns, strict=True):
-                assert 0 <= result.sent_bytes - sum(sizes) < 2000, "all but openings and what is held"
+            await asyncio.gather(*(exchange.run() for exchange in exchanges))
+            for site, sizes in zip(sites, had_turns, strict=True):
+                assert 0 <= site.hub.counters.sent_bytes - sum(sizes) < 2000, "all but openings and what is held"
 
     def watched(turn: Turn, sizes: list[int]) -> Turn:
         async def turn_and_note(num_bytes: int) -> None:
