@@ -1,6 +1,8 @@
 """End a run early, with a last sync (on the coordinator's machine).
 
-The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets Ctrl-C or SIGTERM.
+Where sites train on while they exchange (sync.overlap_steps), one short sync follows the one that is open, so that what
+they trained counts. The model is saved as at a normal end. The coordinator stays up for `atoll status` until it gets
+Ctrl-C or SIGTERM.
 
 examples:
   atoll stop                       the run of ./run.toml

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +21,7 @@ from atoll.protocol.errors import ConfigError
 from tests.harness.fake_node import FakeNode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -130,6 +135,23 @@ def test_mix_weighs_the_local_copy_with_alpha(dtype: torch.dtype, device: str, a
     torch.testing.assert_close(net.weight.detach().cpu().double(), expected, rtol=precision, atol=precision)
     assert net.mean.tolist() == [1.0, 2.0, 3.0]
     assert addresses(net) == places
+
+
+def test_the_vectors_of_the_page() -> None:
+    (block,) = re.findall(r"```json merge-vector\n(.*?)```", PAGE.read_text(), re.S)
+    for vector in json.loads(block):
+        net = nn.Linear(3, 1, bias=False)
+        tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
+        node = FakeNode(manifest=tensors.manifest)
+        shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), alpha=vector.get("alpha", 0.0))
+        for name in ("snapshot", "local"):
+            with torch.no_grad():
+                net.weight.copy_(torch.tensor([vector[name]]))
+            if name == "snapshot":
+                shared.write_snapshot(with_frozen=False)
+        fill(node, "weight", torch.tensor(vector["outer"]))
+        shared.apply({"keep": MergeMode.MERGE, "mix": MergeMode.MIX}[vector["mode"]], fresh=False)
+        torch.testing.assert_close(net.weight.detach(), torch.tensor([vector["taken"]]), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
