@@ -110,3 +110,19 @@ def test_a_sync_that_follows_one_that_is_abandoned_says_the_same() -> None:
     story.ready("a", tokens=0)
     following = story.last("a", m.Abandoned).next
     assert (following.sync, following.num_steps, following.overlap_steps) == (3, 10, 3)
+
+
+def test_44_a_run_that_goes_back_after_it_was_stopped_ends_with_the_sync_that_it_opens() -> None:
+    """What sites have trained is void: there is nothing beyond it to count."""
+    story = a_story(steps=1000)
+    for n in range(2):
+        story.commit_one("a", state=f"s{n}", following=f"s{n + 1}")
+    story.happens(e.StopAsked("enough"))
+    story.ask_to_go_back(1)
+    story.rebuilt("a", "s1")
+    story.connect("a", state=(1, "s1"), branch=1, again=True)
+    story.offer("a")
+    opened_last = story.last("a", m.Open)
+    assert (opened_last.base_commit, opened_last.num_steps, opened_last.overlap_steps) == (1, 10, 0)
+    story.commit_one("a", state="s1", following="t2")
+    assert story.last("a", m.Commit).final
