@@ -186,6 +186,7 @@ class SqliteStore:
             oldest = (last or 0) - settings.sync.log_commits
             kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
             found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
+            found += self._all(AttestationRecord, last=0)  # the run can always go back to its start
             return Persisted(run=run, term=term + 1, records={key_of(r): r for r in found}).newest(settings)
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:

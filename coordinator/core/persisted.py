@@ -184,11 +184,11 @@ class Persisted:
         return max((record.last_site_id for record in found if record is not None), default=0)
 
     def newest(self, settings: RunSettings) -> Persisted:
-        """What a start reads of all that is kept: without the commits that are older than the log, and with settings
-        that are whole. Those that were stored may lack some that are newer."""
+        """What a start reads of all that is kept: without the commits that are older than the log, but for the starting
+        state's hash, and with settings that are whole. Those that were stored may lack some that are newer."""
         commits = (key.number for key in self.records if key.kind == kind_of(e.CommitRecord))
         oldest = max(commits, default=0) - settings.sync.log_commits
-        kept = {k: r for k, r in self.records.items() if not isinstance(r, HISTORY) or k.number > oldest}
+        kept = {k: r for k, r in self.records.items() if not isinstance(r, HISTORY) or not 0 < k.number <= oldest}
         return replace(self, run=replace(self.run, settings_json=settings_to_json(settings)), records=kept)
 
 

@@ -209,6 +209,18 @@ def test_commits_older_than_the_log_are_read_from_the_store_and_their_samples_ar
     assert story.done_samples() == ranges_of("0-39")
 
 
+def test_the_starting_state_is_known_however_long_the_log_is_and_after_a_restart() -> None:
+    story = committed("a", "b", count=9, log_commits=2)
+    story.restart()
+    for name in "ab":
+        story.join(name, state=(9, "s9"))
+    story.ask_to_go_back(0)
+    assert story.last("a", m.RebuildCommit).state_hash == a_hash("s0")
+    story.rebuilt("b", "other")
+    story.rebuilt("a", "s0")
+    assert (story.view.last_commit, story.view.branch) == (0, 1)
+
+
 def test_a_site_that_holds_just_that_commit_stays_a_member_and_the_others_are_waited_for() -> None:
     story = committed("a", "b", "c")
     story.drop("c")

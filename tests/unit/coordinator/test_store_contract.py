@@ -298,14 +298,14 @@ def test_a_finished_run_has_no_open_sync(reopen: Reopen) -> None:
 def test_only_the_newest_commits_come_back_but_all_losses(reopen: Reopen) -> None:
     store = reopen()
     store.begin(SETTINGS)
-    store.persist(1, (an_open(1),), 1.0)
+    store.persist(1, (an_open(1), e.AttestationRecord(0, a_hash("0"))), 1.0)
     for n in range(1, 13):
         loss = None if n == 2 else float(n)
         store.persist(1, (a_commit(n, loss), an_open(n + 1, n), e.AttestationRecord(n, a_hash(str(n)))), float(n))
     found = reopen().begin(SETTINGS)
     kept = SETTINGS.sync.log_commits
     assert [r.commit.commit for r in found.all(e.CommitRecord)] == list(range(13 - kept, 13))
-    assert [r.commit for r in found.all(e.AttestationRecord)] == list(range(13 - kept, 13))
+    assert [r.commit for r in found.all(e.AttestationRecord)] == [0, *range(13 - kept, 13)]
     assert [point.commit for point in found.all(LossRecord)] == [1, *range(3, 13)]
 
 
