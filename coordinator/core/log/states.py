@@ -36,6 +36,19 @@ def take(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     if site.applied is not None and commit < site.applied:
         run.log.goes_back(commit, site.site_id)
     site.takes(commit, state_hash, newest=run.log.last, run_step=run.log.run_step)
+    _report(run, site, commit, state_hash)
+
+
+def exchanged_from(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
+    """The site held this state when its exchange ended. It may have applied later commits since, of other fragments:
+    then it has not gone back."""
+    if site.holds(commit + 1):
+        _report(run, site, commit, state_hash)
+    else:
+        take(run, site, commit, state_hash)
+
+
+def _report(run: Run, site: Site, commit: int, state_hash: bytes) -> None:
     if commit > 0 and (site.site_id in run.log.contributors(commit)):
         run.log.note(commit, site.site_id, state_hash)
     elif run.log.is_heard(commit, site.site_id):

@@ -91,7 +91,7 @@ def done(run: Run, site: Site, message: m.Done) -> None:
         run.evict(site, f"it exchanged from commit {message.last_commit}, and the plan is based on {base}")
         return
     attempt.note_done(site.site_id, message)
-    states.take(run, site, message.last_commit, message.state_hash)
+    states.exchanged_from(run, site, message.last_commit, message.state_hash)
 
 
 def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:

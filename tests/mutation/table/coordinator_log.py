@@ -269,4 +269,20 @@ MUTATIONS = (
         new="at_the_door",
         tests=("tests/unit/coordinator/test_offers.py",),
     ),
+    Mutation(
+        name="the hash of the starting state is forgotten in a restart",
+        rule="a run can go back to its start however long its log is",
+        where="coordinator.core.persisted:Persisted.newest",
+        old="not 0 < k.number <= oldest",
+        new="k.number > oldest",
+        tests=("tests/unit/coordinator/test_going_back.py",),
+    ),
+    Mutation(
+        name="a Done from before a commit of another fragment goes back",
+        rule="a Done says from which commit its site exchanged, not what the site holds now",
+        where="coordinator.core.log.states:exchanged_from",
+        old="    if site.holds(commit + 1):",
+        new="    if False:",
+        tests=("tests/unit/coordinator/test_lanes.py",),
+    ),
 )

@@ -92,6 +92,8 @@ def test_commits_are_numbered_as_they_come_and_a_base_is_the_last_commit_of_its_
     assert bases(story) == [(4, 2), (3, 1)]
     plan = story.plans()[3, 1]
     assert (plan.fragment, plan.base_commit) == (1, 1)
+    assert story.live_sites() == ["a", "b", "c"]
+    assert story.holds("c") == 1, "its Done says where it was, not that it went back"
 
 
 def test_states_that_differ_are_those_of_one_commit() -> None:
