@@ -272,11 +272,12 @@ class Core:
         for number, stream in list(run.members.streams.items()):
             if (limit := liveness.passed(run.now, liveness.limits_of_stream(run, stream))) is not None:
                 self._follow(limit, stream.site, number)
+        goes_on = liveness.may_go_on(run)
         for site in run.members.live():
             if site.stream is None and site.away_until is None:
                 site.is_away(max(run.now + run.limits.reconnect_grace_s, self._pardoned_until))
-            liveness.note_held_up(run, site)
-            if (limit := liveness.passed(run.now, liveness.limits_of_site(run, site))) is not None:
+            liveness.note_held_up(run, site, goes_on=goes_on)
+            if (limit := liveness.passed(run.now, liveness.limits_of_site(run, site, goes_on=goes_on))) is not None:
                 self._follow(limit, site, None)
         if run.now >= self._next_pulse_at:
             self._next_pulse_at = run.now + run.limits.heartbeat_s
@@ -287,13 +288,13 @@ class Core:
 
     def _follow(self, limit: liveness.Limit, site: Site | None, stream: int | None) -> None:
         """Does what follows from a limit that has passed."""
-        run = self.run
+        run, why = self.run, limit.why(self.run, site)
         if limit.is_hang and site is not None:
-            run.evict(site, limit.why)
+            run.evict(site, why)
         elif site is not None and site.live:
-            run.lose(site, limit.why)
+            run.lose(site, why)
         elif stream is not None:
-            run.close(stream, limit.why)
+            run.close(stream, why)
         if limit.closes and stream is not None:
             run.close(stream, limit.closes)
 

@@ -9,11 +9,12 @@ owes it nothing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing, Stream
+from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 
 IDLE_STALLS = 4
@@ -22,12 +23,13 @@ SLOWEST_DISK_BYTES_PER_S = 32 << 20
 """While a node applies, publishes, saves or rolls back a large model it says nothing new either."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
-    """How long the coordinator waits, and why the site is lost or the stream ends then."""
+class Limit(NamedTuple):
+    """How long the coordinator waits, and what for. Each look makes some of every site, so its words are made when it
+    has passed."""
 
     at: float
-    why: str
+    why: Callable[[Run, Site | None], str]
+    """Why the site is lost or the stream ends then."""
     is_hang: bool = False
     """The site is here, and is found out."""
     closes: str = ""
@@ -36,61 +38,94 @@ class Limit:
 
 def passed(now: float, limits: Sequence[Limit]) -> Limit | None:
     """The first one that has."""
-    return next((limit for limit in limits if now >= limit.at), None)
+    for limit in limits:
+        if now >= limit.at:
+            return limit
+    return None
 
 
 def next_limit(run: Run) -> float | None:
     """When the first one passes, of all streams and sites; offers that wait for their time among them."""
-    members = run.members
+    members, goes_on = run.members, may_go_on(run)
     of_streams = (limit.at for stream in members.streams.values() for limit in limits_of_stream(run, stream))
-    of_sites = (limit.at for site in members.live() for limit in limits_of_site(run, site))
+    of_sites = (limit.at for site in members.live() for limit in limits_of_site(run, site, goes_on=goes_on))
     of_offers = (site.conduct.admitted_again_at for site in members.sites.values() if site.waits_with is not None)
     return min((*of_streams, *of_sites, *of_offers), default=None)
 
 
-def limits_of_stream(run: Run, stream: Stream) -> list[Limit]:
+def limits_of_stream(run: Run, stream: Stream) -> tuple[Limit, ...]:
     """For a Hello; or of a session, in both directions."""
     lease_s, site = run.limits.lease_s, stream.site
     if site is None or site.standing is Standing.OUT:
-        return [Limit(at=stream.waiting_since + lease_s, why=f"no Hello for {lease_s:g} s")]
-    found = [Limit(at=site.heard_at + lease_s, why=f"silent for {lease_s:g} s")]
+        return (Limit(stream.waiting_since + lease_s, _no_hello),)
+    silent = Limit(site.heard_at + lease_s, _silent)
     if stream.unacked_since is not None:
-        why = f"sends, but has heard nothing for {lease_s:g} s"
-        found.append(Limit(at=stream.unacked_since + lease_s, why=why, closes="the site does not hear"))
-    return found
+        return silent, Limit(stream.unacked_since + lease_s, _deaf, closes="the site does not hear")
+    return (silent,)
 
 
-def limits_of_site(run: Run, site: Site) -> list[Limit]:
-    """Of a site that is in the run: to come back, or to get on."""
+def _no_hello(run: Run, _: Site | None) -> str:
+    return f"no Hello for {run.limits.lease_s:g} s"
+
+
+def _silent(run: Run, _: Site | None) -> str:
+    return f"silent for {run.limits.lease_s:g} s"
+
+
+def _deaf(run: Run, _: Site | None) -> str:
+    return f"sends, but has heard nothing for {run.limits.lease_s:g} s"
+
+
+def may_go_on(run: Run) -> bool:
+    """Whether nothing that the coordinator has yet to do holds up all sites."""
+    return not (run.disputed or run.unreachable or run.going_back is not None or run.finished is not None)
+
+
+def limits_of_site(run: Run, site: Site, *, goes_on: bool) -> tuple[Limit, ...]:
+    """Of a site that is in the run: to come back, or to get on, where the run `goes_on`."""
     if site.stream is None:
-        why = "its stream closed and it did not come back"
-        return [] if site.away_until is None else [Limit(at=site.away_until, why=why)]
-    hang = _hang(run, site)
-    return [] if hang is None else [hang]
+        return () if site.away_until is None else (Limit(site.away_until, _away),)
+    if site.heartbeat.limit_s > 0:
+        at = site.progress_at + _announced_s(run, site) + 2 * run.limits.stall_s
+        return (Limit(at, _workers_hang, is_hang=True),)
+    if not _owes_progress(run, site, goes_on=goes_on):
+        return ()  # it waits for the coordinator or for other sites
+    since = max(site.progress_at, site.held_up_at)
+    return (Limit(since + idle_limit_s(run), _node_hangs, is_hang=True),)
 
 
-def _hang(run: Run, site: Site) -> Limit | None:
-    """None while the site waits for the coordinator or for other sites."""
-    heartbeat = site.heartbeat
-    silent = f"it is connected, but for {run.now - site.progress_at:.0f} s"
-    if heartbeat.limit_s > 0:
-        limit_s = min(heartbeat.limit_s, float(run.settings.max_busy_s))
-        bound = "" if limit_s == heartbeat.limit_s else f", of {heartbeat.limit_s:.0f} s that it announced"
-        what = f"{heartbeat.doing}, step {heartbeat.inner_step}; {limit_s:.0f} s are its limit{bound}"
-        why = f"{silent} its workers have got no further ({what}) and its node does not restart them"
-        return Limit(at=site.progress_at + limit_s + 2 * run.limits.stall_s, why=why, is_hang=True)
-    if not _owes_progress(run, site):
-        return None
-    since, what = max(site.progress_at, site.held_up_at), "fetched nor made a state"
+def _away(_: Run, __: Site | None) -> str:
+    return "its stream closed and it did not come back"
+
+
+def _announced_s(run: Run, site: Site) -> float:
+    return min(site.heartbeat.limit_s, float(run.settings.max_busy_s))
+
+
+def _workers_hang(run: Run, site: Site | None) -> str:
+    assert site is not None, "its workers are announced"
+    heartbeat, limit_s = site.heartbeat, _announced_s(run, site)
+    bound = "" if limit_s == heartbeat.limit_s else f", of {heartbeat.limit_s:.0f} s that it announced"
+    what = f"{heartbeat.doing}, step {heartbeat.inner_step}; {limit_s:.0f} s are its limit{bound}"
+    return f"{_unmoved(run, site)} its workers have got no further ({what}) and its node does not restart them"
+
+
+def _node_hangs(run: Run, site: Site | None) -> str:
+    assert site is not None, "it owes progress"
+    heartbeat, what = site.heartbeat, "fetched nor made a state"
     if site.standing is Standing.MEMBER:
-        what = f"trained nor been ready for sync {', '.join(map(str, _owed(run, site)))}"
-    why = f"{silent} it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
-    return Limit(at=since + idle_limit_s(run), why=why, is_hang=True)
+        owed = [str(sync.open.sync) for sync in run.lanes.values() if _owes(site, sync)]
+        what = f"trained nor been ready for sync {', '.join(owed)}"
+    return f"{_unmoved(run, site)} it has neither {what} (phase {heartbeat.phase!r}, step {heartbeat.inner_step})"
 
 
-def note_held_up(run: Run, site: Site) -> None:
+def _unmoved(run: Run, site: Site) -> str:
+    return f"it is connected, but for {run.now - site.progress_at:.0f} s"
+
+
+def note_held_up(run: Run, site: Site, *, goes_on: bool) -> None:
     """Its time counts from when it can go on, not from when it had to stop."""
-    site.held_up_at = site.held_up_at if _owes_progress(run, site) else run.now
+    site.held_up_at = site.held_up_at if _owes_progress(run, site, goes_on=goes_on) else run.now
 
 
 def idle_limit_s(run: Run) -> float:
@@ -99,25 +134,17 @@ def idle_limit_s(run: Run) -> float:
     return min(IDLE_STALLS * run.limits.stall_s + disk_s, float(run.settings.max_busy_s))
 
 
-def _owes_progress(run: Run, site: Site) -> bool:
+def _owes_progress(run: Run, site: Site, *, goes_on: bool) -> bool:
     """Whether nothing that the coordinator or another site has yet to do holds this site up."""
-    if run.disputed or run.unreachable or run.going_back is not None or run.finished is not None:
+    if not goes_on or site.waits_for_sources is not None:
         return False
-    if site.waits_for_sources is not None:
-        return False
-    if site.standing is not Standing.MEMBER:
-        return True
-    return bool(_owed(run, site))
+    return site.standing is not Standing.MEMBER or any(_owes(site, sync) for sync in run.lanes.values())
 
 
-def _owed(run: Run, site: Site) -> list[int]:
-    """The open syncs that a member is not ready for and may still contribute to."""
-    return [
-        sync.open.sync
-        for sync in run.lanes.values()
-        if not (site.site_id in sync.ready and site.holds(sync.open.base_commit))
-        and not sync.exclusions.is_void(site.start)
-    ]
+def _owes(site: Site, sync: Sync) -> bool:
+    """Whether a member is not ready for the sync, and may still contribute to it."""
+    is_ready = site.site_id in sync.ready and site.holds(sync.open.base_commit)
+    return not is_ready and not sync.exclusions.is_void(site.start)
 
 
 def note_limit(run: Run, site: Site, message: m.Heartbeat) -> None:
