@@ -96,8 +96,6 @@ class Greeting:
     data_paths: tuple[str, ...]
     """Empty: the default of the run's data set."""
     run_seed: int
-    resumed: bool
-    """The model's first values come from a saved state."""
     checkpoint_folder: str = ""
     """For checkpoints of the inner optimizer; empty: none are wanted."""
     crashed_from: tuple[CheckpointId, ...] = ()

@@ -19,7 +19,7 @@ from atoll.node.daemon.site_log import OUTPUT_LOGGER, site_log_handler
 from atoll.node.dataplane import kernels as outer_kernels
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
 from atoll.node.threads import giving_way
@@ -110,22 +110,21 @@ async def _meet_peers(
         spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
     )
     limit = descriptors.raise_limit()
-    listener = Listener(
-        None,
+    listen_on = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
+    server, port = await listen(
+        listen_on,
         PeerService(hub).handlers,
         machine.network,
         max_connections=descriptors.for_connections(limit, min(MAX_PEER_CONNECTIONS, limit // 2), "peers"),
         idle_limit_s=PEER_IDLE_LIMIT_S,
     )
-    listen = config.listen or addresses.join_address(local_address_towards(config.coordinator), 0)
-    port = await listener.start(listen)
-    address = config.advertise or address_for_peers(listen, port, config.coordinator)
-    if not addresses.is_loopback(listen):
+    address = config.advertise or address_for_peers(listen_on, port, config.coordinator)
+    if not addresses.is_loopback(listen_on):
         log.warning(
             "%s is open to the network without credentials: anybody who reaches it can read the model",
-            addresses.join_address(addresses.parse_address(listen)[0], port),
+            addresses.join_address(addresses.parse_address(listen_on)[0], port),
         )
-    stack.push_async_callback(listener.stop, 0.5)
+    stack.push_async_callback(server.stop, 0.5)
     stack.push_async_callback(hub.close)
     return hub, address
 

@@ -21,7 +21,7 @@ from atoll.node.daemon.journal import Journal
 from atoll.node.daemon.models import Models
 from atoll.node.daemon.observer import Observer
 from atoll.node.daemon.plane import DataPlane
-from atoll.node.daemon.session import Session, SessionHandlers
+from atoll.node.daemon.session import Session
 from atoll.node.daemon.shell import Parts, Shell, fatal
 from atoll.node.daemon.worker_control import WorkerControl
 from atoll.node.exchange.hub import Hub
@@ -83,16 +83,13 @@ class Node:
         self.failure: BaseException | None = None
         """What ended this node where nothing was prepared for it; see `_fail`."""
         self.session = Session(
-            config.coordinator,
-            None,
-            core.limits,
-            SessionHandlers(
-                opened=lambda: self.handle(e.SessionOpened()),
-                lost=lambda reason: self.handle(e.SessionLost(reason)),
-                received=self._received,
-                header=self._header,
-            ),
-            machine,
+            address=config.coordinator,
+            limits=core.limits,
+            machine=machine,
+            opened=lambda: self.handle(e.SessionOpened()),
+            lost=lambda reason: self.handle(e.SessionLost(reason)),
+            received=self._received,
+            header=self._header,
         )
         self._session: asyncio.Task[None] | None = None
         self.prober = Prober(

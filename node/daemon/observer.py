@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
@@ -20,25 +20,19 @@ from atoll.protocol import pages
 MAX_DOING_CHARACTERS = 64  # of a heartbeat
 
 
+@dataclass(eq=False, kw_only=True)
 class Observer:
     """Reads the parts of a node; `observe` every event before the core gets it."""
 
-    def __init__(
-        self,
-        *,
-        config: NodeConfig,
-        core: SiteCore,
-        hub: Hub,
-        journal: Journal,
-        num_refused: Callable[[], int],
-    ) -> None:
-        """`num_refused`: messages of the coordinator and of ranks that made no sense."""
+    config: NodeConfig
+    core: SiteCore
+    hub: Hub
+    journal: Journal
+    num_refused: Callable[[], int]
+    """Messages of the coordinator and of ranks that made no sense."""
+
+    def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._config = config
-        self._core = core
-        self._hub = hub
-        self._journal = journal
-        self._num_refused = num_refused
         self.exchange_s = 0.0
         """Of the last exchange; set by whoever ran it. So is `apply_s`."""
         self.apply_s = 0.0
@@ -61,7 +55,7 @@ class Observer:
 
     def _count_progress(self, said: m.Heartbeat) -> int:
         """How often the paths that do the work had done any since the heartbeat before; signs of life are none."""
-        site = self._core.site
+        site = self.core.site
         ranks = tuple((rank.due, rank.busy) for rank in self._ranks())
         work = (said.phase, site.workers.generation, site.num_crashes, ranks, said.inner_step, said.moved_bytes)
         if work != self._work:
@@ -71,32 +65,32 @@ class Observer:
 
     def _ranks(self) -> tuple[RankStatus, ...]:
         """None between a crash and the start of new workers: those that are known then are the dead ones."""
-        group = self._core.ranks.group
-        return group.ranks if group is not None and self._core.site.workers.restart_at is None else ()
+        group = self.core.ranks.group
+        return group.ranks if group is not None and self.core.site.workers.restart_at is None else ()
 
     def _said(self) -> m.Heartbeat:
-        site = self._core.site
+        site = self.core.site
         outer, workers = site.disk.outer, site.workers
         ranks = self._ranks()
-        watch = self._core.ranks.watch(self._core.limits) if ranks else None
+        watch = self.core.ranks.watch(self.core.limits) if ranks else None
         doing, limit_s = (watch.doing, watch.limit_s) if watch else ("", 0.0)
         if workers.restart_at is not None:
             doing = f"workers crashed {workers.crashes_in_a_row} times in a row"
-            limit_s = self._core.limits.max_restart_s  # for the pause before new workers are started
-        contributions, payloads = self._hub.waits_for()
+            limit_s = self.core.limits.max_restart_s  # for the pause before new workers are started
+        contributions, payloads = self.hub.waits_for()
         step = min((r.step for r in ranks), default=0)
         run_step = outer.run_step if outer else 0
         return m.Heartbeat(
-            phase=self._core.phase,
+            phase=self.core.phase,
             inner_step=run_step + max(step - site.base_step, 0),
-            num_ranks=self._config.num_ranks,
+            num_ranks=self.config.num_ranks,
             steps_per_s=max((r.steps_per_s for r in ranks), default=0.0),
             loss=self._loss,
             train_s=self._train_s,
             wait_s=self._wait_s,
-            sent_bytes=self._hub.counters.sent_bytes,
-            received_bytes=self._hub.counters.received_bytes,
-            moved_bytes=self._hub.counters.moved_bytes,
+            sent_bytes=self.hub.counters.sent_bytes,
+            received_bytes=self.hub.counters.received_bytes,
+            moved_bytes=self.hub.counters.moved_bytes,
             doing=doing[:MAX_DOING_CHARACTERS],
             limit_s=limit_s,
             waits_for_contributions=tuple(contributions[: m.MAX_WAITS]),
@@ -115,13 +109,13 @@ class Observer:
 
     def metrics(self) -> Iterator[Metric]:
         """One consistent look at the node, for Prometheus."""
-        said, site, hub = self._said(), self._core.site, self._hub
-        outer, restart_at, checkpoints = site.disk.outer, site.workers.restart_at, self._core.ranks.checkpoints
+        said, site, hub = self._said(), self.core.site, self.hub
+        outer, restart_at, checkpoints = site.disk.outer, site.workers.restart_at, self.core.ranks.checkpoints
         info = {
-            "run_id": self._core.settings.run_id,
-            "site": self._config.name,
+            "run_id": self.core.settings.run_id,
+            "site": self.config.name,
             "site_id": str(site.site_id),
-            "incarnation": str(self._core.ctx.identity.incarnation),
+            "incarnation": str(self.core.ctx.identity.incarnation),
             "phase": said.phase,
         }
         yield InfoMetricFamily("atoll_node", "Who this node is and what it does", info)
@@ -139,7 +133,7 @@ class Observer:
             ("atoll_node_last_apply_seconds", "Time of applying and hashing the last commit", self.apply_s),
         ):
             yield GaugeMetricFamily(name, text, value)
-        refused = hub.counters.refused.total() + self._num_refused()
+        refused = hub.counters.refused.total() + self.num_refused()
         moved_text = "Bytes of chunks that were lacking and came, or that a site took which lacks them"
         skipped_text = "Checkpoints left out because the one before was still being written"
         failed_text = "Checkpoints that could not be written, as on a full disk"
@@ -169,7 +163,7 @@ class Observer:
                 if num_steps:
                     self._loss = loss
                 if train_s > 0:  # else the same snapshot again; num_steps is 0 without a loss
-                    self._journal.write(
+                    self.journal.write(
                         "window",
                         step=step,
                         tokens=tokens,
@@ -179,23 +173,23 @@ class Observer:
                     )
             case e.Merged(version=version, wait_s=wait_s):
                 self._wait_s += wait_s
-                self._journal.write("merged", commit=version, wait_s=round(wait_s, 4))
+                self.journal.write("merged", commit=version, wait_s=round(wait_s, 4))
             case e.CommitApplied(commit=commit, state_hash=state_hash):
                 self._num_syncs += 1
-                self._journal.write(
+                self.journal.write(
                     "commit",
                     commit=commit,
                     state_hash=state_hash.hex(),
                     exchange_s=round(self.exchange_s, 4),
                     apply_s=round(self.apply_s, 4),
-                    sent_bytes=self._hub.counters.sent_bytes,
-                    received_bytes=self._hub.counters.received_bytes,
+                    sent_bytes=self.hub.counters.sent_bytes,
+                    received_bytes=self.hub.counters.received_bytes,
                 )
             case e.Published(content):
                 since_s = self._loop.time() - self._sealed_at
-                self._journal.write("published", commit=content.version, since_sealed_s=round(since_s, 4))
+                self.journal.write("published", commit=content.version, since_sealed_s=round(since_s, 4))
             case e.Received(message=m.Commit() as commit):
                 since_s = self._loop.time() - self._sealed_at
-                self._journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
+                self.journal.write("commit_received", commit=commit.commit, since_sealed_s=round(since_s, 4))
             case e.WorkersFailed(text=text) | e.ExchangeBroken(m.ExchangeFailed(text=text)):
-                self._journal.write(type(event).__name__, text=text)
+                self.journal.write(type(event).__name__, text=text)

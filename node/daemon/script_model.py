@@ -24,21 +24,18 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
     Its processes are gone when this returns."""
     found: asyncio.Future[Manifest] = asyncio.get_running_loop().create_future()
 
-    def happened(event: GroupEvent) -> None:
-        if found.done():
-            return
-        if isinstance(event, RanksJoined):
-            found.set_result(event.manifest)
-        elif isinstance(event, WorkersFailed | WorkersLost):
-            found.set_exception(WorkerError(f"the script cannot join: {event.text}"))
-
-    def ended(end: WorkersExited) -> None:
-        if not found.done():
-            found.set_exception(WorkerError(f"the script did not come to atoll.join: {end.text}"))
-
     def failed(error: BaseException) -> None:
         if not found.done():
             found.set_exception(error)
+
+    def happened(event: GroupEvent) -> None:
+        if isinstance(event, RanksJoined) and not found.done():
+            found.set_result(event.manifest)
+        elif isinstance(event, WorkersFailed | WorkersLost):
+            failed(WorkerError(f"the script cannot join: {event.text}"))
+
+    def ended(end: WorkersExited) -> None:
+        failed(WorkerError(f"the script did not come to atoll.join: {end.text}"))
 
     server = LocalServer(happened, failed)
     launcher = Launcher(config, ended, failed)
@@ -50,7 +47,6 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
                 settings_json=settings_to_json(settings),
                 data_paths=tuple(str(path) for path in config.data_paths),
                 run_seed=settings.seed,
-                resumed=False,
             ),
         )
         await launcher.start(GENERATION, server.path)

@@ -20,32 +20,22 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 2.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SessionHandlers:
+@dataclass(eq=False, kw_only=True)
+class Session:
+    """Runs until `close`. What it calls is called on the event loop."""
+
+    address: str
+    credentials: grpc.ChannelCredentials | None = None
+    limits: TimeLimits
+    machine: Machine
     opened: Callable[[], None]
     lost: Callable[[str], None]
     received: Callable[[m.Header, m.CoordinatorMessage], None]
     header: Callable[[], m.Header]
 
-
-class Session:
-    """Runs until `close`. Handlers are called on the event loop."""
-
-    def __init__(
-        self,
-        address: str,
-        credentials: grpc.ChannelCredentials | None,
-        limits: TimeLimits,
-        handlers: SessionHandlers,
-        machine: Machine,
-    ) -> None:
-        self.address = address
+    def __post_init__(self) -> None:
         self.num_refused_messages = 0
         self.num_streams = 0
-        self._credentials = credentials
-        self._limits = limits
-        self._handlers = handlers
-        self._machine = machine
         self._outgoing: asyncio.Queue[tuple[m.SiteMessage, int] | None] = asyncio.Queue()
         self._seq = 0
         self._received_seq = 0
@@ -71,10 +61,10 @@ class Session:
             reason = await self._one_stream()
             if self._is_welcomed:
                 backoff_s = FIRST_BACKOFF_S
-            self._handlers.lost(reason)
+            self.lost(reason)
             if self._closing:
                 return
-            await self._pause(backoff_s * self._machine.random.uniform(0.5, 1.0))
+            await self._pause(backoff_s * self.machine.random.uniform(0.5, 1.0))
             backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
 
     async def _pause(self, delay_s: float) -> None:
@@ -85,13 +75,13 @@ class Session:
         self._is_welcomed = False
         self._outgoing = asyncio.Queue()
         self._seq = self._received_seq = 0
-        channel = self._machine.network.open_channel(
-            self.address, credentials=self._credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
+        channel = self.machine.network.open_channel(
+            self.address, credentials=self.credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
         tasks: list[asyncio.Task[str]] = []
         try:
             try:
-                async with asyncio.timeout(self._limits.connect_s):
+                async with asyncio.timeout(self.limits.connect_s):
                     await channel.channel_ready()
             except TimeoutError:
                 return f"{self.address} does not answer"
@@ -101,7 +91,7 @@ class Session:
             call = method(self._requests(broken))
             self._is_open = True
             self.num_streams += 1
-            self._handlers.opened()
+            self.opened()
             tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch())]
             await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)
             reasons = [ended.result() for ended in (*tasks, broken) if ended.done()]
@@ -121,7 +111,7 @@ class Session:
             message, ack = item
             self._seq += 1
             try:
-                request = wire.to_bytes(wire.request(message, self._handlers.header(), self._seq, ack))
+                request = wire.to_bytes(wire.request(message, self.header(), self._seq, ack))
             except Exception as error:
                 if not broken.done():
                     broken.set_exception(error)
@@ -153,16 +143,16 @@ class Session:
             except grpc.aio.AioRpcError as error:
                 return error.details() or str(error.code())
             # Outside: what a handler raises is not the stream's.
-            if isinstance(message, m.Welcome) and header.run_id == self._handlers.header().run_id:
+            if isinstance(message, m.Welcome) and header.run_id == self.header().run_id:
                 self._is_welcomed = True
-            self._handlers.received(header, message)
+            self.received(header, message)
 
     async def _watch(self) -> str:
         """A session that hears nothing for a lease is cut off, whatever the socket says."""
         while True:
             self._heard.clear()
             try:
-                async with asyncio.timeout(self._limits.lease_s):
+                async with asyncio.timeout(self.limits.lease_s):
                     await self._heard.wait()
             except TimeoutError:
-                return f"heard nothing for {self._limits.lease_s:g} s"
+                return f"heard nothing for {self.limits.lease_s:g} s"

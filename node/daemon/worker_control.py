@@ -74,7 +74,6 @@ class WorkerControl:
                 settings_json=settings_json,
                 data_paths=tuple(str(p) for p in config.data_paths),
                 run_seed=core.settings.seed,
-                resumed=config.from_saved is not None,
                 checkpoint_folder=str(home.optimizer_folder) if core.settings.checkpoint_every else "",
                 crashed_from=core.ranks.crashed_from,
             )

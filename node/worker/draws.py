@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, InitVar, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ def samples_at(order: SampleOrder, positions: npt.NDArray[np.int64]) -> npt.NDAr
     return result.astype(np.int64)
 
 
+@dataclass(eq=False)
 class LeasedBatches:
     """Batches of sample numbers for one rank. They count when the training loop says so (`step`), in the order in which
     they were drawn; what was drawn and not counted is drawn again after `rewind`.
@@ -38,14 +40,16 @@ class LeasedBatches:
     `next_batch` may be called from one other thread than the rest.
     """
 
-    def __init__(
-        self, draw: Draw, order: SampleOrder, batch_size: int, *, reader: int, num_readers: int, epoch: int
-    ) -> None:
-        self.batch_size = batch_size
-        self._draw = draw
-        self._order = order
-        self._reader = reader
-        self._num_readers = num_readers
+    draw: Draw
+    order: SampleOrder
+    batch_size: int
+    _: KW_ONLY
+    reader: int
+    """Place of this rank's data rank among those of the site."""
+    num_readers: int
+    epoch: InitVar[int]
+
+    def __post_init__(self, epoch: int) -> None:
         self._lock = threading.Lock()
         self._epoch = epoch
         self._drawn = 0  # batches in this epoch, counted or not
@@ -88,7 +92,7 @@ class LeasedBatches:
 
     def next_batch(self) -> npt.NDArray[np.int64]:
         """`batch_size` samples; waits until they are leased."""
-        count = self.batch_size * self._num_readers
+        count = self.batch_size * self.num_readers
         while True:
             with self._lock:
                 if not self._prepared and self._num_known >= count:
@@ -98,7 +102,7 @@ class LeasedBatches:
                     self._drawn += 1
                     self._fetched.append(epoch)
                     return self._prepared.popleft()
-            ranges = self._draw(epoch, place, count)
+            ranges = self.draw(epoch, place, count)
             with self._lock:
                 if (self._epoch, self._drawn * count) == (epoch, place):
                     self._known = deque(ranges)
@@ -107,8 +111,8 @@ class LeasedBatches:
     def _prepare(self, count: int) -> None:
         num_batches = min(self._num_known // count, max(1, PREPARED_POSITIONS // count))
         positions = self._take(num_batches * count).reshape(num_batches, count)
-        mine = positions[:, self._reader :: self._num_readers]
-        self._prepared.extend(samples_at(self._order, mine.ravel()).reshape(mine.shape))
+        mine = positions[:, self.reader :: self.num_readers]
+        self._prepared.extend(samples_at(self.order, mine.ravel()).reshape(mine.shape))
 
     def _take(self, count: int) -> npt.NDArray[np.int64]:
         parts = []

@@ -222,13 +222,10 @@ class Greeting(_message.Message):
     SETTINGS_JSON_FIELD_NUMBER: _builtins.int
     DATA_PATHS_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
-    RESUMED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     CRASHED_FROM_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
     run_seed: _builtins.int
-    resumed: _builtins.bool
-    """the model's first values come from a saved state"""
     checkpoint_folder: _builtins.str
     """for checkpoints of the inner optimizer; empty: none are wanted"""
     @_builtins.property
@@ -245,13 +242,12 @@ class Greeting(_message.Message):
         settings_json: _builtins.str = ...,
         data_paths: _abc.Iterable[_builtins.str] | None = ...,
         run_seed: _builtins.int = ...,
-        resumed: _builtins.bool = ...,
         checkpoint_folder: _builtins.str = ...,
         crashed_from: _abc.Iterable[Global___CheckpointId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "resumed", b"resumed", "run_seed", b"run_seed", "settings_json", b"settings_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "run_seed", b"run_seed", "settings_json", b"settings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,9 +59,7 @@ class FakeNode:
         return JoinedLayout(told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish)
 
     def connection(self, settings: RunSettings) -> Connection:
-        greeting = Greeting(
-            settings_json="", data_paths=(), run_seed=1, resumed=False, checkpoint_folder=self.checkpoint_folder
-        )
+        greeting = Greeting(settings_json="", data_paths=(), run_seed=1, checkpoint_folder=self.checkpoint_folder)
         return Connection(cast(LocalClient, self), greeting, settings, 0, 1)
 
     def values(self, buffer: memoryview, name: str, dtype: str = "float32") -> npt.NDArray[Any]:

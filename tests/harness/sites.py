@@ -8,6 +8,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import grpc.aio
 import numpy as np
 import numpy.typing as npt
 
@@ -17,7 +18,7 @@ from atoll.node.dataplane.payload_log import PayloadLog
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.peers.progress import Pace
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.exchange import Exchange, ExchangeResult
@@ -78,7 +79,7 @@ class Site:
     log: PayloadLog
     outer: OuterState
     snapshot: memoryview
-    listener: Listener
+    server: grpc.aio.Server
     address: str
     incarnation: int = 1
 
@@ -106,14 +107,13 @@ class Site:
         hub = Hub(run_id=RUN_ID, incarnation=incarnation, dialer=dialer, pool=pool or ThreadPoolExecutor(2))
         hub.max_retained_bytes = 1 << 30
         hub.serve(layout, lambda: outer, log, PACE)
-        listener = Listener(None, PeerService(hub).handlers, network)
-        address = f"{host}:{await listener.start(f'{host}:{port}')}"
+        server, port = await listen(f"{host}:{port}", PeerService(hub).handlers, network)
         snapshot = memoryview(bytearray(layout.buffer_bytes))
-        return cls(site_id, layout, hub, log, outer, snapshot, listener, address, incarnation)
+        return cls(site_id, layout, hub, log, outer, snapshot, server, f"{host}:{port}", incarnation)
 
     async def stop(self) -> None:
         await self.hub.close()
-        await self.listener.stop(0)
+        await self.server.stop(0)
         self.outer.close()
         self.log.close()
 

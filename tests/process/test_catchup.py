@@ -467,7 +467,7 @@ def test_without_a_donor_the_wait_ends(tmp_path: Path) -> None:
             (first,) = await run.add()
             await run.sync()
             gone = run.sources([first])
-            await first.listener.stop(0)
+            await first.server.stop(0)
             (joiner,) = await run.add(seeded=False)
             with pytest.raises(PeerError, match=f"nothing moved.*site 1 at {first.address}"):
                 await fetch(run, joiner, [first], sources=gone, stall_limit_s=0.5)

@@ -495,7 +495,7 @@ def test_a_peer_that_is_not_there_is_named(tmp_path: Path) -> None:
         async with Run(tmp_path, small_layout()) as run:
             first, second = await run.add(2)
             first.train(1)
-            await second.listener.stop(0)
+            await second.server.stop(0)
             plan = star_plan(run.layout, [first, second], stall_limit_s=1)
             with pytest.raises(PeerError, match="site 2") as caught:
                 await first.begin(plan).run()

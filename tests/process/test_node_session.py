@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
-from atoll.node.daemon.session import FIRST_BACKOFF_S, MAX_BACKOFF_S, Session, SessionHandlers
+from atoll.node.daemon.session import FIRST_BACKOFF_S, MAX_BACKOFF_S, Session
 from atoll.protocol import PROTOCOL_VERSION, transport, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
@@ -42,13 +41,15 @@ def a_session(
     address: str, heard: asyncio.Queue[Any], lost: asyncio.Queue[Any] | None = None, kind: type[Session] = Session
 ) -> Session:
     """What it is told goes to `heard`, and why it lost a stream unless `lost` is given."""
-    handlers = SessionHandlers(
+    return kind(
+        address=address,
+        limits=time_limits("local"),
+        machine=Machine(),
         opened=lambda: None,
         lost=(lost or heard).put_nowait,
         received=lambda _, message: heard.put_nowait(message),
         header=lambda: HEADER,
     )
-    return kind(address, None, time_limits("local"), handlers, Machine())
 
 
 @pytest.mark.parametrize("bad", [b"\xff\xff\xff", GOOD[:-3], FLIPPED, wire.to_bytes(NO_BODY)])
@@ -80,8 +81,8 @@ def test_a_message_that_cannot_be_read_ends_the_stream_and_the_next_one_is_heard
 class Impatient(Session):
     """Says how long it would wait, as a share of the longest wait, and does not."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.pauses: list[float] = []
 
     async def _pause(self, delay_s: float) -> None:
@@ -135,13 +136,16 @@ def test_a_handler_that_fails_ends_the_session_and_is_not_taken_for_the_stream(f
 
         server, address = await serving(serve)
         lost: list[str] = []
-        handlers = SessionHandlers(
+        session = Session(
+            address=address,
+            limits=time_limits("local"),
+            machine=Machine(),
             opened=lambda: session.send(m.Heartbeat(phase="training")),
             lost=lost.append,
             received=lambda header, message: None,
             header=lambda: HEADER,
         )
-        session = Session(address, None, time_limits("local"), replace(handlers, **{failing: fail}), Machine())
+        setattr(session, failing, fail)
         with pytest.raises(InvalidMessage, match="of this node's own"):
             await session.run()
         assert not lost
@@ -236,13 +240,7 @@ def test_a_message_acknowledges_what_was_heard_when_it_was_said() -> None:
     """Not when it went: the coordinator takes it for an answer to what it acknowledges."""
 
     async def scenario() -> None:
-        nothing = SessionHandlers(
-            opened=lambda: None,
-            lost=lambda reason: None,
-            received=lambda header, message: None,
-            header=lambda: HEADER,
-        )
-        session = Session("127.0.0.1:1", None, time_limits("local"), nothing, Machine())
+        session = a_session("127.0.0.1:1", asyncio.Queue())
         session._is_open = True
         session.send(m.Heartbeat(phase="before"))
         session._received_seq = 1

@@ -90,7 +90,7 @@ class Site:
         self.lines = Lines()
 
     async def begin(self, generation: int = 1) -> None:
-        greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=5, resumed=False)
+        greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=5)
         self.group = a_group(generation, self.config.num_ranks)
         self.server.begin(self.group, greeting)
         await self.launcher.start(generation, self.server.path)
@@ -377,7 +377,7 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         await server.start()
         server.begin(
             a_group(1, 1),
-            Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=1, resumed=False),
+            Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=1),
         )
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE

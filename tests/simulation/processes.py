@@ -34,7 +34,7 @@ from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.optim import OuterOptimizer, OuterUpdate
 from atoll.node.exchange.hub import Hub
 from atoll.node.exchange.peers.dialer import Dialer
-from atoll.node.exchange.peers.listener import Listener
+from atoll.node.exchange.peers.listener import listen
 from atoll.node.exchange.service import PeerService
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
@@ -293,8 +293,8 @@ class SimNode:
                 spill=await asyncio.to_thread(Spill, home.spill_folder, disk=home.disk),
             )
             hub.fetch_state = _broken_off_at_times(hub.fetch_state, self._seed)  # type: ignore[method-assign]
-            listener = Listener(None, PeerService(hub).handlers, self._machine.network)
-            port = await listener.start(f"{self.process.machine}:0")
+            handlers = PeerService(hub).handlers
+            server, port = await listen(f"{self.process.machine}:0", handlers, self._machine.network)
             config = NodeConfig(
                 coordinator=ADDRESS,
                 name=self.process.machine,
@@ -331,7 +331,7 @@ class SimNode:
             if not isinstance(node.failure, HostError):  # the disk was full
                 self.failure = node.failure
             await hub.close()
-            await listener.stop(0.5)
+            await server.stop(0.5)
             node.close()
             home.close()
         except HostError as error:  # so early that `main` says it: the disk is full

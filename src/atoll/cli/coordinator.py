@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from atoll.cli.flags import given
 from atoll.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,10 +59,7 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
     from atoll.cli.config import default_store, load_run
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    listening = {"listen": args.listen, "http_listen": args.http_listen}
-    flags: dict[str, dict[str, Any]] = {
-        "coordinator": {key: value for key, value in listening.items() if value is not None}
-    }
+    flags = {"coordinator": given(args, ("listen", "http_listen"))}
     loaded = load_run(args.path, flags=flags, store_path=args.store or default_store(args.path))
     if args.resume is None:
         return loaded, None

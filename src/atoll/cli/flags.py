@@ -7,7 +7,7 @@ import ast
 import dataclasses
 import inspect
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -46,6 +46,11 @@ def add_flags(parser: argparse.ArgumentParser, cls: type, flags: Mapping[str, Fl
             if rest == [Ellipsis]:
                 options |= {"nargs": "+", "action": "extend", "default": []}
         parser.add_argument(flag.name or f"--{item.name.replace('_', '-')}", **options)
+
+
+def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Of flags, those that a person gave."""
+    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def field_docs(cls: type) -> dict[str, str]:

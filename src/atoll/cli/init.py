@@ -11,12 +11,10 @@ from __future__ import annotations
 import argparse
 import datetime
 import secrets
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from atoll.cli.flags import Flag, add_flags
+from atoll.cli.flags import Flag, add_flags, given
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import RunSettings, SyncSettings
 
@@ -85,10 +83,6 @@ def make_file(args: argparse.Namespace, path: Path) -> str:
     text = render(tables)
     run_settings(tomllib.loads(text), "the new file")
     return text
-
-
-def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name in names if (value := getattr(args, name)) is not None}
 
 
 def new_run_id(name: str) -> str:

@@ -13,7 +13,8 @@ import argparse
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from atoll.cli.words import byte_count, share
 from atoll.protocol.text import CONTINUED, clean, last_line
@@ -39,32 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from rich.live import Live
+
     from atoll.cli.client import fetch_status
     from atoll.cli.run_status import parse_status
 
-    def look() -> tuple[dict[str, Any], RunView]:
-        document = fetch_status(args.coordinator, data_ranges=args.data)
-        return document, parse_status(document)
-
-    if args.watch and args.format == "text" and not args.data and sys.stdout.isatty():
-        return _watch_live(look)
-    while True:
-        document, status = look()
-        text = "\n".join([text_lines(status), *(data_lines(status) if args.data else ())])
-        print(json.dumps(document) if args.format == "json" else text, flush=True)
-        if not args.watch or status.finished:
-            return 0
-        time.sleep(WATCH_EVERY_S)
-
-
-def _watch_live(look: Any) -> int:
-    from rich.live import Live
-
-    with Live(refresh_per_second=4) as live:
+    in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
+    with Live(refresh_per_second=4) if in_place else nullcontext() as live:
         while True:
-            _, status = look()
-            live.update(table(status, live.console.width))
-            if status.finished:
+            document = fetch_status(args.coordinator, data_ranges=args.data)
+            status = parse_status(document)
+            if live is not None:
+                live.update(table(status, live.console.width))
+            else:
+                text = "\n".join([text_lines(status), *(data_lines(status) if args.data else ())])
+                print(json.dumps(document) if args.format == "json" else text, flush=True)
+            if not args.watch or status.finished:
                 return 0
             time.sleep(WATCH_EVERY_S)
 

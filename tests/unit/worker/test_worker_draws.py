@@ -108,6 +108,6 @@ def test_an_epoch_that_begins_while_a_draw_waits() -> None:
             return (DataRange(first=0, num_samples=num_samples),)  # of no use
         return queue.draw(epoch, first, num_samples)
 
-    rank._draw = draw
+    rank.draw = draw
     assert rank.next_batch().tolist() == [ORDER.sample(p) for p in POSITIONS[:10]]
     assert rank.give_out()
