@@ -1,4 +1,4 @@
-"""Addresses as people write them: HOST:PORT, [IPv6]:PORT or unix:PATH. Pure."""
+"""Addresses as people write them: HOST:PORT or [IPv6]:PORT. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 
 from atoll.protocol.errors import ConfigError
 
-UNIX_PREFIX = "unix:"
 PLAIN = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,256}")
 
 
@@ -35,9 +34,7 @@ def join_address(host: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether "HOST:PORT" or "unix:PATH" can only be reached from this machine. Names are not looked up."""
-    if address.startswith(UNIX_PREFIX):
-        return True
+    """Whether "HOST:PORT" can only be reached from this machine. Names are not looked up."""
     host, _ = parse_address(address)
     if host == "localhost":
         return True

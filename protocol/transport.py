@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from atoll.protocol.addresses import UNIX_PREFIX, parse_address
+from atoll.protocol.addresses import parse_address
 from atoll.protocol.errors import HostError
 
 MAX_FRAME_BYTES = 1 << 20
@@ -134,12 +134,11 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
-    """Listen on "HOST:PORT" (port 0: any free one) or "unix:PATH"; the port, or 1 for a Unix socket.
+    """Listen on "HOST:PORT" (port 0: any free one); the port.
 
     Raises ConfigError for what is not an address, HostError if it cannot be had.
     """
-    if not address.startswith(UNIX_PREFIX):
-        parse_address(address)
+    parse_address(address)
     try:
         if credentials is None:
             port = server.add_insecure_port(address)
@@ -158,9 +157,8 @@ def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredenti
 def open_channel(
     address: str, *, credentials: grpc.ChannelCredentials | None, max_message_bytes: int
 ) -> grpc.aio.Channel:
-    """A channel to "HOST:PORT" or "unix:PATH"; it connects at the first call. Raises ConfigError."""
-    if not address.startswith(UNIX_PREFIX):
-        parse_address(address)
+    """A channel to "HOST:PORT"; it connects at the first call. Raises ConfigError."""
+    parse_address(address)
     options = channel_options(max_message_bytes)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=options)

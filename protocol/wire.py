@@ -22,6 +22,7 @@ from atoll.protocol.errors import DigestMismatch, InvalidMessage
 from atoll.protocol.v1 import common_pb2, local_pb2, session_pb2
 
 T = TypeVar("T")
+_Read = TypeVar("_Read", bound=Message)
 DEFAULT_MAX_ITEMS = layout.MAX_TENSORS
 DEFAULT_MAX_CHARACTERS = 4096
 
@@ -245,12 +246,14 @@ def encode(value: Any) -> bytes:
 
 
 def decode(cls: type[T], data: bytes) -> T:
-    message = _proto_class(cls)()
+    return from_proto(cls, _read(_proto_class(cls), data))
+
+
+def _read(cls: type[_Read], data: bytes) -> _Read:
     try:
-        message.ParseFromString(data)
+        return cls.FromString(data)
     except DecodeError as error:
-        raise InvalidMessage(f"{cls.__name__}: {error}") from None
-    return from_proto(cls, message)
+        raise InvalidMessage(f"{cls.DESCRIPTOR.name}: {error}") from None
 
 
 def manifest_parts(data: bytes) -> Iterator[messages.ManifestPart]:
@@ -262,11 +265,7 @@ def manifest_parts(data: bytes) -> Iterator[messages.ManifestPart]:
 
 def decode_manifest(data: bytes, max_tensors: int | None = None) -> layout.Manifest:
     """Raises InvalidMessage, before it makes anything of tensors that are too many."""
-    message = common_pb2.Manifest()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise InvalidMessage(f"Manifest: {error}") from None
+    message = _read(common_pb2.Manifest, data)
     if max_tensors is not None and len(message.tensors) > max_tensors:
         raise InvalidMessage(f"it has {len(message.tensors)} tensors")
     return from_proto(layout.Manifest, message)
