@@ -7,7 +7,6 @@ import logging
 import threading
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import grpc
