@@ -17,9 +17,8 @@ from atoll.node.exchange.sync.reduction import Share
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.turns import Turns
 from atoll.node.exchange.sync.upstream import Upstream
-from atoll.node.exchange.sync.watchdog import Watchdog
 from atoll.node.exchange.sync.weights import Weights
-from atoll.protocol.errors import NotYetError, RefusedError
+from atoll.protocol.errors import NotYetError, PeerError, RefusedError
 from atoll.protocol.messages import LinkUse, Plan
 from atoll.protocol.plans import with_weights
 
@@ -73,7 +72,6 @@ class Exchange:
             )
             for reduction in share.of_others
         ]
-        self.watchdog = Watchdog(attempt=attempt, weights=self.weights, reducer=self.reducer, upstreams=self.upstreams)
 
     @property
     def plan(self) -> Plan:
@@ -105,7 +103,7 @@ class Exchange:
         self.turns.start(attempt.loop.time())
         for upstream in self.upstreams:
             attempt.spawn(upstream.run())
-        attempt.spawn(self.watchdog.run())
+        attempt.spawn(self.watch())
         self.reducer.start(*restored)
         self._check_complete()
         await attempt.finished
@@ -132,6 +130,52 @@ class Exchange:
             # Every reducer has answered, so it has this site's contributions, though a sender may not have come round
             # to noting it; peers wait for that note.
             self.turns.all_sent()
+
+    async def watch(self) -> None:
+        """Raises PeerError naming whoever makes no progress, or holds up this site until the attempt's deadline."""
+        loop, deadline_s, stall_s = self.attempt.loop, self.plan.deadline_s, self.attempt.pace.stall_s
+        self._restart_clocks()
+        looked_at = loop.time()
+        deadline = looked_at + deadline_s
+        while True:
+            await asyncio.sleep(stall_s / 8)
+            now = loop.time()
+            if not self.weights.all_ready:
+                self._restart_clocks()  # the coordinator decides how long those who still train are waited for
+                deadline = now + deadline_s
+            elif now - looked_at > stall_s / 2:
+                self._restart_clocks()  # it was this process that stood still
+                deadline += now - looked_at
+            looked_at = now
+            self.reducer.check(now)
+            for upstream in self.upstreams:
+                upstream.check(now)
+            if now >= deadline and (error := self._overdue(is_last=now >= deadline + stall_s)) is not None:
+                raise error
+
+    def _restart_clocks(self) -> None:
+        now = self.attempt.loop.time()
+        self.reducer.restart_clocks(now)
+        for upstream in self.upstreams:
+            upstream.restart_clocks(now)
+
+    def _overdue(self, *, is_last: bool) -> PeerError | None:
+        """Names whom this site waits for in the end. None before `is_last` if that is a reducer that says that it waits
+        itself: it has one more stall to name the others, which ends the attempt. Its word alone blames nobody else."""
+        attempt = self.attempt
+        text = f"the attempt is not complete after {attempt.plan.deadline_s:.0f} s"
+        if (error := self.reducer.overdue(text)) is not None:
+            return error
+        late = [upstream for upstream in self.upstreams if not upstream.is_done]
+        if not late:
+            return PeerError(f"{attempt.where}: {text}; this site lacks nothing of others", phase="local")
+        blamed = next((upstream for upstream in late if not upstream.waits_for), None)
+        if blamed is None:
+            if not is_last:
+                return None
+            blamed = late[0]
+            text += f"; it says that it waits for sites {', '.join(map(str, blamed.waits_for))}, and names none of them"
+        return attempt.peer_error(blamed.parent, text, sending=not blamed.all_sent, phase=blamed.phase)
 
     def weigh(self, weights: Sequence[int]) -> None:
         """All contributors are ready, with these weights: from now on they have to get on."""

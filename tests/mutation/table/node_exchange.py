@@ -264,7 +264,7 @@ MUTATIONS = (
     Mutation(
         name="peers that train are overdue",
         rule="before all are ready nobody is blamed for silence and no deadline runs",
-        where="node.exchange.sync.watchdog:Watchdog.run",
+        where="node.exchange.sync.exchange:Exchange.watch",
         old="                deadline = now + deadline_s\n            elif",
         new="                pass\n            elif",
         tests=("tests/unit/exchange/test_streams.py",),
@@ -272,7 +272,7 @@ MUTATIONS = (
     Mutation(
         name="a waiting reducer blames others",
         rule="a reducer's word that it waits for another site is no blame of that site",
-        where="node.exchange.sync.watchdog:Watchdog._overdue",
+        where="node.exchange.sync.exchange:Exchange._overdue",
         old="            blamed = late[0]\n",
         new="            named = next(m for m in attempt.plan.contributors if m.site_id in late[0].waits_for)\n"
         "            return attempt.peer_error(named, text, sending=False, phase=late[0].phase)\n",
