@@ -7,10 +7,13 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.shared_memory import RESERVE_BYTES, MemoryLimit, memory_limit
-from atoll.node.dataplane.footprint import Footprint
+from atoll.node.dataplane.footprint import Footprint, footprint
 from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
+from atoll.protocol.layout import Layout, Manifest
+from atoll.protocol.settings import RunSettings
 
 USUAL_BUFFER_BYTES = 1 << 30
 """In memory for contributions, where a quarter of the free memory is more."""
@@ -82,6 +85,20 @@ def room_for(
     if retained is None:
         retained = buffer + model.sync_bytes + free_disk - free_disk // DISK_SHARE
     return Room(max_retained_bytes=retained, reduce_buffer_bytes=buffer)
+
+
+def room_of(
+    config: NodeConfig, settings: RunSettings, manifest: Manifest, home: Path, disk: Disk, *, has_buffers: bool
+) -> Room:
+    """In a thread: what there is on this machine for that model, as `room_for` says. Raises HostError."""
+    return room_for(
+        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
+        free_for(home, disk),
+        home,
+        max_retained_bytes=config.max_retained_bytes,
+        reduce_buffer_bytes=config.reduce_buffer_bytes,
+        has_buffers=has_buffers,
+    )
 
 
 def free_for(home: Path, disk: Disk) -> Free:

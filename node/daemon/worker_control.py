@@ -12,13 +12,11 @@ from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.launcher import Launcher
-from atoll.node.daemon.room import Room, free_for, room_for
+from atoll.node.daemon.room import room_of
 from atoll.node.daemon.shell import Shell
-from atoll.node.dataplane.footprint import footprint
 from atoll.node.local_protocol import Greeting
 from atoll.protocol.errors import AtollError
 from atoll.protocol.exit_codes import exit_code_of
-from atoll.protocol.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -124,18 +122,11 @@ class WorkerControl:
         config, home, hub, plane = self._shell.config, self._shell.home, self._shell.hub, self._disk.plane
         settings = self._shell.core.settings
 
-        def measure() -> Room:
-            return room_for(
-                footprint(Layout(ranks.manifest, settings.sync.chunk_elements), settings),
-                free_for(home.folder, home.disk),
-                home.folder,
-                max_retained_bytes=config.max_retained_bytes,
-                reduce_buffer_bytes=config.reduce_buffer_bytes,
-                has_buffers=plane is not None and plane.snapshot is not None,
-            )
-
+        has_buffers = plane is not None and plane.snapshot is not None
         try:
-            room = await asyncio.to_thread(measure)
+            room = await asyncio.to_thread(
+                room_of, config, settings, ranks.manifest, home.folder, home.disk, has_buffers=has_buffers
+            )
         except AtollError as error:
             self._refuse(ranks.generation, error)
             return

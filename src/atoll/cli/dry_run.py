@@ -14,7 +14,7 @@ from atoll.cli.status import whole
 from atoll.cli.words import byte_count, count
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
-from atoll.node.daemon.room import free_for, room_for
+from atoll.node.daemon.room import room_of
 from atoll.node.daemon.script_model import model_of_script
 from atoll.node.dataplane.footprint import footprint
 from atoll.protocol.disk import Disk
@@ -85,15 +85,7 @@ def facts(settings: RunSettings, config: NodeConfig, manifest: Manifest, device:
     yield "chunks", f"{len(chunks)} that travel; the run takes {settings.sync.max_chunks} (sync.max_chunks)"
     yield from memory_lines(settings, manifest)
     home = home_of(settings, config)
-    room = room_for(
-        footprint(Layout(manifest, settings.sync.chunk_elements), settings),
-        free_for(home, Disk()),
-        home,
-        max_retained_bytes=config.max_retained_bytes,
-        reduce_buffer_bytes=config.reduce_buffer_bytes,
-        has_buffers=False,
-    )
-    yield "as a reducer", f"holds {room}"
+    yield "as a reducer", f"holds {room_of(config, settings, manifest, home, Disk(), has_buffers=False)}"
 
 
 def home_of(settings: RunSettings, config: NodeConfig) -> Path:

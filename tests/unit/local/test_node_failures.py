@@ -281,12 +281,12 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
     async def happen(node: Node) -> None:
         loop = asyncio.get_running_loop()
 
-        def room_for(*_: object, **__: object) -> None:
+        def room_of(*_: object, **__: object) -> None:
             loop.call_soon_threadsafe(measuring.set)
             assert goes_on.wait(60)
             raise HostError("no room")
 
-        monkeypatch.setattr(worker_control, "room_for", room_for)
+        monkeypatch.setattr(worker_control, "room_of", room_of)
         monkeypatch.setattr(node.workers.server, "refuse", refused.append)
         node.workers.server.begin(a_group(1, 1), GREETING)
         joined = asyncio.create_task(
@@ -411,7 +411,7 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
     offered: list[int] = []
 
     async def happen(node: Node) -> None:
-        monkeypatch.setattr(worker_control, "room_for", lambda *_, **__: rooms.pop(0))
+        monkeypatch.setattr(worker_control, "room_of", lambda *_, **__: rooms.pop(0))
         node.hub.spill = Spill(tmp_path / "spill")
         with patch.object(node.shell, "handle", lambda event: offered.append(event.max_retained_bytes)):
             for generation in (1, 2):
