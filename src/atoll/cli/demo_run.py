@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from atoll.cli import demo_report, demo_setup
-from atoll.cli.client import fetch_status
+from atoll.cli.client import fetch_status, parse_status
 from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
 from atoll.cli.demo_report import Report, SiteReport
 from atoll.cli.demo_view import View
 from atoll.cli.demo_watch import Act, KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
-from atoll.cli.run_status import parse_status
 from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
 from atoll.protocol.errors import AtollError, ConfigError, PeerError, WorkerError

@@ -42,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.live import Live
 
-    from atoll.cli.client import fetch_status
-    from atoll.cli.run_status import parse_status
+    from atoll.cli.client import fetch_status, parse_status
 
     in_place = args.watch and args.format == "text" and not args.data and sys.stdout.isatty()
     with Live(refresh_per_second=4) if in_place else nullcontext() as live:

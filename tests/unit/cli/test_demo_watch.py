@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from atoll.cli.client import parse_status
 from atoll.cli.demo_view import View, picture, sync_in_words
 from atoll.cli.demo_watch import Act, KillPlan, Watch
-from atoll.cli.run_status import parse_status
 from atoll.cli.status import COLUMNS, table, text_lines
 from atoll.protocol.errors import InvalidMessage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from atoll.cli.run_status import parse_status
+from atoll.cli.client import parse_status
 from atoll.cli.status import data_lines, text_lines
 from atoll.protocol import messages as m
 from tests.harness.coordinator_story import Story, ranges_of, some_settings
