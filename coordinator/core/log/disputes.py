@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from atoll.coordinator.core.events import Recompute, Recomputed
-from atoll.coordinator.core.log.hash_lists import first_difference
-from atoll.coordinator.core.log.shown_bytes import ListCheck
+from atoll.coordinator.core.log.hash_lists import ListCheck, first_difference
 from atoll.coordinator.core.sites.membership import Site
 from atoll.protocol.digest import Digest
 from atoll.protocol.messages import Evidence

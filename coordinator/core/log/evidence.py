@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from atoll.coordinator.core.events import Recompute, Recomputed
 from atoll.coordinator.core.log.disputes import Asked, Dispute, Holders, Need
-from atoll.coordinator.core.log.hash_lists import hash_at
-from atoll.coordinator.core.log.shown_bytes import ListCheck
+from atoll.coordinator.core.log.hash_lists import ListCheck, hash_at
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import liveness
 from atoll.coordinator.core.sites.membership import Site
@@ -66,7 +65,7 @@ def _compare(run: Run, dispute: Dispute, holders: Holders) -> dict[bytes, str]:
     chunk = dispute.compare(opened)
     right = _hash_of(run, dispute, chunk, holders)
     found = {claim: hash_at(hashes, chunk) for claim, hashes in opened.items()}
-    spec, _ = run.chunk_sizes.places.at(chunk)
+    spec, _ = run.chunk_sizes.at(chunk)
     name = f"chunk {chunk} of commit {dispute.commit}, in {spec.name!r},"
     wrong = {
         claim: f"{name} has hash {value.hex()[:12]} there, and comes out as {right.hex()[:12]}"
@@ -103,7 +102,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
     if dispute.computing is not None:
         raise _Stops
     outer = run.settings.outer
-    spec, num_elements = run.chunk_sizes.places.at(chunk)
+    spec, num_elements = run.chunk_sizes.at(chunk)
     if not num_elements:
         return chunk_hash(b"")
     before, now = dispute.commit - 1, dispute.commit  # before: what the commit touches is at its base
@@ -139,7 +138,7 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
 
 
 def _hashes_of(run: Run, commit: int, state: bytes) -> Need:
-    size = DIGEST_BYTES * run.chunk_sizes.places.num_chunks
+    size = DIGEST_BYTES * run.chunk_sizes.num_chunks
     return Need(evidence=Evidence.CHUNK_HASHES, commit=commit, expected=state, most_bytes=size)
 
 
@@ -241,16 +240,16 @@ def shown(run: Run, site: Site, message: m.Shown) -> None:
 
 def _check(run: Run, need: Need, total_bytes: int) -> Digest | ListCheck:
     """For what has so many bytes."""
-    places = run.chunk_sizes.places
+    sizes = run.chunk_sizes
     match need.evidence:
         case Evidence.CHUNK_HASHES:
             assert run.manifest is not None, "commits have a model"
-            slots, num_chunks = slots_of(run.settings.outer), places.num_chunks
+            slots, num_chunks = slots_of(run.settings.outer), sizes.num_chunks
             return ListCheck(state_digest(run.manifest.manifest, slots, num_chunks), num_chunks)
         case Evidence.RECORD:
             return chunk_digest(total_bytes)
         case Evidence.PAYLOAD_HASHES if record := run.log.record(need.commit):
-            digest = payloads_digest(run.run_id, record.commit, places.num_payloads)
-            return ListCheck(digest, places.num_sync_chunks, places)
+            digest = payloads_digest(run.run_id, record.commit, sizes.num_payloads)
+            return ListCheck(digest, len(sizes), sizes)
         case _:
             return encoded_digest(total_bytes)

@@ -1,70 +1,104 @@
-"""The most bytes that each chunk of a sync has when encoded, without a list of them. Pure.
+"""The chunks of a model: of which tensor each one is, and the most bytes that it has when encoded. Pure.
 
-A manifest of a few bytes may name millions of chunks, nearly all of one size: they are kept as runs of equal ones.
+A manifest of a few bytes may name millions of chunks: they are kept as runs of equal ones, made once, where a manifest
+is read. Whoever asks in the event loop goes neither through all tensors nor through all chunks.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
 
-from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
+from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest, Role, chunk_runs
+from atoll.protocol.layout import Manifest, Role, TensorSpec, chunk_runs
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
 
 
 class ChunkSizes:
-    """Sizes in the order of chunks, given as (number of chunks, bytes of each)."""
+    """Of runs of equal chunks, in the order of chunks: those of syncs, then those of frozen tensors."""
 
-    def __init__(self, runs: Iterable[tuple[int, int]] = (), places: ChunkPlaces | None = None) -> None:
-        self.places = places or ChunkPlaces()
-        self._counts: list[int] = []
-        self._sizes: list[int] = []
-        self._first: list[int] = []  # chunk of each run
+    def __init__(self, runs: Iterable[tuple[TensorSpec, int, int, int]] = ()) -> None:
+        """`runs`: tensor, number of chunks, elements and bytes of each."""
+        self._specs: list[TensorSpec] = []
+        self._elements, self._counts, self._sizes = array("Q"), array("Q"), array("Q")
+        self._firsts = array("Q")  # chunk of each run
         self._before: list[int] = []  # bytes of all chunks before it
-        self._num_chunks = self.total_bytes = 0
-        for count, size in runs:
-            if self._sizes and self._sizes[-1] == size:
-                self._counts[-1] += count
-            else:
-                self._counts.append(count)
-                self._sizes.append(size)
-                self._first.append(self._num_chunks)
-                self._before.append(self.total_bytes)
-            self._num_chunks += count
-            self.total_bytes += count * size
+        self._empty = array("Q")  # chunks of syncs that have no elements
+        self.num_chunks = 0
+        """Of the whole model, frozen tensors included."""
+        self._num_sync_chunks = self.total_bytes = 0
+        for spec, count, elements, size in runs:
+            self._specs.append(spec)
+            self._elements.append(elements)
+            self._counts.append(count)
+            self._sizes.append(size)
+            self._firsts.append(self.num_chunks)
+            self._before.append(self.total_bytes)
+            if not elements and spec.role is not Role.FROZEN:
+                self._empty.append(self.num_chunks)
+            self.num_chunks += count
+            if spec.role is not Role.FROZEN:
+                self._num_sync_chunks = self.num_chunks
+                self.total_bytes += count * size
 
     @classmethod
     def of(cls, manifest: Manifest, sync: SyncSettings) -> ChunkSizes:
         """Raises ConfigError if the manifest has more chunks than the run takes."""
-        places = ChunkPlaces(chunk_runs(manifest, sync.chunk_elements))
-        total = places.num_chunks
-        if total > sync.max_chunks:
-            raise ConfigError(
-                f"the model has {total} chunks of {sync.chunk_elements} elements, a run takes {sync.max_chunks}: raise "
-                "sync.chunk_elements, or sync.max_chunks"
-            )
         travels = spec_of(sync, 0, 0)  # all syncs of a run have one
-        sizes = (
-            (count, travels.max_bytes(spec.role, elements, spec.carried_itemsize))
-            for spec, count, elements in places.runs()
-            if spec.role is not Role.FROZEN
+
+        def size(spec: TensorSpec, elements: int) -> int:
+            return 0 if spec.role is Role.FROZEN else travels.max_bytes(spec.role, elements, spec.carried_itemsize)
+
+        found = cls(
+            (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
         )
-        return cls(sizes, places)
+        if found.num_chunks > sync.max_chunks:
+            raise ConfigError(
+                f"the model has {found.num_chunks} chunks of {sync.chunk_elements} elements, a run takes "
+                f"{sync.max_chunks}: raise sync.chunk_elements, or sync.max_chunks"
+            )
+        return found
 
     def __len__(self) -> int:
-        return self._num_chunks
+        """Of a sync."""
+        return self._num_sync_chunks
+
+    def at(self, chunk: int) -> tuple[TensorSpec, int]:
+        """The tensor of a chunk, and its number of elements."""
+        run = bisect_right(self._firsts, chunk) - 1
+        return self._specs[run], self._elements[run]
+
+    # --- their payloads
+
+    @property
+    def num_payloads(self) -> int:
+        """Of a sync: chunks without elements have none."""
+        return len(self) - len(self._empty)
+
+    def of_payloads(self, hashes: memoryview, first_chunk: int) -> Iterator[memoryview]:
+        """What is left of a part of a list of hashes, one for each chunk of a sync, without those that have no
+        payload."""
+        start = 0
+        end_chunk = first_chunk + len(hashes) // DIGEST_BYTES
+        for place in range(bisect_left(self._empty, first_chunk), bisect_left(self._empty, end_chunk)):
+            end = DIGEST_BYTES * (self._empty[place] - first_chunk)
+            yield hashes[start:end]
+            start = end + DIGEST_BYTES
+        yield hashes[start:]
+
+    # --- their bytes
 
     def bytes_before(self, chunk: int) -> int:
         """Of all chunks with a lower number."""
-        run = bisect_right(self._first, chunk) - 1
-        return self._before[run] + (chunk - self._first[run]) * self._sizes[run] if run >= 0 else 0
+        run = bisect_right(self._firsts, chunk) - 1
+        return self._before[run] + (chunk - self._firsts[run]) * self._sizes[run] if run >= 0 else 0
 
     def bytes_of(self, first: int, count: int) -> int:
         """Of `count` chunks from `first` on."""
-        return self.bytes_before(min(first + count, self._num_chunks)) - self.bytes_before(first)
+        return self.bytes_before(min(first + count, len(self))) - self.bytes_before(first)
 
     def num_within(self, num_bytes: int) -> int:
         """How many of the first chunks have at most so many bytes together."""
@@ -72,7 +106,8 @@ class ChunkSizes:
         if run < 0:
             return 0
         left, size = num_bytes - self._before[run], self._sizes[run]
-        return self._first[run] + (min(self._counts[run], left // size) if size else self._counts[run])
+        taken = min(self._counts[run], left // size) if size else self._counts[run]
+        return min(self._firsts[run] + taken, len(self))
 
     def num_nearest(self, goal_bytes: float) -> int:
         """How many of the first chunks have their middle at or before so many bytes."""
@@ -86,6 +121,6 @@ class ChunkSizes:
             while taken < count and before + taken * size + size / 2 <= goal_bytes:
                 taken += 1
             if taken:
-                return self._first[run] + taken
+                return min(self._firsts[run] + taken, len(self))
             run -= 1
         return 0

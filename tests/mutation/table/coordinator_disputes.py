@@ -120,7 +120,7 @@ MUTATIONS = (
     Mutation(
         name="a hash that comes in two parts is lost",
         rule="a site may show what it is asked for in parts of any size",
-        where="coordinator.core.log.shown_bytes:ListCheck.more",
+        where="coordinator.core.log.hash_lists:ListCheck.more",
         old="        data = self._rest + part\n",
         new="        data = part\n",
         tests=("tests/unit/coordinator/test_hash_lists.py",),
@@ -128,8 +128,8 @@ MUTATIONS = (
     Mutation(
         name="payloads of chunks without elements are in a list",
         rule="the payload digest leaves chunks without elements out",
-        where="coordinator.core.log.shown_bytes:ListCheck.more",
-        old="[whole] if self._places is None else",
+        where="coordinator.core.log.hash_lists:ListCheck.more",
+        old="[whole] if self._sizes is None else",
         new="[whole] if True else",
         tests=("tests/unit/coordinator/test_hash_lists.py",),
     ),

@@ -97,8 +97,8 @@ MUTATIONS = (
         name="a run takes any number of chunks",
         rule="sync.max_chunks bounds the model of a run",
         where="coordinator.core.sync.chunk_sizes:ChunkSizes.of",
-        old="if total > sync.max_chunks:",
-        new="if total < 0:",
+        old="if found.num_chunks > sync.max_chunks:",
+        new="if found.num_chunks < 0:",
         tests=("tests/unit/coordinator/test_chunk_sizes.py",),
     ),
     Mutation(

@@ -13,6 +13,7 @@ from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+from tests.harness.chunk_runs import sizes_of_runs
 from tests.harness.fuzzing import fuzz
 
 RUNS = st.lists(st.tuples(st.integers(1, 6), st.sampled_from([0, 1, 16, 20, 1000])), max_size=6)
@@ -63,7 +64,7 @@ def test_they_are_those_of_the_chunks_of_the_layout(
 @given(RUNS, st.data())
 @fuzz(300)
 def test_what_is_asked_of_them_is_what_a_list_says(runs: list[tuple[int, int]], data: st.DataObject) -> None:
-    sizes, listed = ChunkSizes(runs), [size for count, size in runs for _ in range(count)]
+    sizes, listed = sizes_of_runs(runs), [size for count, size in runs for _ in range(count)]
     assert (len(sizes), sizes.total_bytes) == (len(listed), sum(listed))
     first = data.draw(st.integers(0, len(listed)))
     count = data.draw(st.integers(0, len(listed)))

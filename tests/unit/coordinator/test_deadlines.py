@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.sync.link_health import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.time_limits import PRESETS
+from tests.harness.chunk_runs import sizes_of_runs
 
 TEN_MBIT_BYTES_PER_S = 10_000_000 / 8
 
 
 def link_bytes(codec: str, num_sites: int, num_reducers: int, num_receivers: int = 0) -> int:
-    sizes = ChunkSizes([(16, max_encoded_bytes(codec, 1 << 20))])
+    sizes = sizes_of_runs([(16, max_encoded_bytes(codec, 1 << 20))])
     sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in range(1, num_sites + 1)]
     avoid = frozenset(range(num_reducers + 1, num_sites + 1))
     return most_link_bytes(sizes, direct(sizes, sites, avoid=avoid), num_sites, num_receivers)
@@ -36,7 +36,7 @@ def test_16_mi_parameters_over_10_mbit_are_no_problem(
 
 
 def test_the_busiest_link_counts() -> None:
-    sizes = ChunkSizes([(4, 100)])
+    sizes = sizes_of_runs([(4, 100)])
     sites = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 40) for i in (1, 2)]
     trees = direct(sizes, sites)
     assert most_link_bytes(sizes, trees, 2, 0) == 200 + 200

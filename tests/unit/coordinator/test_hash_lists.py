@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atoll.coordinator.core.log.hash_lists import first_difference, hash_at
-from atoll.coordinator.core.log.shown_bytes import ListCheck
-from atoll.coordinator.core.sync.chunk_places import ChunkPlaces
+from atoll.coordinator.core.log.hash_lists import ListCheck, first_difference, hash_at
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.digest import DIGEST_BYTES, Digest
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, chunk_runs
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.settings import SyncSettings
 from tests.harness.fuzzing import fuzz
 
 
@@ -45,13 +45,13 @@ def test_the_first_difference(chunk: int) -> None:
     assert hash_at(other, chunk) != hash_at(one, chunk) == some_hashes(1000)[chunk]
 
 
-def places_of(shapes: list[int]) -> tuple[ChunkPlaces, Layout]:
+def sizes_of(shapes: list[int]) -> tuple[ChunkSizes, Layout]:
     roles = [Role.TRAINABLE, Role.BUFFER_MEAN, Role.FROZEN]
     specs = [
         TensorSpec(name=f"{i:03d}", shape=(size,), dtype="F32", role=roles[i % 3]) for i, size in enumerate(shapes)
     ]
     manifest = Manifest.canonical(specs)
-    return ChunkPlaces(chunk_runs(manifest, 4)), Layout(manifest, 4)
+    return ChunkSizes.of(manifest, SyncSettings(chunk_elements=4)), Layout(manifest, 4)
 
 
 SHAPES = st.lists(st.integers(0, 11), min_size=1, max_size=12)
@@ -59,28 +59,28 @@ SHAPES = st.lists(st.integers(0, 11), min_size=1, max_size=12)
 
 @fuzz(50)
 @given(SHAPES)
-def test_places_are_those_of_the_layout(shapes: list[int]) -> None:
-    places, layout = places_of(shapes)
-    found = [places.at(chunk) for chunk in range(places.num_chunks)]
+def test_sizes_are_those_of_the_layout(shapes: list[int]) -> None:
+    sizes, layout = sizes_of(shapes)
+    found = [sizes.at(chunk) for chunk in range(sizes.num_chunks)]
     assert [(spec.name, count) for spec, count in found] == [
         (layout.name_of(chunk.index), chunk.num_elements) for chunk in layout.chunks
     ]
-    assert places.num_sync_chunks == layout.num_sync_chunks
-    assert places.num_payloads == len(layout.sync_chunks)
+    assert len(sizes) == layout.num_sync_chunks
+    assert sizes.num_payloads == len(layout.sync_chunks)
 
 
 @fuzz(50)
 @given(SHAPES, st.lists(st.integers(0, 12 * 4 * DIGEST_BYTES), max_size=6), st.booleans())
 def test_a_list_is_checked_in_parts_of_any_size(shapes: list[int], cuts: list[int], of_payloads: bool) -> None:
-    places, layout = places_of(shapes)
-    num_hashes = places.num_sync_chunks if of_payloads else places.num_chunks
+    sizes, layout = sizes_of(shapes)
+    num_hashes = len(sizes) if of_payloads else sizes.num_chunks
     hashes = some_hashes(num_hashes)
     listed = [hashes[chunk] for chunk in layout.sync_chunks] if of_payloads else hashes
     data, expected = b"".join(hashes), Digest("x").digests(b"".join(listed)).finish()
     for end, is_right in ((len(data), True), (len(data) - 1, False), (len(data) - DIGEST_BYTES, False)):
         if end < 0:
             continue
-        check = ListCheck(Digest("x"), num_hashes, places if of_payloads else None)
+        check = ListCheck(Digest("x"), num_hashes, sizes if of_payloads else None)
         bounds = sorted({0, end, *(cut for cut in cuts if cut < end)})
         for first, last in itertools.pairwise(bounds):
             check.more(data[first:last])

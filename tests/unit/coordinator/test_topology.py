@@ -11,12 +11,13 @@ from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Member, Plan, Tree
 from atoll.protocol.plans import reducers
+from tests.harness.chunk_runs import sizes_of_runs
 
 PLENTY = 1 << 40
 
 
 def sizes_of(sizes: list[int]) -> ChunkSizes:
-    return ChunkSizes([(1, size) for size in sizes])
+    return sizes_of_runs((1, size) for size in sizes)
 
 
 def sites(*bandwidths: int, retain: int = PLENTY) -> list[Reducer]:
