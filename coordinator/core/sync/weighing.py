@@ -10,7 +10,6 @@ ratio count either: a site that stays away, on purpose or not, would be nearly t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from atoll.coordinator.core.events import WeightsRecord
@@ -22,27 +21,20 @@ from atoll.protocol.messages import MAX_TOKENS, Ready
 from atoll.protocol.settings import SyncSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """What one contributor says that it trained."""
-
-    tokens: int
-    num_steps: int
-    """Steps of the run that it covers, as the coordinator saw it: what the site may have trained in."""
-    num_trained_steps: int
-    """Of these, what the site says that it trained in: it may have been without workers for most of them."""
-
-
-def within_ratio(said: Sequence[Said], max_ratio: int) -> tuple[int, ...]:
+def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int) -> tuple[int, ...]:
     """The weights: at most `max_ratio` times the pace of the median contributor, over the steps that each covers.
+
+    `covered`: of each contributor, the steps of the run in which it may have trained, as the coordinator saw it. Of
+    these its Ready says those in which it did: it may have been without workers for most of them.
 
     The pace that others are measured by is over the steps in which a site trained: one that comes back after many
     windows without workers was not slow. Of an even number the slower one of the two in the middle is the median: of
     two sites it is the other one.
     """
-    paces = sorted(Fraction(s.tokens, max(1, min(s.num_trained_steps, s.num_steps))) for s in said)
+    said = list(zip(ready, covered, strict=True))
+    paces = sorted(Fraction(r.tokens, max(1, min(r.num_steps, num_steps))) for r, num_steps in said)
     most = max_ratio * paces[(len(paces) - 1) // 2]
-    return tuple(min(s.tokens, max(1, int(most * s.num_steps))) for s in said)
+    return tuple(min(r.tokens, max(1, int(most * num_steps))) for r, num_steps in said)
 
 
 def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
@@ -50,18 +42,11 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     settings = run.settings.sync
     most_steps = settings.max_weight_ratio * max(settings.every, sync.open.num_steps)
     ready = [sync.ready[i] for i in attempt.ids()]
-    said = [
-        Said(
-            tokens=message.tokens,
-            num_steps=min(_steps_covered(sync, run.members.known(site_id)), most_steps),
-            num_trained_steps=message.num_steps,
-        )
-        for site_id, message in zip(attempt.ids(), ready, strict=True)
-    ]
+    covered = [min(_steps_covered(sync, run.members.known(i)), most_steps) for i in attempt.ids()]
     return WeightsRecord(
         sync=sync.open.sync,
         attempt=attempt.plan.attempt,
-        tokens=within_ratio(said, settings.max_weight_ratio),
+        tokens=within_ratio(ready, covered, settings.max_weight_ratio),
         said=tuple(message.tokens for message in ready),
         ranges=tuple(message.ranges for message in ready),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from atoll.coordinator.core.events import CommitRecord
-from atoll.coordinator.core.sync.weighing import Said, within_ratio
+from atoll.coordinator.core.sync.weighing import within_ratio
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.plans import weights
@@ -68,8 +68,8 @@ def without_c(story: Story, num_syncs: int) -> None:
     ],
 )
 def test_12_a_weight_is_within_the_ratio_of_the_median_pace(said: list[tuple[int, ...]], found: list[int]) -> None:
-    contributions = [Said(tokens=t, num_steps=n, num_trained_steps=(*trained, n)[0]) for t, n, *trained in said]
-    assert list(within_ratio(contributions, 16)) == found
+    ready = [m.Ready(sync=1, tokens=t, num_steps=(*trained, n)[0]) for t, n, *trained in said]
+    assert list(within_ratio(ready, [n for _, n, *_ in said], 16)) == found
 
 
 def test_12_a_site_that_had_no_workers_for_many_windows_is_not_taken_for_a_slow_one() -> None:
