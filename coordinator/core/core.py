@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.data import leases
@@ -13,7 +14,7 @@ from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
-from atoll.coordinator.core.sync import divergence, driver, outcomes, reach, standstill
+from atoll.coordinator.core.sync import divergence, driver, outcomes, payload_lists, reach, standstill
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
 from atoll.coordinator.core.view.document import RangeView, RunView
@@ -22,6 +23,20 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol import messages as m
 from atoll.protocol.messages import RefusedKind
 from atoll.protocol.settings import RunSettings
+
+OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
+    m.Applied: states.applied,
+    m.FindSources: states.find_sources,
+    m.Ready: driver.ready,
+    m.Done: driver.done,
+    m.ExchangeFailed: driver.exchange_failed,
+    m.PayloadList: payload_lists.received,
+    m.CommitRebuilt: going_back.rebuilt,
+    m.Diverged: divergence.diverged,
+    m.Shown: evidence.shown,
+    m.LeaseRequest: leases.request,
+}
+"""What hears the messages of sites that are in the run."""
 
 
 class Core:
@@ -50,7 +65,7 @@ class Core:
             self._dispatch(event)
         if self._due is not None and run.now >= self._due:
             self._settle()
-        return run.out.take()
+        return run.take_outputs()
 
     def _settle(self) -> None:
         """Everything that has become possible."""
@@ -164,7 +179,7 @@ class Core:
         elif isinstance(message, m.Leave):
             self._leave(site, message)
         elif site.live:
-            self._from_member(number, site, message)
+            OF_MEMBERS[type(message)](run, site, message)
         elif run.finished is not None and isinstance(message, m.FindSources):
             run.send(site, run.finished_message())  # nobody waits for it
         if _known_of(run, site) != before or _looks_for_donors(site, message):
@@ -202,30 +217,6 @@ class Core:
         if header.term > run.term:
             return f"term {header.term}, expected {run.term}"
         return ""
-
-    def _from_member(self, number: int, site: Site, message: m.SiteMessage) -> None:
-        run = self.run
-        match message:
-            case m.Applied():
-                states.applied(run, number, site, message)
-            case m.FindSources():
-                states.find_sources(run, number, site, message)
-            case m.Ready():
-                driver.ready(run, site, message)
-            case m.Done():
-                driver.done(run, site, message)
-            case m.ExchangeFailed():
-                driver.exchange_failed(run, site, message)
-            case m.PayloadList():
-                driver.payloads_listed(run, site, message)
-            case m.CommitRebuilt():
-                going_back.rebuilt(run, site, message)
-            case m.Diverged():
-                divergence.diverged(run, number, site, message)
-            case m.Shown():
-                evidence.shown(run, site, message)
-            case m.LeaseRequest():
-                leases.request(run, number, site, message)
 
     def _leave(self, site: Site, message: m.Leave) -> None:
         run, reason = self.run, message.reason or "left"

@@ -12,7 +12,6 @@ from atoll.coordinator.core.data.ledger import Ledger
 from atoll.coordinator.core.log.commits import CommitLog
 from atoll.coordinator.core.log.disputes import Dispute
 from atoll.coordinator.core.log.rebuilding import GoingBack
-from atoll.coordinator.core.outbox import Outbox
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
@@ -103,7 +102,9 @@ class Run:
         self.num_evicted = 0
         self.num_attempts = 0
         self.fatal_texts: list[str] = []
-        self.out = Outbox()
+        self._outputs: list[e.Output] = []
+        self._records: list[e.Record] = []
+        self._place = 0  # of the first of them, among the outputs
 
     def _resumed(self, opened: e.OpenRecord, persisted: Persisted) -> Sync:
         """A sync that was open when the coordinator ended."""
@@ -131,6 +132,14 @@ class Run:
     def sync_of(self, number: int) -> Sync | None:
         """The open sync of that number; None if there is none."""
         return next((sync for sync in self.lanes.values() if sync.open.sync == number), None)
+
+    def attempt_of(self, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
+        """The attempt under way, if the message is of it and its site contributes."""
+        sync = self.sync_of(message.sync)
+        current = sync.attempt if sync is not None else None
+        if current is None or not current.has(site.start):
+            return None
+        return current if (current.plan.attempt, current.plan.term) == (message.attempt, message.term) else None
 
     @property
     def started(self) -> bool:
@@ -193,11 +202,23 @@ class Run:
 
     def put_out(self, output: e.Output) -> None:
         """For the shell to execute, after everything that was put out before."""
-        self.out.put(output)
+        self._outputs.append(output)
 
     def persist(self, *records: e.Record) -> None:
-        """In one transaction with all that the same events lead to, before anything is sent for it."""
-        self.out.persist(*records)
+        """All that the same events lead to becomes one transaction, at the place of its first record: a decision (a
+        commit and the sync that it opens) is in the store as a whole or not at all, and a thousand sites that are
+        admitted together do not wait for a thousand transactions."""
+        if not self._records:
+            self._place = len(self._outputs)
+        self._records += records
+
+    def take_outputs(self) -> list[e.Output]:
+        """What the shell is to execute, in order. Once."""
+        taken, self._outputs = self._outputs, []
+        if self._records:
+            taken.insert(self._place, e.Persist(tuple(self._records)))
+            self._records.clear()
+        return taken
 
     def persist_site(self, site: Site) -> None:
         """What the site is now, if it was ever admitted."""
@@ -232,14 +253,21 @@ class Run:
         if site.stream is not None:
             self.send_on(site.stream, message)
 
+    def send_all(self, sites: Iterable[Site], message: m.CoordinatorMessage) -> None:
+        """To each of them that has a stream."""
+        for site in sites:
+            self.send(site, message)
+
     def close(self, stream: int, reason: str) -> None:
         """The stream's site, if any, no longer has one."""
         state, _ = self.members.closed(stream, reason)
         if state is not None:
             self.put_out(e.CloseStream(stream, reason))
 
-    def refuse(self, stream: int, kind: m.RefusedKind, text: str) -> None:
-        """The stream's site is told why, for good, and the stream ends."""
+    def refuse(self, stream: int | None, kind: m.RefusedKind, text: str) -> None:
+        """The stream's site is told why, for good, and the stream ends. Nothing if the site has none."""
+        if stream is None:
+            return
         self.num_refused += 1
         state = self.members.streams.get(stream)
         who = state.site.label if state and state.site else f"stream {stream}"

@@ -17,21 +17,21 @@ MAX_SAMPLES_A_STEP = 1 << 20
 MAX_WANTED = 1 << 32
 
 
-def request(run: Run, stream: int, site: Site, message: m.LeaseRequest) -> None:
+def request(run: Run, site: Site, message: m.LeaseRequest) -> None:
     """Persists what is leased, then answers with everything that this incarnation leases."""
     if run.finished is not None:
         return
     most = most_wanted(run.settings)
     if not 0 < message.num_samples <= MAX_SAMPLES or message.wanted > most:
         text = f"{site.label} asks for {message.wanted} samples of a data set of {message.num_samples}"
-        run.refuse(stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased")
+        run.refuse(site.stream, RefusedKind.INVALID, f"{text}; at most {most} can be leased")
         return
     number = run.line_of(site.site_id)
     line = run.ledger.lines.get(number)
     if line is None:
         run.ledger.begin_line(number, message.num_samples)
     elif line.num_samples != message.num_samples:
-        run.refuse(stream, RefusedKind.DATA, _other_data(run, site, message.num_samples, line.num_samples))
+        run.refuse(site.stream, RefusedKind.DATA, _other_data(run, site, message.num_samples, line.num_samples))
         return
     run.ledger.grant(number, site.start, message.wanted)
     run.persist_ledger()

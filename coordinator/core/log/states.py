@@ -100,12 +100,12 @@ def _send_sync(run: Run, site: Site, sync: Sync) -> None:
                 run.send(site, attempt.weights_message())
 
 
-def applied(run: Run, stream: int, site: Site, message: m.Applied) -> None:
+def applied(run: Run, site: Site, message: m.Applied) -> None:
     """The site holds that commit. It is sent what follows, unless that is on its way to it already."""
-    if not site.live or run.members.streams[stream].is_void(message.commit):
+    if run.members.is_void(site, message.commit):
         return
     if message.commit > run.log.last:
-        run.refuse(stream, *ahead(run, site.label, message.commit, run.branch))
+        run.refuse(site.stream, *ahead(run, site.label, message.commit, run.branch))
         return
     news = site.standing is not Standing.MEMBER or site.applied != message.commit
     joined, fetched = site.standing is not Standing.MEMBER, site.fetches
@@ -165,9 +165,7 @@ def _say_the_last_state(run: Run) -> None:
     if known is None or not run.log.has_reported(commit, _contributors_here(run, commit)):
         return
     run.last_state = known
-    for site in run.members.sites.values():
-        if site.site_id:
-            run.send(site, run.finished_message())
+    run.send_all((s for s in run.members.sites.values() if s.site_id), run.finished_message())
 
 
 def _contributors_here(run: Run, commit: int) -> list[int]:
@@ -367,17 +365,17 @@ def num_holding_commit_0(run: Run) -> int:
 # --- sources
 
 
-def find_sources(run: Run, stream: int, site: Site, message: m.FindSources) -> None:
+def find_sources(run: Run, site: Site, message: m.FindSources) -> None:
     """Tells a site that fetches a state who has it; a site for which there is nobody yet is told later."""
     asked_from = max(message.after_commit, message.lacks_commit)
-    if not site.live or run.members.streams[stream].is_void(asked_from):
+    if run.members.is_void(site, asked_from):
         return  # or it means a void commit, and asks again when its disk is rolled back
     site.num_sources_asked += 1
     sources = sources_for(run, site, message)
     own_log_ends = not message.has_state or message.lacks_commit == message.after_commit + 1
     if run.finished is not None and not sources.donors and (own_log_ends or not sources.commits):
         run.refuse(
-            stream,
+            site.stream,
             RefusedKind.STATE,
             f"run {run.run_id!r} is over at commit {run.finished.commit} and no site that holds its state is left",
         )

@@ -21,7 +21,6 @@ def evict(run: Run, name: str, reason: str, *, keep_out: bool) -> str:
         run.report(logging.WARNING, f"{name} is kept out: {reason}")
         if site is not None:
             run.send_away(site, f"kept out: {reason}")
-        if site is not None and site.stream is not None:
             run.refuse(site.stream, *_refusal(run, name, reason))
         return ""
     if site is None:

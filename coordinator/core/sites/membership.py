@@ -261,7 +261,7 @@ class Stream:
         self.rolled_back.append((self.num_sent, commit))
 
     def is_void(self, commit: int) -> bool:
-        """Whether a site that says this commit means one of those that were rolled back: it had not heard of that."""
+        """Whether this commit, as its site says it, is one of those that were rolled back."""
         return any(self.num_acked < number and commit > last for number, last in self.rolled_back)
 
 
@@ -289,6 +289,10 @@ class Membership:
     def came(self, site: Site) -> None:
         """A site of a name that nobody here has."""
         self.sites[site.name] = site
+
+    def is_void(self, site: Site, commit: int) -> bool:
+        """Whether the site means one of the commits that were rolled back: it had not heard of that."""
+        return site.stream is not None and self.streams[site.stream].is_void(commit)
 
     def attach(self, site: Site, stream: int) -> None:
         """The site speaks on that stream from now on."""

@@ -17,12 +17,12 @@ LEAST_SHARE = 0.01
 """Of its limit: ten times the median of the others, where the limit is a thousand times it."""
 
 
-def diverged(run: Run, stream: int, site: Site, message: m.Diverged) -> None:
+def diverged(run: Run, site: Site, message: m.Diverged) -> None:
     """The site's loss is not finite since the commit that it names; `decide` finds what follows."""
     sync = next((s for s in run.lanes.values() if s.open.base_commit == message.commit), None)
     if sync is None or site.standing is not Standing.MEMBER:
         return
-    if run.members.streams[stream].is_void(message.commit):
+    if run.members.is_void(site, message.commit):
         return  # it means the void commit of that number
     if site.site_id not in sync.diverged:
         sync.note_diverged(site.site_id, message.text)

@@ -33,7 +33,6 @@ MAX_STEPS_OF_ADVANCE = 1000
 def ready(run: Run, site: Site, message: m.Ready) -> None:
     """The site has sealed what it contributes. Refused if that cannot be; nothing if it is of another sync, or void."""
     if beyond := weighing.beyond_bounds(message, run.settings.sync):
-        assert site.stream is not None, "it was heard on its stream"
         run.refuse(site.stream, m.RefusedKind.INVALID, f"Ready of {site.label} for sync {message.sync}: {beyond}")
         return
     site.unreachable_site_ids = message.unreachable_site_ids
@@ -66,20 +65,11 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
     sync.take_ready(site.site_id, message, run.now)
 
 
-def _attempt_of(run: Run, site: Site, message: m.Done | m.PayloadList | m.ExchangeFailed) -> Attempt | None:
-    """The attempt under way, if the message is of it and its site contributes."""
-    sync = run.sync_of(message.sync)
-    current = sync.attempt if sync is not None else None
-    if current is None or not current.has(site.start):
-        return None
-    return current if (current.plan.attempt, current.plan.term) == (message.attempt, message.term) else None
-
-
 def done(run: Run, site: Site, message: m.Done) -> None:
     """The site has all payloads of the attempt. It is evicted if it exchanged from a state without the plan's
     base."""
     run.links.note(site.site_id, run.members.among_live(message.links))
-    attempt = _attempt_of(run, site, message)
+    attempt = run.attempt_of(site, message)
     if attempt is None:
         run.report(
             logging.DEBUG, f"{site.label}: Done of sync {message.sync} attempt {message.attempt} counts no longer"
@@ -94,15 +84,9 @@ def done(run: Run, site: Site, message: m.Done) -> None:
     states.exchanged_from(run, site, message.last_commit, message.state_hash)
 
 
-def payloads_listed(run: Run, site: Site, message: m.PayloadList) -> None:
-    """The answer to ListPayloads, if it is of this attempt."""
-    if (attempt := _attempt_of(run, site, message)) is not None:
-        payload_lists.received(run, attempt, site.site_id, message)
-
-
 def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
     """What the site could not do: `deciding` finds what follows from it."""
-    sync, attempt = run.sync_of(message.sync), _attempt_of(run, site, message)
+    sync, attempt = run.sync_of(message.sync), run.attempt_of(site, message)
     if sync is None or attempt is None:
         return
     peer = run.members.by_id(message.peer_site_id)
@@ -238,8 +222,7 @@ def _propose(run: Run, sync: Sync, decision: d.Propose) -> None:
         f"sync {plan.sync} attempt {plan.attempt}: {contributors} contribute"
         f"{f', {receivers} receive' if receivers else ''} ({decision.why})",
     )
-    for member in (*plan.contributors, *plan.receivers):
-        run.send(run.members.known(member.site_id), plan)
+    run.send_all((run.members.known(member.site_id) for member in (*plan.contributors, *plan.receivers)), plan)
 
 
 def _weigh(run: Run, sync: Sync, attempt: Attempt, weights: WeightsRecord) -> None:
@@ -252,11 +235,9 @@ def _weigh(run: Run, sync: Sync, attempt: Attempt, weights: WeightsRecord) -> No
         run.report(logging.INFO, f"sync {plan.sync} attempt {plan.attempt}: all who were planned are ready")
     for words in weighing.cut_of(run, weights, attempt.ids()):
         run.report(logging.WARNING, f"sync {plan.sync}: {words}")
-    message = attempt.weights_message()
-    for member in (*plan.contributors, *plan.receivers):
-        site = run.members.known(member.site_id)
-        if site.live:
-            run.send(site, message)  # with the plan, with the commit before, or with Welcome, it was sent the rest
+    sites = [run.members.known(member.site_id) for member in (*plan.contributors, *plan.receivers)]
+    # With the plan, with the commit before, or with Welcome, each was sent the rest.
+    run.send_all((site for site in sites if site.live), attempt.weights_message())
 
 
 def _fail(run: Run, sync: Sync, attempt: Attempt, decision: d.Fail) -> None:

@@ -186,8 +186,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         _end(run, run.stop_reason or f"the run's length is reached at step {run_step}")
     _send_commit(run, message, at_base, ids)
     if ahead is not None:
-        for site in at_base:
-            run.send(site, ahead)
+        run.send_all(at_base, ahead)
 
 
 def _if_finite(loss: float) -> float | None:
@@ -242,14 +241,12 @@ def _plan_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
 
 def _send_commit(run: Run, message: m.Commit, at_base: list[Site], contributors: tuple[int, ...]) -> None:
     """Contributors first. Of the last commit, sites that cannot apply it hear only that the run is over."""
-    for site in sorted(at_base, key=lambda s: s.site_id not in contributors):
-        run.send(site, message)
+    run.send_all(sorted(at_base, key=lambda s: s.site_id not in contributors), message)
     behind = [s for s in run.members.live() if s not in at_base]
     if run.finished is not None:
         _say_finished(run, behind)
         return
-    for site in behind:
-        run.send(site, message)
+    run.send_all(behind, message)
 
 
 def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) -> None:
@@ -262,16 +259,15 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
     run.note_abandoned(open_.sync, reason)
     members = [s for s in run.members.live() if s.standing is Standing.MEMBER]
     if run.stop_reason:
-        for site in members:
-            run.send(site, m.Abandoned(sync=open_.sync, reason=reason))
+        run.send_all(members, m.Abandoned(sync=open_.sync, reason=reason))
         finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
         return
     following = replace(open_, sync=run.last_sync + 1)
     # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
     _open(run, following, run.members.holding(open_.base_commit), min(pause_s, run.limits.sync_wait_s))
-    for site in members:
-        run.send(site, m.Abandoned(sync=open_.sync, reason=reason, next=following, without_tokens=without_tokens))
+    abandoned = m.Abandoned(sync=open_.sync, reason=reason, next=following, without_tokens=without_tokens)
+    run.send_all(members, abandoned)
 
 
 def finish(run: Run, reason: str) -> None:
@@ -292,5 +288,4 @@ def _end(run: Run, reason: str) -> None:
 def _say_finished(run: Run, sites: Sequence[Site]) -> None:
     """To these, and to those at the door."""
     at_the_door = (s for s in run.members.sites.values() if s.standing is Standing.NEW)
-    for site in (*sites, *at_the_door):
-        run.send(site, run.finished_message())
+    run.send_all((*sites, *at_the_door), run.finished_message())

@@ -39,10 +39,11 @@ def ask(run: Run, attempt: Attempt, asked: AskForLists) -> None:
     attempt.ask_for_lists(asked.streams, asked.until)
 
 
-def received(run: Run, attempt: Attempt, site_id: int, message: m.PayloadList) -> None:
-    """A list of another length is none."""
-    if len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
-        attempt.note_list(site_id, message.hashes)
+def received(run: Run, site: Site, message: m.PayloadList) -> None:
+    """The answer to ListPayloads, if it is of the attempt under way. A list of another length is none."""
+    attempt = run.attempt_of(site, message)
+    if attempt is not None and len(message.hashes) == DIGEST_BYTES * len(run.chunk_sizes):
+        attempt.note_list(site.site_id, message.hashes)
 
 
 def outliers(run: Run, attempt: Attempt, survivors: list[int]) -> tuple[tuple[Site, str, str], ...]:

@@ -128,11 +128,6 @@ class Sync:
         """Its number; 0 before the first."""
         return self.attempts[-1].plan.attempt if self.attempts else 0
 
-    @property
-    def exchange(self) -> Attempt | None:
-        """The attempt whose weights are known."""
-        return self.attempts[-1] if self.phase is Phase.EXCHANGING else None
-
     def has_planned(self, start: Start) -> bool:
         """In any attempt."""
         return any(attempt.has(start) for attempt in self.attempts)
@@ -237,8 +232,8 @@ class Sync:
 
     def exclude(self, start: Start, kind: Kind, reason: str, now: float) -> None:
         """Of this start of the site, until the sync ends."""
-        exchange = self.exchange
-        attempt = exchange.plan.attempt if exchange is not None and exchange.has(start) else 0
+        current = self.attempts[-1] if self.phase is Phase.EXCHANGING else None
+        attempt = current.plan.attempt if current is not None and current.has(start) else 0
         self.exclusions.note(start, Exclusion(kind=kind, reason=reason, since=now, attempt=attempt))
 
     def drop(self, start: Start, reason: str, now: float, *, after_done: bool) -> None:

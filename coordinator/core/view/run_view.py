@@ -9,6 +9,7 @@ from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import deciding, reach
+from atoll.coordinator.core.sync.syncs import Phase
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
 from atoll.protocol.plans import weights
@@ -38,7 +39,7 @@ def _state(run: Run) -> tuple[str, str]:
         return "paused", f": {last_line(reason)}"
     is_last = not any(sync.open.overlap_steps for sync in run.lanes.values())
     ending = f" (the last sync{'' if is_last else ' but one'})" if run.stop_reason else ""
-    if any(sync.exchange is not None for sync in run.lanes.values()):
+    if any(sync.phase is Phase.EXCHANGING for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
         expected = {site_id for sync in run.lanes.values() for site_id in sync.expected}

@@ -225,7 +225,7 @@ MUTATIONS = (
         name="who lacked a void commit lacks the new one",
         rule="a word about a commit is about the branch that its site has heard of",
         where="coordinator.core.log.states:find_sources",
-        old="    if not site.live or run.members.streams[stream].is_void(asked_from):\n",
+        old="    if run.members.is_void(site, asked_from):\n",
         new="    if not site.live:\n",
         tests=("tests/unit/coordinator/test_rollback.py",),
     ),

@@ -73,7 +73,7 @@ MUTATIONS = (
         name="what is said of a void commit counts for the new one",
         rule="a word about a commit is about the branch that its site has heard of",
         where="coordinator.core.sync.divergence:diverged",
-        old="    if run.members.streams[stream].is_void(message.commit):\n",
+        old="    if run.members.is_void(site, message.commit):\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
     ),

@@ -40,7 +40,7 @@ MUTATIONS = (
     Mutation(
         name="Done of an older attempt counts",
         rule="once a higher attempt is planned, Dones of lower ones count no longer",
-        where="coordinator.core.sync.driver:_attempt_of",
+        where="coordinator.core.run:Run.attempt_of",
         old="(current.plan.attempt, current.plan.term) == (message.attempt, message.term)",
         new="current.plan.term == message.term",
         tests=("tests/unit/coordinator/test_core_scenarios.py", "tests/golden/test_coordinator_stories.py"),
@@ -284,17 +284,17 @@ MUTATIONS = (
     Mutation(
         name="commit and next sync in two transactions",
         rule="a commit and the sync that it opens are kept as a whole",
-        where="coordinator.core.outbox:Outbox.take",
-        old="taken.insert(self._place, Persist(tuple(self._records)))",
-        new="taken[self._place : self._place] = [Persist((r,)) for r in self._records]",
+        where="coordinator.core.run:Run.take_outputs",
+        old="taken.insert(self._place, e.Persist(tuple(self._records)))",
+        new="taken[self._place : self._place] = [e.Persist((r,)) for r in self._records]",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
     ),
     Mutation(
         name="send before persist",
         rule="a decision is kept before it is sent",
-        where="coordinator.core.outbox:Outbox.take",
-        old="taken.insert(self._place, Persist(tuple(self._records)))",
-        new="taken.append(Persist(tuple(self._records)))",
+        where="coordinator.core.run:Run.take_outputs",
+        old="taken.insert(self._place, e.Persist(tuple(self._records)))",
+        new="taken.append(e.Persist(tuple(self._records)))",
         tests=("tests/golden/test_coordinator_stories.py",),
     ),
     Mutation(
