@@ -8,13 +8,13 @@ from typing import Any
 
 from atoll.coordinator.core import events as e
 from atoll.coordinator.core.data import leases
-from atoll.coordinator.core.log import evidence, going_back, rollback, starting_over, states
+from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.persisted import Persisted
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites import admission, forgetting, keeping_out, liveness, manifests
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.suspend_clock import OwnTime
-from atoll.coordinator.core.sync import divergence, driver, outcomes, payload_lists, reach, standstill
+from atoll.coordinator.core.sync import driver, outcomes, payload_lists, reach, standstill, unusable
 from atoll.coordinator.core.sync.syncs import IllegalStep
 from atoll.coordinator.core.view.data_ranges import range_views
 from atoll.coordinator.core.view.document import RangeView, RunView
@@ -32,7 +32,7 @@ OF_MEMBERS: dict[type[m.SiteMessage], Callable[[Run, Site, Any], None]] = {
     m.ExchangeFailed: driver.exchange_failed,
     m.PayloadList: payload_lists.received,
     m.CommitRebuilt: going_back.rebuilt,
-    m.Diverged: divergence.diverged,
+    m.Diverged: unusable.diverged,
     m.Shown: evidence.shown,
     m.LeaseRequest: leases.request,
 }
@@ -149,7 +149,7 @@ class Core:
             case e.LetInAsked(name=name, request=request):
                 run.answer(request, keeping_out.let_in(run, name))
             case e.ResetAsked(reason=reason, request=request):
-                run.answer(request, starting_over.reset(run, reason))
+                run.answer(request, keeping_out.reset(run, reason))
             case e.CommitsRead():
                 rollback.commits_read(run, event)
             case e.ManifestRead():
@@ -160,12 +160,11 @@ class Core:
             case e.Tick():
                 pass
 
-    def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> None:
+    def _received(self, number: int, header: m.Header, message: m.SiteMessage, ack: int) -> None:
         run = self.run
         if isinstance(message, m.Hello):
             if (stream := run.members.streams.get(number)) is not None:
-                if ack is not None:
-                    stream.acked(ack, run.now)
+                stream.acked(ack, run.now)
                 admission.hello(run, number, header, message)
             return
         site = self._site_of(number, header, message, ack)
@@ -185,14 +184,13 @@ class Core:
         if _known_of(run, site) != before or _looks_for_donors(site, message):
             site.got_on(run.now)
 
-    def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int | None) -> Site | None:
+    def _site_of(self, number: int, header: m.Header, message: m.SiteMessage, ack: int) -> Site | None:
         """Who says it, and that it was heard; None if it does not count."""
         run = self.run
         stream = run.members.streams.get(number)
         if stream is None:
             return None  # superseded or refused; its last messages are void
-        if ack is not None:
-            stream.acked(ack, run.now)
+        stream.acked(ack, run.now)
         site = stream.site
         if site is None:
             run.refuse(number, RefusedKind.INVALID, f"{type(message).__name__} before Hello")
@@ -226,7 +224,7 @@ class Core:
             del run.fatal_texts[:-20]
         run.remove(site, reason, evicted=False, after_done=True)
 
-    def _heartbeat(self, number: int, header: m.Header, message: m.Heartbeat, ack: int | None) -> None:
+    def _heartbeat(self, number: int, header: m.Header, message: m.Heartbeat, ack: int) -> None:
         """Most of what arrives. It only moves limits of its own site away, as a rule: then nothing follows from it."""
         site = self._site_of(number, header, message, ack)
         if site is None:

@@ -27,12 +27,12 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """`ack` is how many of the outputs `Send` on this stream the site has received; None if the shell does not know."""
+    """`ack` is how many of the outputs `Send` on this stream the site has received."""
 
     stream: int
     header: Header
     message: SiteMessage
-    ack: int | None = None
+    ack: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import ExchangeTimes
 from atoll.coordinator.core.sync.decision import Wait
-from atoll.coordinator.core.sync.exclusions import Kind
-from atoll.coordinator.core.sync.left_out import LeftOut
+from atoll.coordinator.core.sync.exclusions import Kind, LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.links import Links
 from atoll.coordinator.core.sync.pace import Pace

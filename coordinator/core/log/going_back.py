@@ -14,7 +14,7 @@ from atoll.coordinator.core.log import rollback
 from atoll.coordinator.core.log.rebuilding import GoingBack
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
-from atoll.coordinator.core.sync import accusations
+from atoll.coordinator.core.sync import unusable
 from atoll.protocol import messages as m
 from atoll.protocol.digest import DIGEST_BYTES
 
@@ -128,7 +128,7 @@ def _go_back(run: Run, going: GoingBack, able: list[Site]) -> None:
     run.going_back = None
     rollback.go_back(run, going.commit, state_hash, going.reason, holders=holders, returning=returning)
     if going.without:
-        accusations.leave_out(run, going.without, going.commit)
+        unusable.leave_out(run, going.without, going.commit)
     run.answer(going.request, "")
 
 

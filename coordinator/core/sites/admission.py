@@ -6,7 +6,7 @@ import hmac
 import logging
 from dataclasses import replace
 
-from atoll.coordinator.core.log import rollback, starting_over, states
+from atoll.coordinator.core.log import rollback, states
 from atoll.coordinator.core.run import Refusal, Run
 from atoll.coordinator.core.sites import keeping_out, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing, key_digest
@@ -90,7 +90,7 @@ def _refusal(run: Run, stream: int, header: m.Header, message: m.Hello) -> Refus
         )
     if problem := _invalid(header, message):
         return RefusedKind.INVALID, f"Hello of {name!r}: {problem}"
-    if (refusal := keeping_out.refusal(run, name, message.key) or starting_over.refusal(run, message)) is not None:
+    if (refusal := keeping_out.refusal(run, message)) is not None:
         return refusal
     if on_stream is not None and on_stream.name != name:
         text = f"{name!r} says Hello on a stream of {on_stream.label}; each site has a stream of its own"

@@ -12,7 +12,7 @@ in the syncs before: whoever it fails with has failed with it alone.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 Pair = tuple[int, int]
@@ -26,6 +26,15 @@ def in_words(pairs: Collection[Pair]) -> str:
     """The first ones, for people."""
     more = f", and {len(pairs) - MAX_NAMED} more" if len(pairs) > MAX_NAMED else ""
     return ", ".join(f"{a} with {b}" for a, b in sorted(pairs)[:MAX_NAMED]) + more
+
+
+def partners_of(pairs: Iterable[Pair]) -> defaultdict[int, set[int]]:
+    """Of each site, those with whom it is in a pair."""
+    partners: defaultdict[int, set[int]] = defaultdict(set)
+    for a, b in pairs:
+        partners[a].add(b)
+        partners[b].add(a)
+    return partners
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +95,7 @@ class Blame:
 
     def _who_fails_again(self, tally: _Tally) -> int:
         """The site that has failed with more others than each of those with whom it fails now; 0 if there is none."""
-        partners: defaultdict[int, set[int]] = defaultdict(set)
-        for a, b in (*self._earlier, *self._times):
-            partners[a].add(b)
-            partners[b].add(a)
+        partners = partners_of((*self._earlier, *self._times))
         num = {site_id: len(partners[site_id]) for site_id, now in tally.partners.items() if now}
         failed_before = {site_id for pair in self._earlier for site_id in pair}
         more = [i for i in failed_before & num.keys() if num[i] > max(1, *(num[peer] for peer in tally.partners[i]))]
@@ -102,7 +108,6 @@ class _Tally:
     def __init__(self, times: Mapping[Pair, int], lacking: Collection[Pair], among: Collection[int]) -> None:
         known = set(among)
         self._times: dict[Pair, int] = {}
-        self.partners: defaultdict[int, set[int]] = defaultdict(set)
         self.accusers: defaultdict[int, set[int]] = defaultdict(set)
         self.lacking: defaultdict[int, set[int]] = defaultdict(set)
         self._num: Counter[int] = Counter()
@@ -110,12 +115,11 @@ class _Tally:
             if reporter not in known or peer not in known:
                 continue
             self._times[reporter, peer] = num
-            self.partners[reporter].add(peer)
-            self.partners[peer].add(reporter)
             self.accusers[peer].add(reporter)
             if (reporter, peer) in lacking:
                 self.lacking[peer].add(reporter)
             self._num.update({reporter: num, peer: num})
+        self.partners = partners_of(self._times)
 
     def rank(self, site_id: int) -> tuple[int, int, int, int]:
         """How many distinct sites lack something of it, if several do; with how many it failed, how many named it, and

@@ -7,7 +7,7 @@ from functools import partial
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
 from atoll.coordinator.core.sync import decision as d
-from atoll.coordinator.core.sync import divergence, payload_lists, plans, reach, standstill, weighing
+from atoll.coordinator.core.sync import payload_lists, plans, reach, standstill, unusable, weighing
 from atoll.coordinator.core.sync.attempts import Attempt, NoAverage
 from atoll.coordinator.core.sync.blame import MAX_NAMED, in_words
 from atoll.coordinator.core.sync.exclusions import Kind
@@ -18,7 +18,7 @@ from atoll.protocol.errors import ConfigError
 
 def decide(run: Run, sync: Sync) -> d.Decision:
     """By its phase. Nothing else holds the run up."""
-    if (back := divergence.decide(run, sync)) is not None:
+    if (back := unusable.decide(run, sync)) is not None:
         return back
     attempt = sync.attempt
     if attempt is None:
@@ -292,7 +292,7 @@ def _all_done(run: Run, sync: Sync, attempt: Attempt, survivors: list[int]) -> d
         return _wrong_weights(run, attempt, wrong, len(survivors))
     if len({done.payload_digest for done in dones}) > 1:
         return _payloads_differ(run, sync, attempt, survivors)
-    return d.Commit(dones[0].payload_digest, divergence.stood_out(attempt))
+    return d.Commit(dones[0].payload_digest, unusable.stood_out(attempt))
 
 
 def _wrong_weights(run: Run, attempt: Attempt, wrong: list[int], num_survivors: int) -> d.Decision:

@@ -10,11 +10,11 @@ from atoll.coordinator.core.log import evidence, going_back, rollback, states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import (
-    accusations,
     deciding,
     outcomes,
     payload_lists,
     standstill,
+    unusable,
     weighing,
 )
 from atoll.coordinator.core.sync import decision as d
@@ -96,7 +96,7 @@ def exchange_failed(run: Run, site: Site, message: m.ExchangeFailed) -> None:
         f"{' with ' + peer.label if peer and peer is not site else ''} ({message.phase}): {message.text}",
     )
     if message.tensor and site.site_id in attempt.reducing():
-        accusations.accuse(run, sync, attempt, site, message)
+        unusable.accuse(run, sync, attempt, site, message)
     elif peer is site:
         sync.exclude(site.start, Kind.NO_ROOM, f"{site.label} has no room to reduce: {message.text}", run.now)
     elif not attempt.exchanges(site.site_id, message.peer_site_id):  # or none
@@ -191,7 +191,7 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
         case d.Fail():
             _fail(run, sync, attempt, decision)
         case d.LeaveOut(found):
-            attempt.spoil(accusations.exclude(run, sync, attempt, found))
+            attempt.spoil(unusable.exclude(run, sync, attempt, found))
         case d.AskForLists():
             payload_lists.ask(run, attempt, decision)
         case d.Stuck():

@@ -1,4 +1,4 @@
-"""What keeps a site from one sync, why, and since when. Pure.
+"""What keeps a site from one sync, why, and since when; and who was left out of the syncs before. Pure.
 
 An exclusion is of one start of a site: the next start is another site to the sync. The kinds, what each keeps a site
 from and what is remembered of it: docs/decisions/0025-the-shape-of-the-coordinator.md.
@@ -6,8 +6,14 @@ from and what is remembered of it: docs/decisions/0025-the-shape-of-the-coordina
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from atoll.coordinator.core.events import CommitRecord, ExclusionRecord
+from atoll.coordinator.core.persisted import KEPT_EXCLUSIONS
+from atoll.protocol.messages import Member
 
 Start = tuple[int, int]
 """Site id and incarnation."""
@@ -93,3 +99,48 @@ class Exclusions:
         without a site that left in it cost nobody anything."""
         gone = self.of(Kind.GONE).items()
         return self.ids(Kind.CANNOT_GO_ON) | {start[0] for start, e in gone if 0 < e.attempt < last_attempt}
+
+
+class LeftOut:
+    """Who was left out of a sync for what it contributed, and has contributed to no commit since: over the syncs of a
+    run, as the store keeps it."""
+
+    def __init__(self, records: Sequence[ExclusionRecord], commits: Sequence[CommitRecord]) -> None:
+        self.recent = deque(records, KEPT_EXCLUSIONS)
+        self._standing: dict[int, ExclusionRecord] = {}
+        committed = {record.commit.sync: record.commit.contributors for record in commits}
+        by_sync: dict[int, list[ExclusionRecord]] = {}
+        for record in records:
+            by_sync.setdefault(record.sync, []).append(record)
+        for sync in sorted({*by_sync, *committed}):
+            for record in by_sync.get(sync, ()):
+                self._found_before(record)
+            self.committed(committed.get(sync, ()), sync)
+
+    def _found_before(self, record: ExclusionRecord) -> None:
+        """Before this start of the coordinator: whom a reducer found for the second time was evicted for it."""
+        if record.attempt and self.stands((record.site_id, record.incarnation)):
+            self.forget(record.site_id)
+        else:
+            self._standing[record.site_id] = record
+
+    def note(self, record: ExclusionRecord) -> None:
+        """The site was left out just now."""
+        self.recent.append(record)
+        self._standing[record.site_id] = record
+
+    def stands(self, start: Start) -> bool:
+        """Whether this start of the site was left out before."""
+        record = self._standing.get(start[0])
+        return record is not None and record.incarnation == start[1]
+
+    def forget(self, site_id: int) -> None:
+        """It begins anew."""
+        self._standing.pop(site_id, None)
+
+    def committed(self, contributors: Iterable[Member], sync: int) -> None:
+        """The commit of that sync has these contributors: nobody found them absurd."""
+        for member in contributors if self._standing else ():
+            record = self._standing.get(member.site_id)
+            if record is not None and record.sync < sync:
+                del self._standing[member.site_id]

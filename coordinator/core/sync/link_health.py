@@ -6,11 +6,10 @@ member that means harm would fail as often as it is tried, so that it is tried m
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from atoll.coordinator.core.sync.blame import Pair
+from atoll.coordinator.core.sync.blame import Pair, partners_of
 
 REMEMBERED_SYNCS = 64
 """A failure is followed by a longer term if the last term ended less than so many syncs before, or than it lasted."""
@@ -85,10 +84,7 @@ class Trouble:
 
     def ends_at_fault(self, pairs: Collection[Pair], sync: int) -> set[int]:
         """Of links that failed: of each the end that has failed with more others of late; both if nobody knows."""
-        partners: defaultdict[int, set[int]] = defaultdict(set)
-        for a, b in (*self.links(sync), *pairs):
-            partners[a].add(b)
-            partners[b].add(a)
+        partners = partners_of((*self.links(sync), *pairs))
         return {i for pair in pairs for i in pair if len(partners[i]) == max(len(partners[end]) for end in pair)}
 
     def forget(self, site_id: int) -> None:

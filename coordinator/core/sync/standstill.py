@@ -3,25 +3,32 @@
 Nodes find stalls by themselves after stall_s, and keep the deadline; one that says nothing for longer hangs. So does
 one that says that it gets on while no other site moves chunk data. Who waits for others says for whom: it gets on as
 long as one of these does, and is not evicted for their standing still. It is heard then as if it had reported them.
+
+A site that has sent everything waits for payloads of a reducer; a reducer waits for contributions, which depend on
+nobody else. So what begins with a site that gets no further ends with its reducer, or with whom that one waits for, and
+never in a circle. A reducer is believed that it waits for others unless several of those say that they have sent it
+everything: its word stands against one other, and neither of the two reduces in the next attempt.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
 
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site
-from atoll.coordinator.core.sync import waits
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.blame import Pair
 from atoll.coordinator.core.sync.decision import Stuck, Wait
 from atoll.coordinator.core.sync.syncs import Sync
-from atoll.coordinator.core.sync.waits import Waits
 from atoll.protocol import messages as m
 
 MOST_HEARD = 3
 """So often in a row a site is taken at its word. Whoever it names reduces nothing next, so it is not for them."""
+LEAST_CONTRADICTIONS = 2
 
 
 def note_traffic(run: Run, site: Site, message: m.Heartbeat) -> None:
@@ -82,7 +89,7 @@ def decide(run: Run, sync: Sync, attempt: Attempt, survivors: Sequence[int]) -> 
         heard.append(site.site_id)
         what = f"waits for site{'s' if len(named) > 1 else ''} {names}, and nothing has moved for {patience_s:g} s"
         found.append((site, f"sync {number} attempt {attempt.plan.attempt}: {site.label} {what}"))
-    pairs = waits.to_blame(heard, said, tuple(attempt.failing), attempt.done) if heard else ()
+    pairs = to_blame(heard, said, tuple(attempt.failing), attempt.done) if heard else ()
     return Stuck(sites=tuple(found), heard=frozenset(heard), pairs=dict.fromkeys(sorted(pairs), True))
 
 
@@ -106,8 +113,67 @@ def _said(run: Run, attempt: Attempt) -> dict[int, Waits]:
 
 def _waits_of(run: Run, site_id: int, contributors: frozenset[int]) -> Waits:
     site = run.members.by_id(site_id)
-    return waits.waits_of(site_id, site.heartbeat, contributors) if site is not None else Waits()
+    return waits_of(site_id, site.heartbeat, contributors) if site is not None else Waits()
 
 
 def _patience_s(run: Run) -> float:
     return 2 * run.limits.stall_s
+
+
+# --- what contributors say that they wait for
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Of one contributor: the others whose contributions it lacks as a reducer, and whose payloads."""
+
+    contributions: frozenset[int] = frozenset()
+    payloads: frozenset[int] = frozenset()
+
+    @property
+    def all(self) -> frozenset[int]:
+        """Whatever it lacks of them."""
+        return self.contributions | self.payloads
+
+
+def waits_of(site_id: int, heartbeat: m.Heartbeat, contributors: frozenset[int]) -> Waits:
+    """Of what a site says, what can be."""
+
+    def others(named: Collection[int]) -> frozenset[int]:
+        return contributors.intersection(named) - {site_id} if named else frozenset()
+
+    return Waits(others(heartbeat.waits_for_contributions), others(heartbeat.waits_for_payloads))
+
+
+def to_blame(
+    site_ids: Iterable[int], waits: Mapping[int, Waits], reports: Iterable[Pair], done: Collection[int]
+) -> set[Pair]:
+    """Who lacks something of whom, beginning with the sites that get no further.
+
+    `reports`: who said to the coordinator that it could not exchange with whom. A site that is done has sent its
+    contributions, and lacks none."""
+    reported: defaultdict[int, set[int]] = defaultdict(set)
+    for reporter, peer in reports:
+        reported[reporter].add(peer)
+    waiting: dict[int, list[int]] = {}  # for payloads of this reducer
+    found: set[Pair] = set()
+    for site_id in site_ids:
+        mine = waits[site_id]
+        found.update((site_id, peer) for peer in mine.contributions)
+        for reducer in mine.payloads:
+            waiting.setdefault(reducer, []).append(site_id)
+    for reducer, sites in waiting.items():
+        excuses = _excuses(reducer, waits, reported[reducer], done)
+        named = excuses - {sites[0]} if len(sites) == 1 else excuses
+        found.update((reducer, peer) for peer in named)
+        found.update((site_id, reducer) for site_id in sites if excuses <= {site_id})
+    return found
+
+
+def _excuses(reducer: int, waits: Mapping[int, Waits], reported: Collection[int], done: Collection[int]) -> set[int]:
+    if reducer in done:
+        return set()
+    named = {*reported, *(waits[reducer].contributions if reducer in waits else ())}
+    named.difference_update(done)
+    contradict = [peer for peer in named if peer in waits and reducer in waits[peer].payloads]
+    return set() if len(contradict) >= LEAST_CONTRADICTIONS else named

@@ -8,7 +8,7 @@ MUTATIONS = (
     Mutation(
         name="one reducer names most of them",
         rule="one reducer's word does not leave out most contributors",
-        where="coordinator.core.sync.accusations:exclude",
+        where="coordinator.core.sync.unusable:exclude",
         old="    if len(accused) > max(1, len(attempt.ids()) // 2):\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -16,7 +16,7 @@ MUTATIONS = (
     Mutation(
         name="exclusion is not kept",
         rule="an exclusion is kept, and known after a restart",
-        where="coordinator.core.sync.accusations:_leave_out",
+        where="coordinator.core.sync.unusable:_leave_out",
         old="    run.persist(record)\n",
         new="",
         tests=("tests/unit/coordinator/test_accusations.py", "tests/golden/test_coordinator_stories.py"),
@@ -24,7 +24,7 @@ MUTATIONS = (
     Mutation(
         name="accused contributes",
         rule="a site whose contribution is found absurd contributes nothing to that sync",
-        where="coordinator.core.sync.accusations:_leave_out",
+        where="coordinator.core.sync.unusable:_leave_out",
         old="    sync.exclude(site.start, Kind.ABSURD, reason, run.now)\n",
         new="",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -32,7 +32,7 @@ MUTATIONS = (
     Mutation(
         name="one reducer's word evicts",
         rule="a site begins anew only when it was left out twice in a row",
-        where="coordinator.core.sync.accusations:exclude",
+        where="coordinator.core.sync.unusable:exclude",
         old="        if again:\n",
         new="        if True:\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -102,7 +102,7 @@ MUTATIONS = (
     Mutation(
         name="an exclusion is never forgotten",
         rule="a site that contributed since was not left out twice in a row",
-        where="coordinator.core.sync.left_out:LeftOut.committed",
+        where="coordinator.core.sync.exclusions:LeftOut.committed",
         old="                del self._standing[member.site_id]\n",
         new="                pass\n",
         tests=("tests/unit/coordinator/test_accusations.py",),
@@ -198,7 +198,7 @@ MUTATIONS = (
     Mutation(
         name="one contradiction convicts a reducer",
         rule="the word of a reducer stands against one other, not against several",
-        where="coordinator.core.sync.waits",
+        where="coordinator.core.sync.standstill",
         old="LEAST_CONTRADICTIONS = 2",
         new="LEAST_CONTRADICTIONS = 1",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -206,7 +206,7 @@ MUTATIONS = (
     Mutation(
         name="strangers and oneself are waited for",
         rule="of what a site says that it waits for, the other contributors count",
-        where="coordinator.core.sync.waits:waits_of.others",
+        where="coordinator.core.sync.standstill:waits_of.others",
         old="contributors.intersection(named) - {site_id} if named",
         new="frozenset(named) if named",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -214,7 +214,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer is blamed for the contributor that it waits for",
         rule="a chain of waiting ends at whom the reducer waits for",
-        where="coordinator.core.sync.waits:to_blame",
+        where="coordinator.core.sync.standstill:to_blame",
         old="        excuses = _excuses(reducer, waits, reported[reducer], done)\n",
         new="        excuses: set[int] = set()\n",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -222,7 +222,7 @@ MUTATIONS = (
     Mutation(
         name="a site excuses the reducer that it waits for",
         rule="a reducer is excused by other contributors alone",
-        where="coordinator.core.sync.waits:to_blame",
+        where="coordinator.core.sync.standstill:to_blame",
         old="        named = excuses - {sites[0]} if len(sites) == 1 else excuses\n",
         new="        named = excuses\n",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -230,7 +230,7 @@ MUTATIONS = (
     Mutation(
         name="a site that is done is an excuse",
         rule="nobody waits for the contributions of a site that is done",
-        where="coordinator.core.sync.waits:_excuses",
+        where="coordinator.core.sync.standstill:_excuses",
         old="    named.difference_update(done)\n",
         new="",
         tests=("tests/unit/coordinator/test_waits.py",),
@@ -238,7 +238,7 @@ MUTATIONS = (
     Mutation(
         name="a reducer is believed against everybody",
         rule="the word of a reducer stands against one other, not against several",
-        where="coordinator.core.sync.waits:_excuses",
+        where="coordinator.core.sync.standstill:_excuses",
         old="    return set() if len(contradict) >= LEAST_CONTRADICTIONS else named",
         new="    return named",
         tests=("tests/unit/coordinator/test_waits.py",),

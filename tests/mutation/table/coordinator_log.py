@@ -72,7 +72,7 @@ MUTATIONS = (
     Mutation(
         name="what is said of a void commit counts for the new one",
         rule="a word about a commit is about the branch that its site has heard of",
-        where="coordinator.core.sync.divergence:diverged",
+        where="coordinator.core.sync.unusable:diverged",
         old="    if run.members.is_void(site, message.commit):\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         name="some sites take a commit back",
         rule="the run goes back by itself only if most sites diverge",
-        where="coordinator.core.sync.divergence:decide",
+        where="coordinator.core.sync.unusable:decide",
         old="2 * len(names) <= len(members)",
         new="not names",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -88,7 +88,7 @@ MUTATIONS = (
     Mutation(
         name="goes back again and again",
         rule="the run goes back by itself once",
-        where="coordinator.core.sync.divergence:decide",
+        where="coordinator.core.sync.unusable:decide",
         old="    went_back = bool(run.rollbacks) and base <= run.rollbacks[-1].commit + 1\n",
         new="    went_back = False\n",
         tests=("tests/unit/coordinator/test_divergence.py",),
@@ -168,7 +168,7 @@ MUTATIONS = (
     Mutation(
         name="strangers send the run back",
         rule="the run goes back if most of those say so who have contributed",
-        where="coordinator.core.sync.divergence:decide",
+        where="coordinator.core.sync.unusable:decide",
         old=" if s.conduct.has_contributed]",
         new="]",
         tests=("tests/unit/coordinator/test_divergence.py",),

@@ -208,8 +208,8 @@ MUTATIONS = (
         name="kept out by name alone",
         rule="a site that is kept out does not come in under another name with the same key",
         where="coordinator.core.sites.keeping_out:refusal",
-        old="r.name == name or r.key_digest == digest",
-        new="r.name == name",
+        old="record.name == name or record.key_digest == digest",
+        new="record.name == name",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
     ),
     Mutation(
@@ -362,7 +362,7 @@ MUTATIONS = (
     Mutation(
         name="reset in mid-training",
         rule="model and starting state can be taken back until training has started, and no longer",
-        where="coordinator.core.log.starting_over:reset",
+        where="coordinator.core.sites.keeping_out:reset",
         old="    if run.started:\n",
         new="    if False:\n",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -370,7 +370,7 @@ MUTATIONS = (
     Mutation(
         name="a start that was taken back comes in again",
         rule="a starting state that was taken back is refused",
-        where="coordinator.core.log.starting_over:reset",
+        where="coordinator.core.sites.keeping_out:reset",
         old="    run.void_starts |= held\n",
         new="",
         tests=("tests/unit/coordinator/test_keeping_out.py",),
@@ -378,7 +378,7 @@ MUTATIONS = (
     Mutation(
         name="ids begin anew after a reset",
         rule="a site id is never used again, though the run begins anew before its training",
-        where="coordinator.core.log.starting_over:reset",
+        where="coordinator.core.sites.keeping_out:reset",
         old="Membership((), run.members.last_id, run",
         new="Membership((), 0, run",
         tests=("tests/unit/coordinator/test_keeping_out.py",),

@@ -472,7 +472,7 @@ def test_heartbeats_of_one_site_do_not_put_off_what_is_due_for_another() -> None
     header = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run", site_id=1, incarnation=1)
     before = story.core.next_deadline()
     for tenths in range(1, 40):
-        beat = e.Received(stream, header, m.Heartbeat(phase="training"), None)
+        beat = e.Received(stream, header, m.Heartbeat(phase="training"))
         outputs = story.core.handle([beat], story.now + tenths / 10)
         if tenths == 1:
             assert outputs == [], "nothing follows"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from atoll.coordinator.core.sync import waits
-from atoll.coordinator.core.sync.waits import Waits, to_blame, waits_of
+from atoll.coordinator.core.sync.standstill import Waits, to_blame, waits_of
 from atoll.protocol import messages as m
 from atoll.protocol.time_limits import time_limits
 from tests.harness.coordinator_story import Story, some_settings
