@@ -9,7 +9,7 @@ import importlib.resources
 import json
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
@@ -61,10 +61,9 @@ def metrics(d: Document) -> Iterator[Metric]:
         "version": d["atoll_version"],
     }
     yield InfoMetricFamily("atoll_run", "The run that is served.", info)
-    states = GaugeMetricFamily("atoll_run_state", "1 for the state that the run is in.", labels=["state"])
-    for name in ("waiting", "training", "syncing", "paused", "finished"):
-        states.add_metric([name], float(d["state_kind"] == name))
-    yield states
+    kinds = ("waiting", "training", "syncing", "paused", "finished")
+    is_in = {kind: float(d["state_kind"] == kind) for kind in kinds}
+    yield _labelled(GaugeMetricFamily, "atoll_run_state", "1 for the state that the run is in.", "state", is_in)
     attempt = d["sync"]["attempt"] if d["sync"] else 0
     for name, text, value in (
         ("atoll_term", "How often a coordinator was started on this run.", d["term"]),
@@ -91,10 +90,8 @@ def metrics(d: Document) -> Iterator[Metric]:
         ("atoll_malformed_messages", "Messages that were no messages, since this start.", d["num_malformed"]),
     ):
         yield CounterMetricFamily(name, text, value)
-    samples = GaugeMetricFamily("atoll_samples", "Samples of all passes that were begun.", labels=["state"])
-    for state in ("done", "leased", "open"):
-        samples.add_metric([state], sum(line[f"num_{state}"] for line in d["data"]))
-    yield samples
+    samples = {state: sum(line[f"num_{state}"] for line in d["data"]) for state in ("done", "leased", "open")}
+    yield _labelled(GaugeMetricFamily, "atoll_samples", "Samples of all passes that were begun.", "state", samples)
     if "event_loop" in d:
         text = "How late the event loop comes to what is due, at most in 99.9 % of all moments."
         yield GaugeMetricFamily("atoll_event_loop_lag_seconds", text, d["event_loop"]["lag_p999_s"])
@@ -103,14 +100,7 @@ def metrics(d: Document) -> Iterator[Metric]:
     by_state = Counter(site["state"].split(":")[0] for site in here)
     by_state["at the door"] = d["num_at_the_door"]
     by_state["gone"] = d["num_gone"]
-    sites = GaugeMetricFamily("atoll_sites", "Sites by state.", labels=["state"])
-    for state, count in sorted(by_state.items()):
-        sites.add_metric([state], count)
-    yield sites
-    yield from _by_site(here)
-
-
-def _by_site(sites: list[Document]) -> Iterator[Metric]:
+    yield _labelled(GaugeMetricFamily, "atoll_sites", "Sites by state.", "state", dict(sorted(by_state.items())))
     for key, name, text in (
         ("inner_step", "atoll_site_inner_step", "Inner step that the site is at."),
         ("steps_per_s", "atoll_site_steps_per_second", "Pace of training."),
@@ -120,22 +110,24 @@ def _by_site(sites: list[Document]) -> Iterator[Metric]:
         ("up_bytes_per_s", "atoll_site_up_bytes_per_second", "To one of the others, in the middle of them."),
         ("down_bytes_per_s", "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them."),
     ):
-        gauge = GaugeMetricFamily(name, text, labels=["site"])
-        for site in sites:
-            if site[key] is not None:
-                gauge.add_metric([site["name"]], site[key])
-        yield gauge
-    undialled = GaugeMetricFamily("atoll_site_not_dialled_by", "Sites that cannot dial this one.", labels=["site"])
-    for site in sites:
-        undialled.add_metric([site["name"]], len(site["not_dialled_by"]))
-    yield undialled
+        known = {site["name"]: site[key] for site in here if site[key] is not None}
+        yield _labelled(GaugeMetricFamily, name, text, "site", known)
+    undialled = {site["name"]: len(site["not_dialled_by"]) for site in here}
+    text = "Sites that cannot dial this one."
+    yield _labelled(GaugeMetricFamily, "atoll_site_not_dialled_by", text, "site", undialled)
     for key, name, text in (
         ("sent_bytes", "atoll_site_sent_bytes", "Sent to peers since the node started."),
         ("received_bytes", "atoll_site_received_bytes", "Received from peers since the node started."),
         ("train_s", "atoll_site_train_seconds", "Spent training since the node started."),
         ("wait_s", "atoll_site_wait_seconds", "Spent waiting for syncs since the node started."),
     ):
-        counter = CounterMetricFamily(name, text, labels=["site"])
-        for site in sites:
-            counter.add_metric([site["name"]], site[key])
-        yield counter
+        yield _labelled(CounterMetricFamily, name, text, "site", {site["name"]: site[key] for site in here})
+
+
+def _labelled(
+    family: type[GaugeMetricFamily | CounterMetricFamily], name: str, text: str, label: str, values: Mapping[str, float]
+) -> Metric:
+    made = family(name, text, labels=[label])
+    for value_of_label, value in values.items():
+        made.add_metric([value_of_label], value)
+    return made
