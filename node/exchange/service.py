@@ -17,6 +17,7 @@ from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, parse
 from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.rpc import Context, NotRead, check_header
 from atoll.node.exchange.sync.downstream import Downstream
+from atoll.node.exchange.sync.exchange import Exchange
 from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.protocol import wire
 from atoll.protocol.errors import AtollError, InvalidMessage, NotYetError, RefusedError
@@ -52,7 +53,7 @@ def _refusing(answer: Answer[T]) -> Answer[T]:
 class PeerService:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self._streams: dict[tuple[int, int], dict[int, asyncio.Task[Any]]] = {}  # of (sync, site): the newest by range
+        self._streams: dict[tuple[Exchange, int], dict[int, asyncio.Task[Any]]] = {}  # of a site: the newest by range
 
     @property
     def handlers(self) -> dict[str, grpc.RpcMethodHandler[Any, Any]]:
@@ -72,7 +73,7 @@ class PeerService:
             raise InvalidMessage(f"{len(request.open.has_payloads)} payloads listed, at most {MAX_HAS_PAYLOADS} may be")
         exchange, member = await self.hub.find(request.open)
         ids = range(request.open.first_chunk, request.open.first_chunk + request.open.num_chunks)
-        key = exchange.plan.sync, member.site_id
+        key = exchange, member.site_id  # what hangs of another attempt has other ranges, and takes no place
         streams = self._streams.setdefault(key, {})
         if (old := streams.get(ids.start)) is not None:
             old.cancel()  # a peer has one stream for a range; this one replaces a broken one

@@ -15,6 +15,7 @@ import pytest
 from atoll.node.exchange.hub import MAX_EARLY
 from atoll.node.exchange.peers.frames import MAX_HAS_PAYLOADS, Encoded, pack_frames
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.reduction import MAX_STREAMS
 from atoll.node.exchange.sync.spill import Spill, Spilled
 from atoll.protocol import wire
 from atoll.protocol.codecs import HEADER_BYTES
@@ -140,6 +141,41 @@ def sent(disk: Disk, items: list[Encoded], **first: Any) -> tuple[grpc.StatusCod
 def test_contributions_are_held(disk: Disk) -> None:
     _, held = sent(disk, disk.contributions)
     assert held == [item.chunk for item in disk.contributions]
+
+
+def test_streams_of_the_attempt_before_take_no_place(disk: Disk) -> None:
+    """They may hang in a write for a stall, as the link broke; with other members the ranges are others."""
+    frames = [
+        peer_pb2.ExchangeRequest(open=opening(attempt=2, plan_digest=plan_digest(SECOND))).SerializeToString(),
+        *pack_frames(disk.contributions),
+    ]
+
+    class HangingContext(FakeContext):
+        async def write(self, frame: bytes) -> None:
+            self.sent.append(frame)
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with serving(disk) as hub:
+            service = PeerService(hub)
+            begin(hub, plan(), disk.data)
+            hanging = [
+                HangingContext([peer_pb2.ExchangeRequest(open=opening(first_chunk=i)).SerializeToString()])
+                for i in range(1, MAX_STREAMS + 1)
+            ]
+            before = [asyncio.ensure_future(service.exchange(None, cast(Any, context))) for context in hanging]
+            while not all(context.sent for context in hanging):
+                await asyncio.sleep(0.001)
+            exchange = begin(hub, SECOND, disk.data)
+            context: Any = FakeContext(frames)
+            with pytest.raises(Aborted):
+                await service.exchange(None, context)
+            assert exchange.retained.chunks_of(2, 1) == set(disk.data.chunks)
+            for task in before:
+                task.cancel()
+            await asyncio.gather(*before, return_exceptions=True)
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1 << 20])
