@@ -50,6 +50,10 @@ class Strand:
     num_wanted: int
     """Payloads that are not stored yet."""
     was_open: bool = False
+    is_answered: bool = False
+    """On this stream the parent has said what it holds. What is written before may be nowhere."""
+    is_written: bool = False
+    """On this stream all that it lacks is."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -175,6 +179,7 @@ class Upstream:
         channel = await self.dialer.channel(self.parent, Purpose.EXCHANGE, strand.number)
         call = open_stream(channel, EXCHANGE_METHOD)
         sender: asyncio.Task[None] | None = None
+        strand.is_answered = strand.is_written = False
         try:
             with call_errors(self._where, self.parent.site_id):
                 opening = (await self._open(strand)).SerializeToString()
@@ -190,6 +195,8 @@ class Upstream:
                 if sender is None:
                     missing = await self._in_pool(strand, lambda chunk: chunk not in held) if held else strand.chunks
                     sender = self._start_sending(call, strand, missing)
+                strand.is_answered = True
+                self._note_sent(strand)
                 await self._receive(call, strand)
         except (InvalidMessage, PeerError) as error:
             self.dialer.broke(self.parent, channel)
@@ -284,8 +291,14 @@ class Upstream:
                 for job in waiting:
                     job.cancel()
         await call.done_writing()
+        strand.is_written = True
+        self._note_sent(strand)
+
+    def _note_sent(self, strand: Strand) -> None:
+        if not (strand.is_written and strand.is_answered):
+            return
         self._unsent.discard(strand.number)
-        if attempt.contributes and not self._unsent:
+        if self.attempt.contributes and not self._unsent:
             self.phase = "waiting for payloads"
             now = self.attempt.loop.time()
             self.restart_clocks(now)

@@ -102,6 +102,22 @@ MUTATIONS = (
         tests=("tests/unit/exchange/test_several_streams.py",),
     ),
     Mutation(
+        name="streams that hang take the places of the next attempt's",
+        rule="a site has no more streams of an attempt at a reducer than it may, and those are its own",
+        where="node.exchange.service:PeerService.exchange",
+        old="key = exchange, member.site_id",
+        new="key: Any = exchange.plan.sync, member.site_id",
+        tests=("tests/unit/exchange/test_streams.py",),
+    ),
+    Mutation(
+        name="what was written to a peer that never answered counts as sent",
+        rule="a site that could not send does not say that its peer owes it payloads",
+        where="node.exchange.sync.upstream:Upstream._note_sent",
+        old="if not (strand.is_written and strand.is_answered):",
+        new="if not strand.is_written:",
+        tests=("tests/unit/exchange/test_several_streams.py",),
+    ),
+    Mutation(
         name="streams without number",
         rule="a site has no more streams of a sync at a reducer than it may",
         where="node.exchange.service:PeerService.exchange",

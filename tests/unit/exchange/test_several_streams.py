@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,8 +15,8 @@ from atoll.node.exchange.peers.dialer import ONE_CHANNEL_S, Purpose
 from atoll.node.exchange.sync import reduction
 from atoll.node.exchange.sync.reduction import split
 from atoll.node.exchange.sync.upstream import Upstream
-from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.messages import Member, Plan
+from atoll.protocol.errors import InvalidMessage, PeerError
+from atoll.protocol.messages import Member, Plan, Tree
 from tests.harness.sites import Site, expected_payloads, small_layout, star_plan
 from tests.simulation.loop import HERE, InlineExecutor, Process, SimLoop
 from tests.simulation.network import Network, SimChannel
@@ -70,11 +71,14 @@ class Sites:
     def _on(self, site_id: int, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
         return asyncio.get_running_loop().create_task(work, context=self._contexts[site_id - 1])
 
-    async def exchange(self) -> None:
-        async def one(site: Site) -> bytes:
+    def exchange_of(self, site: Site) -> Awaitable[bytes]:
+        async def one() -> bytes:
             return (await site.begin(self.plan).run()).payload_digest
 
-        digests = await asyncio.gather(*(self._on(site.site_id, one(site)) for site in self.sites))
+        return self._on(site.site_id, one())
+
+    async def exchange(self) -> None:
+        digests = await asyncio.gather(*map(self.exchange_of, self.sites))
         assert len(set(digests)) == 1
 
     def payloads_are_right(self, plan: Plan) -> bool:
@@ -161,6 +165,19 @@ def test_a_peer_that_takes_one_connection_gets_all_streams_over_it(tmp_path: Pat
         for channels in sites.network.opened.values():
             assert len(channels) <= NUM_STREAMS, "others are not tried again and again"
             assert [channel.closed for channel in channels] == [False] + [True] * (len(channels) - 1)
+
+    run(tmp_path, test)
+
+
+def test_a_peer_that_never_answered_was_not_sent_everything(tmp_path: Path) -> None:
+    """What is written before its first word may be nowhere: it owes no payloads for that."""
+
+    async def test(sites: Sites) -> None:
+        one_reduces = Tree(first_chunk=0, num_chunks=small_layout().num_sync_chunks, parents=(1, -1, 1))
+        sites.plan = replace(sites.plan, trees=(one_reduces,))
+        with pytest.raises(PeerError, match="site 2") as caught:  # which has not begun
+            await sites.exchange_of(sites.sites[0])
+        assert caught.value.sending
 
     run(tmp_path, test)
 
