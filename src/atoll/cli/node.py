@@ -24,13 +24,20 @@ if TYPE_CHECKING:
     from atoll.node.daemon.config import NodeConfig
 
 
+MOST_BYTES = 1 << 62
+"""That a flag may say."""
+
+
 def mebibytes(text: str) -> int:
     return int(text) << 20
 
 
 def megabits(text: str) -> int:
-    """As bytes."""
-    return int(float(text) * 1e6 / 8)
+    """As bytes. Raises ValueError."""
+    num_bytes = float(text) * 1e6 / 8
+    if not abs(num_bytes) < MOST_BYTES:
+        raise ValueError
+    return int(num_bytes)
 
 
 FLAGS = {

@@ -242,6 +242,23 @@ sys.exit(entry.run())
     assert (result.returncode, result.stderr) == (-signal.SIGINT, "")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["node", flag, value] for flag in ("--ranks", "--threads", "--nice", "--max-retained-mib") for value in "x."),
+        *(["node", "--bandwidth-mbit", value] for value in ("x", "nan", "inf", "1e300")),
+        *(["init", flag, "x"] for flag in ("--steps", "--tokens", "--min-sites", "--sync-every")),
+        *(["demo", flag, "x"] for flag in ("--sites", "--steps", "--sync-every", "--seed")),
+    ],
+    ids=" ".join,
+)
+def test_a_flag_whose_value_is_no_such_thing_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2
+    assert f"argument {words[1]}: invalid" in capsys.readouterr().err
+
+
 def test_nothing_behind_the_two_dashes_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["node", "--coordinator", "127.0.0.1:1", "--name", "a", "--"]) == 2
     assert "leave it out for the built-in trainer" in capsys.readouterr().err
