@@ -67,7 +67,11 @@ class SharedTensors:
 
     @torch.no_grad()
     def apply(self, mode: MergeMode, *, fresh: bool) -> None:
-        """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype."""
+        """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype.
+
+        A buffer that training changed since the snapshot stays: it has no sum of two values (a variance would become
+        negative), and what it was at the snapshot is in the commit.
+        """
         if fresh:
             self._frozen.take()
         for held, snapshot, publish in self._synced:
@@ -80,7 +84,7 @@ class SharedTensors:
                 else:  # MERGE keeps what was trained since the snapshot: exactly zero if nothing was
                     new += kept - snapshot.to(local.device) if mode is MergeMode.MERGE else kept
                 local.copy_(new)
-            elif mode is not MergeMode.SHIFT:
+            elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 local.copy_(publish)
         _synchronize(self._slices[0][0].local())
 
@@ -108,6 +112,11 @@ def _view(buffer: memoryview, held: Held, offset_bytes: int) -> Tensor:
         return torch.empty(spec.shape, dtype=dtype)
     flat = torch.frombuffer(buffer, dtype=dtype, count=spec.num_elements, offset=offset_bytes)
     return flat.view(spec.shape)
+
+
+def _is_as(snapshot: Tensor, local: Tensor) -> bool:
+    """Whether a buffer is what the snapshot holds."""
+    return torch.equal(local.to("cpu", snapshot.dtype), snapshot)
 
 
 def _synchronize(tensor: Tensor) -> None:

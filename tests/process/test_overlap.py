@@ -70,6 +70,8 @@ def took_what_the_formula_says(lines: list[Line], alpha: float | None) -> list[F
     """The outer parameters of each commit. Every one but the last is taken beyond its snapshot, which is of the last
     step of its window."""
     assert len(lines) == EVERY * NUM_SYNCS, "no step too many, no step too few"
+    counted = [line["num_steps"] for line in lines]
+    assert counted == list(range(1, len(lines) + 1)), "a buffer keeps what it counted beyond a snapshot"
     taken = [i for i, line in enumerate(lines) if "outer" in line]
     assert len(taken) == NUM_SYNCS
     for number, index in enumerate(taken[:-1]):

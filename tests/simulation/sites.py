@@ -506,7 +506,8 @@ class Worker:
             local = self.values[spec.name]
             if spec.role is Role.FROZEN and not answer.fresh:
                 continue
-            if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_shift):
+            is_kept = is_shift or not np.array_equal(local, snapshot[spec.name])  # of a buffer
+            if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_kept):
                 local[...] = publish[spec.name]
             elif spec.role is Role.TRAINABLE and mode is MergeMode.MIX:
                 local[...] = np.float32(self._alpha) * local + np.float32(1 - self._alpha) * publish[spec.name]

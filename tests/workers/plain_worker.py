@@ -358,7 +358,8 @@ class Worker:
             if spec.role is Role.BUFFER_LOCAL or (spec.role is Role.FROZEN and not answer.fresh):
                 continue
             local, snapshot, publish = self.model.values[i], self.snapshot[i], self.publish[i]
-            if answer.mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_shift):
+            is_kept = is_shift or not np.array_equal(local, snapshot)  # of a buffer
+            if answer.mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_kept):
                 self.model.set(i, publish)
             elif spec.role is Role.TRAINABLE and answer.mode is MergeMode.MIX:
                 self.model.set(i, self.alpha * local + (1 - self.alpha) * publish)

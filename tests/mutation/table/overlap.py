@@ -98,6 +98,14 @@ MUTATIONS = (
         tests=("tests/unit/worker/test_worker_pieces.py",),
     ),
     Mutation(
+        name="a buffer forgets the steps beyond a snapshot",
+        rule="a buffer that training changed since the snapshot stays as it is when a commit is taken",
+        where="node.worker.pieces:SharedTensors.apply",
+        old=" and _is_as(snapshot, local)",
+        new="",
+        tests=("tests/unit/worker/test_worker_pieces.py",),
+    ),
+    Mutation(
         name="outer parameters are read while they change",
         rule="nobody reads PUBLISH between the answer that it changes and the merge",
         where="node.worker.joined_site:JoinedSite.has_outer_parameters",

@@ -154,6 +154,30 @@ def test_the_vectors_of_the_page() -> None:
         torch.testing.assert_close(net.weight.detach(), torch.tensor([vector["taken"]]), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", [MergeMode.MERGE, MergeMode.MIX])
+def test_a_buffer_keeps_what_training_made_of_it_since_the_snapshot(
+    dtype: torch.dtype, device: str, mode: MergeMode
+) -> None:
+    """What it was at the snapshot is in the commit. Where each commit is taken a whole window late, a buffer that took
+    the commit's values would be handed in again as it was, for ever."""
+    net = Net().to(device, dtype)
+    _, node, shared = share(net)
+    shared.write_snapshot(with_frozen=False)
+    fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
+    node.values(node.publish, "count", "int64")[:] = 4
+    with torch.no_grad():
+        net.mean[1] += 0.25
+        net.count += 3
+    trained = net.mean.tolist()
+    shared.apply(mode, fresh=False)
+    assert (net.mean.tolist(), net.count.item()) == (trained, 8)
+    shared.write_snapshot(with_frozen=False)
+    shared.apply(mode, fresh=False)
+    assert (net.mean.tolist(), net.count.item()) == ([1.0, 2.0, 3.0], 4), "nothing was trained since"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
     net = Net().to(dtype)
