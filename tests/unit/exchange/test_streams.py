@@ -23,6 +23,7 @@ from atoll.protocol.errors import AtollError, NotYetError, PeerError, RefusedErr
 from atoll.protocol.plans import plan_digest
 from atoll.protocol.v1 import peer_pb2
 from tests.harness.peer_streams import HEADER, MEMBERS, Aborted, Disk, FakeContext, begin, opening, plan, serving
+from tests.harness.sites import until
 from tests.simulation.loop import SimLoop
 
 SECOND = plan(attempt=2)
@@ -112,7 +113,7 @@ def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) 
     async def main() -> None:
         async with serving(disk) as hub:
             exchange = begin(hub, plan(ahead=True), disk.data, weights=())
-            watching = asyncio.ensure_future(exchange.watch())
+            watching = asyncio.ensure_future(exchange.watchdog.run())
             await asyncio.sleep(10 * plan().deadline_s)
             assert not watching.done()
             exchange.weigh((5, 5))
@@ -164,8 +165,7 @@ def test_streams_of_the_attempt_before_take_no_place(disk: Disk) -> None:
                 for i in range(1, MAX_STREAMS + 1)
             ]
             before = [asyncio.ensure_future(service.exchange(None, cast(Any, context))) for context in hanging]
-            while not all(context.sent for context in hanging):
-                await asyncio.sleep(0.001)
+            await until(lambda: all(context.sent for context in hanging))
             exchange = begin(hub, SECOND, disk.data)
             context: Any = FakeContext(frames)
             with pytest.raises(Aborted):
