@@ -25,7 +25,8 @@ def main(argv: list[str]) -> None:
     options = parser.parse_args(argv)
     torch.manual_seed(1)
     model = torch.nn.Linear(8, 1, bias=False)
-    model.register_buffer("num_steps", torch.tensor(0))
+    num_steps = torch.tensor(0)
+    model.register_buffer("num_steps", num_steps)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     target = torch.arange(8.0)
     with atoll.join(model, optimizer) as site, options.file.open("w", encoding="utf-8", buffering=1) as file:
@@ -37,11 +38,11 @@ def main(argv: list[str]) -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            model.num_steps += 1
+            num_steps += 1
             before = model.weight.detach().flatten().tolist()
             step = site.step(tokens=TOKENS, loss=loss)
             line = {"loss": float(loss), "before": before, "after": model.weight.detach().flatten().tolist()}
-            line["num_steps"] = int(model.num_steps)
+            line["num_steps"] = int(num_steps)
             if step.synced:
                 with site.outer_parameters():
                     line["outer"] = model.weight.detach().flatten().tolist()

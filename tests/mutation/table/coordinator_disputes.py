@@ -144,7 +144,7 @@ MUTATIONS = (
     Mutation(
         name="a receiver takes its word back",
         rule="whose words of one commit contradict each other is evicted, receivers too",
-        where="coordinator.core.log.states:take",
+        where="coordinator.core.log.states:_report",
         old="    elif run.log.is_heard(commit, site.site_id):\n",
         new="    elif False:\n",
         tests=("tests/unit/coordinator/test_hostile_disputes.py",),

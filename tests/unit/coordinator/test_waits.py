@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from atoll.coordinator.core.sync import waits
+from atoll.coordinator.core.sync import standstill
 from atoll.coordinator.core.sync.standstill import Waits, to_blame, waits_of
 from atoll.protocol import messages as m
 from atoll.protocol.time_limits import time_limits
@@ -269,7 +269,7 @@ def test_what_many_say_that_they_wait_for_is_looked_at_once_for_all(monkeypatch:
         most = max(most, looks)
         return waits_of(site_id, heartbeat, contributors)
 
-    monkeypatch.setattr(waits, "waits_of", counted)
+    monkeypatch.setattr(standstill, "waits_of", counted)
     until = story.now + FOUND_S
     while story.now < until and story.plan().attempt == 1:
         for name in names[1:]:

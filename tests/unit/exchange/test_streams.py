@@ -113,7 +113,7 @@ def test_no_deadline_runs_and_nobody_is_blamed_before_all_are_ready(disk: Disk) 
     async def main() -> None:
         async with serving(disk) as hub:
             exchange = begin(hub, plan(ahead=True), disk.data, weights=())
-            watching = asyncio.ensure_future(exchange.watchdog.run())
+            watching = asyncio.ensure_future(exchange.watch())
             await asyncio.sleep(10 * plan().deadline_s)
             assert not watching.done()
             exchange.weigh((5, 5))
