@@ -114,7 +114,7 @@ class World:
         except InvalidMessage as error:
             self.refused_changes_nothing(stream, e.Malformed(stream, str(error)))
             return
-        self.refused_changes_nothing(stream, e.Received(stream, header, message, self.draw(None, 0, 1 << 63)))
+        self.refused_changes_nothing(stream, e.Received(stream, header, message, self.draw(0, 1, 1 << 63)))
 
     def refused_changes_nothing(self, stream: int, event: e.Event) -> None:
         without = copy.deepcopy(self.story.core)
