@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
+WAITING = "tests/process/test_exchange.py::test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait"
+
 MUTATIONS = (
     Mutation(
         name="waiting for a reducer that waits is the link's",
@@ -565,7 +567,7 @@ MUTATIONS = (
         new="",
         tests=(
             "tests/unit/exchange/test_pacing.py",
-            "tests/process/test_exchange.py",
+            WAITING,
         ),
     ),
     Mutation(
@@ -582,7 +584,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._open",
         old="spare_ms=attempt.spare_ms",
         new="spare_ms=1 << 31",
-        tests=("tests/process/test_exchange.py",),
+        tests=(WAITING,),
     ),
     Mutation(
         name="a reducer does not pass on how long contributors can wait",
@@ -606,7 +608,10 @@ MUTATIONS = (
         where="node.daemon.exchanges:Exchanges._go_on",
         old="self._current.attempt.hurry()",
         new="pass",
-        tests=("tests/process/test_overlap.py",),
+        tests=(
+            "tests/unit/local/test_node_failures.py"
+            "::test_an_exchange_that_begins_before_there_are_buffers_waits_for_them",
+        ),
     ),
     Mutation(
         name="a site with much time is silent for a stall",
@@ -630,7 +635,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._write",
         old="        await self.attempt.turn(len(frame))\n",
         new="",
-        tests=("tests/process/test_exchange.py",),
+        tests=(WAITING,),
     ),
     Mutation(
         name="payloads are not paced",
@@ -638,6 +643,6 @@ MUTATIONS = (
         where="node.exchange.sync.downstream:Downstream._write_to",
         old="                        await attempt.turn(len(frame))\n",
         new="",
-        tests=("tests/process/test_exchange.py",),
+        tests=(WAITING,),
     ),
 )

@@ -586,8 +586,8 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
         deadline_s=60.0,
         slowest_bytes_per_s=0,
     )
-    begins_it = out.BeginExchange(plan, tokens=0, weights=())
-    outputs: list[out.Output] = [begins_it, out.CancelExchange(4, 1), out.DropSync(4)]
+    begins_it = out.BeginExchange(plan, tokens=0, weights=(), spread_s=2.5)
+    outputs: list[out.Output] = [begins_it, out.HurryExchanges(), out.CancelExchange(4, 1), out.DropSync(4)]
     happened: list[object] = []
     begins, goes_on = asyncio.Event(), threading.Event()
 
@@ -608,10 +608,11 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             return "a share"
 
         def begin(plan: m.Plan, data: None, share: str, **options: Any) -> Any:
-            happened.append((plan, share))
+            happened.append((plan, share, options["spread_s"]))
             raise StaleError("it is over")
 
-        running: Any = SimpleNamespace(cancel=lambda: happened.append("cancelled"))
+        attempt = SimpleNamespace(hurry=lambda: happened.append("hurried"))
+        running: Any = SimpleNamespace(cancel=lambda: happened.append("cancelled"), attempt=attempt)
         node.exchanges._current = running
         with (
             patch.object(LocalServer, "pieces", pieces),
@@ -632,7 +633,7 @@ def test_an_exchange_that_begins_before_there_are_buffers_waits_for_them(tmp_pat
             await node.exchanges._beginning
             broken = happened[1]
             assert isinstance(broken, e.ExchangeBroken)
-            assert happened == [(plan, "a share"), broken, "cancelled", "dropped 4"]
+            assert happened == [(plan, "a share", 2.5), broken, "hurried", "cancelled", "dropped 4"]
             node._execute(out.DropSync(5))
         assert happened[-1] == "dropped 5", "from then on they are carried out at once"
         node._result.set_result((0, ""))
