@@ -24,6 +24,7 @@ from atoll.node.exchange.peers.counters import Counters
 from atoll.node.exchange.peers.dialer import Dialer
 from atoll.node.exchange.peers.frames import Encoded, PartAssembler, pack_frames, parse
 from atoll.node.exchange.service import PeerService
+from atoll.node.exchange.sync.pacing import MAX_SPARE_MS
 from atoll.node.exchange.sync.retained import Retained
 from atoll.node.exchange.sync.spill import Spill
 from atoll.protocol import messages as m
@@ -200,7 +201,7 @@ def test_a_stream_finds_its_exchange_or_is_refused(
     async def main() -> None:
         async with serving(disk) as hub:
             if begun:
-                begin(hub, plan(), disk.data)
+                begun_spread = begin(hub, plan(), disk.data, spread_s=1e9).attempt
             if over:
                 hub.drop_sync(2)
             hub._num_early = MAX_EARLY  # nothing is held until it is not early any more
@@ -208,8 +209,10 @@ def test_a_stream_finds_its_exchange_or_is_refused(
             try:
                 exchange, member = await hub.find(message)
             except REFUSALS:
-                pass
+                if begun:
+                    assert begun_spread.spare_ms == MAX_SPARE_MS, "who is refused hurries nobody"
             else:
+                assert exchange.attempt.spare_ms <= message.spare_ms
                 assert exchange.plan == plan()
                 assert member == MEMBERS[1]
                 assert message.plan_digest == exchange.attempt.digest

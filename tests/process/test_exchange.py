@@ -52,7 +52,7 @@ from tests.harness.sites import (
     until,
 )
 
-Turn = Callable[[int], Coroutine[Any, Any, None]]
+Turn = Callable[[bytes], Coroutine[Any, Any, bytes]]
 
 
 class WatchedData(SyncData):
@@ -104,9 +104,10 @@ def test_all_that_a_site_sends_has_its_turn_and_nobody_lets_one_that_waits_wait(
                 assert 0 <= site.hub.counters.sent_bytes - sum(sizes) < 2000, "all but openings and what is held"
 
     def watched(turn: Turn, sizes: list[int]) -> Turn:
-        async def turn_and_note(num_bytes: int) -> None:
-            await turn(num_bytes)
-            sizes.append(num_bytes)
+        async def turn_and_note(frame: bytes) -> bytes:
+            frame = await turn(frame)
+            sizes.append(len(frame))
+            return frame
 
         return turn_and_note
 

@@ -26,6 +26,8 @@ LEAD_BYTES = MIN_PART_BYTES + 128
 """Of the first frame of a series: once it is there, the others take as long as the link needs for them."""
 MAX_HAS_PAYLOADS = 1 << 17
 """Listed in an ExchangeOpen, so that it is a small message."""
+NOT_FOLLOWING = b"\x20\x00"
+"""After a frame: what it says of `follows` does not count, as the last value of a field does."""
 _PART_OVERHEAD_BYTES = 80  # more than the other fields of a Part have
 
 _Message = TypeVar("_Message", bound=Message)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from atoll.node.dataplane.sync_data import SyncData
 from atoll.node.exchange.peers.counters import Counters
-from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, Encoded
+from atoll.node.exchange.peers.frames import FRAME_BYTES, MIN_FRAME_BYTES, NOT_FOLLOWING, Encoded
 from atoll.node.exchange.peers.jobs import end
 from atoll.node.exchange.peers.link_use import LinkUses
 from atoll.node.exchange.peers.progress import Pace, Progress
@@ -136,15 +136,18 @@ class Attempt:
 
     # --- at which pace
 
-    async def turn(self, num_bytes: int) -> None:
-        """Returns when a frame of so many bytes may be sent; in the order of asking."""
+    async def turn(self, frame: bytes) -> bytes:
+        """Returns the frame when it may be sent; in the order of asking. One that has waited does not show the link."""
+        waits = self._turn.locked()
         async with self._turn:
             while (delay_s := self.pacing.delay_s(self.loop.time())) > 0:
+                waits = True
                 self._hurried.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(delay_s):
                         await self._hurried.wait()
-            self.pacing.sent(num_bytes, self.loop.time())
+            self.pacing.sent(len(frame), self.loop.time())
+        return frame + NOT_FOLLOWING if waits else frame
 
     @property
     def spare_ms(self) -> int:

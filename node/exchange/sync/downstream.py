@@ -131,8 +131,7 @@ class Downstream:
                 with attempt.uplink.sending():
                     missing = (item for item in due if item.chunk not in self.has_payloads)
                     for frame in pack_frames(missing, attempt.frame_bytes):
-                        await attempt.turn(len(frame))
-                        await self._send(frame)
+                        await self._send(await attempt.turn(frame))
                         reducer.given(site_id, len(frame))
                 said_at = now()
             elif not num_left:

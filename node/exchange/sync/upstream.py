@@ -228,7 +228,7 @@ class Upstream:
         )
 
     async def _write(self, call: Stream, frame: bytes) -> None:
-        await self.attempt.turn(len(frame))
+        frame = await self.attempt.turn(frame)
         await call.write(frame)
         self._num_written_bytes += len(frame)
         self._moved(self._worth_up.of(len(frame)))

@@ -116,11 +116,14 @@ def test_frames_that_wait_go_as_soon_as_a_contributor_waits_and_in_their_order(d
     async def main() -> None:
         async with serving(disk) as hub:
             attempt = begin(hub, plan(), disk.data, spread_s=1e6).attempt
-            await attempt.turn(1 << 30)
+            frame = peer_pb2.ExchangeRequest(follows=True).SerializeToString()
+            assert await attempt.turn(frame) == frame
+            attempt.pacing.sent(1 << 30, attempt.loop.time())
             went: list[int] = []
 
             async def go(number: int) -> None:
-                await attempt.turn(1 << 30)
+                sent = peer_pb2.ExchangeRequest.FromString(await attempt.turn(frame))
+                assert not sent.follows, "its time would be taken for the link's"
                 went.append(number)
 
             waiting = [asyncio.create_task(go(number)) for number in range(3)]
