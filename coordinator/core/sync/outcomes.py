@@ -44,7 +44,7 @@ def open_next(
     expected = [*at_base, *(s for s in returning if s not in at_base)]
     log = run.log
     window = _window(run, log.run_step, log.run_tokens, log.tokens_per_step())
-    following = _next(run, log.last, log.run_step, log.run_tokens, window)
+    following = _next(run, log.last, log.run_step, log.run_tokens, window, fragment=0)
     _open(run, following, expected)
     for site in at_base:
         if before is not None:
@@ -52,10 +52,11 @@ def open_next(
         run.send(site, following)
 
 
-def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int, int]) -> m.Open:
+def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int, int], *, fragment: int) -> m.Open:
     num_steps, overlap_steps = window
     return m.Open(
         sync=run.last_sync + 1,
+        fragment=fragment,
         base_commit=base,
         run_step=run_step,
         run_tokens=run_tokens,
@@ -123,8 +124,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     following: m.Open | None = None
     if not final:
         window = _window(run, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
-        following = _next(run, number, run_step, run_tokens, window)
-        following = replace(following, fragment=plan.fragment)
+        following = _next(run, number, run_step, run_tokens, window, fragment=plan.fragment)
     message = m.Commit(
         commit=number,
         sync=plan.sync,
