@@ -216,7 +216,7 @@ class Run:
         taken, self._outputs = self._outputs, []
         if self._records:
             taken.insert(self._place, e.Persist(tuple(self._records)))
-            self._records.clear()
+            self._records, self._place = [], 0
         return taken
 
     def persist_site(self, site: Site) -> None:
