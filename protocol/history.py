@@ -1,6 +1,6 @@
 """Which commits touched which fragment. Pure, and the same in coordinator and node.
 
-A commit touches the chunks of one fragment. So the state at commit n is each chunk at the last commit <= n that touched
+A commit touches the chunks of one fragment, or of all (a run's last). So the state at commit n is each chunk at the last commit <= n that touched
 its fragment, and the base of a commit is the one of the same fragment before it. With one fragment these are n and
 n - 1, whatever a log holds.
 """
@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 
-from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.errors import StateError
+from atoll.protocol.layout import check_fragment
 from atoll.protocol.messages import Commit
 
 _ENDLESS = range(1 << 62)
@@ -31,9 +32,9 @@ class History:
         commits = [[commit] for commit in touched]
         for fragment in later:
             self.last += 1
-            if fragment >= len(commits):
-                raise InvalidMessage(f"commit {self.last} is of fragment {fragment}; this run has {len(commits)}")
-            commits[fragment].append(self.last)
+            check_fragment(fragment, len(commits))
+            for its_commits in commits[fragment : fragment + 1] or commits:
+                its_commits.append(self.last)
         self._commits = [*commits]
 
     @classmethod

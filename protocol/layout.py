@@ -20,6 +20,7 @@ from atoll.protocol.errors import ConfigError, InvalidMessage
 DEFAULT_CHUNK_ELEMENTS = 1 << 20
 MAX_TENSORS = 1 << 20
 MAX_CHUNKS = 1 << 22
+MAX_FRAGMENTS = 64
 ALIGNMENT_BYTES = 64  # of each tensor in SNAPSHOT and PUBLISH
 
 # safetensors' names of dtypes -> bytes an element
@@ -211,6 +212,13 @@ def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
     return found
 
 
+def check_fragment(fragment: int, num_fragments: int) -> None:
+    """For one that a message names. A sync of all fragments has the number after the last one's; where there is one
+    fragment it is 0. Raises InvalidMessage."""
+    if fragment >= num_fragments + (num_fragments > 1):
+        raise InvalidMessage(f"fragment {fragment}: this run has {num_fragments}, from 0 on")
+
+
 class Layout:
     """The chunks of a manifest, and where each tensor lies in SNAPSHOT and PUBLISH.
 
@@ -253,14 +261,14 @@ class Layout:
         """Of each fragment, those that travel in its syncs."""
 
     def chunks_of(self, fragment: int) -> tuple[int, ...]:
-        """Those that travel in its syncs. Raises InvalidMessage if there is no such fragment."""
-        if fragment >= len(self.fragments):
-            raise InvalidMessage(f"fragment {fragment}: this run has {len(self.fragments)}, from 0 on")
-        return self.fragments[fragment]
+        """Those that travel in its syncs, ascending; the number after the last fragment's is of all together. Raises
+        InvalidMessage if there is no such fragment."""
+        check_fragment(fragment, len(self.fragments))
+        return self.fragments[fragment] if fragment < len(self.fragments) else self.sync_chunks
 
     def travels(self, chunk: int, fragment: int) -> bool:
         """Whether it is one of these."""
-        is_one = 0 <= chunk < self.num_sync_chunks and self.fragment_of[chunk] == fragment
+        is_one = 0 <= chunk < self.num_sync_chunks and fragment in (self.fragment_of[chunk], len(self.fragments))
         return is_one and self.chunks[chunk].num_elements > 0
 
     def wire_dtype(self, chunk: Chunk) -> str:

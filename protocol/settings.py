@@ -9,7 +9,7 @@ from typing import Any
 
 from atoll.protocol.codecs.table import CODECS
 from atoll.protocol.errors import ConfigError, InvalidMessage, UnsupportedError
-from atoll.protocol.layout import MAX_CHUNKS
+from atoll.protocol.layout import MAX_CHUNKS, MAX_FRAGMENTS
 from atoll.protocol.messages import MAX_MEMBERS
 from atoll.protocol.strict import build, check, nearest
 from atoll.protocol.time_limits import time_limits
@@ -68,6 +68,9 @@ class SyncSettings:
     local copy and the average are mixed, with the weight `alpha` for the local copy (arXiv 2501.18512)."""
     alpha: float = 0.0
     """Weight of the local copy with merge = "mix", more than 0 and less than 1; 0 with "keep"."""
+    fragments: int = 1
+    """F: the model is synced in so many parts, one after the other, a sync every H/F steps: each parameter every H
+    steps, over a link that carries an F-th of the bytes at a time (arXiv 2501.18512)."""
     pace: bool = True
     """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
     link is used evenly; else it is sent as fast as the link takes it."""
@@ -91,6 +94,13 @@ class SyncSettings:
     fsync: bool = False
     """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
     take a site back by some commits, to its last snapshot at worst."""
+
+    def window_steps(self, fragment: int) -> int:
+        """Inner steps from the boundary before to that of a sync of the fragment: H in one cycle of all fragments. A
+        sync of all at once has the steps of the longest window."""
+        if fragment == self.fragments:
+            return -(-self.every // self.fragments)
+        return (fragment + 1) * self.every // self.fragments - fragment * self.every // self.fragments
 
     @property
     def snapshot_every(self) -> int:
@@ -263,6 +273,12 @@ def _validate_trainer(trainer: TrainerSettings) -> None:
 
 def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.every", sync.every, 1, 1 << 32)
+    _within("sync.fragments", sync.fragments, 1, MAX_FRAGMENTS)
+    if sync.fragments > sync.every:
+        raise ConfigError(
+            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of its "
+            f"own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
+        )
     _validate_overlap(sync)
     if sync.codec not in CODECS:
         raise ConfigError(f'sync.codec = "{sync.codec}"; {nearest(sync.codec, CODECS)}')
@@ -282,6 +298,12 @@ def _validate_overlap(sync: SyncSettings) -> None:
             f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync begins "
             f"so many steps after this one; choose at most {sync.every}"
         )
+    if sync.fragments > 1 and sync.overlap_steps > (shortest := sync.every // sync.fragments):
+        raise ConfigError(
+            f"sync.overlap_steps = {sync.overlap_steps} with sync.every = {sync.every} and sync.fragments = "
+            f"{sync.fragments}: the sync of the next fragment begins {shortest} steps after this one, and one is in "
+            f"flight at a time; choose at most {shortest}"
+        )
     if sync.merge not in MERGES:
         raise ConfigError(f'sync.merge = "{sync.merge}"; {nearest(sync.merge, MERGES)}')
     _within("sync.alpha", sync.alpha, 0, 1, open_high=True)
@@ -300,7 +322,7 @@ CAPABILITIES = frozenset(
     [
         *(f"codec {name}" for name in CODECS),
         *(f"outer optimizer {name}" for name in OUTER_OPTIMIZERS),
-        *("zstd", "overlap", "merge mix"),
+        *("zstd", "overlap", "merge mix", "fragments"),
     ]
 )
 """What a run may need of whoever takes part, by name, and this version can do."""
@@ -311,7 +333,12 @@ def needs_of(settings: RunSettings) -> list[str]:
     """What a node or coordinator must be able to do for this run. A setting that changes what they compute, and that
     an older version would pass over, adds a name here when it has another value than its default."""
     sync = settings.sync
-    extra = {"zstd": sync.zstd_level > 0, "overlap": sync.overlap_steps > 0, "merge mix": sync.merge == "mix"}
+    extra = {
+        "zstd": sync.zstd_level > 0,
+        "overlap": sync.overlap_steps > 0,
+        "merge mix": sync.merge == "mix",
+        "fragments": sync.fragments > 1,
+    }
     needs = [f"codec {sync.codec}", f"outer optimizer {settings.outer.optimizer}"]
     return needs + [name for name, is_needed in extra.items() if is_needed]
 

@@ -12,17 +12,19 @@ from tests.harness.data_plane import commit_record
 
 
 def touched_at(fragments: list[int], num_fragments: int, commit: int) -> tuple[int, ...]:
-    """Commit n is of fragment `fragments[n - 1]`; commit 0 is of all."""
+    """Commit n is of fragment `fragments[n - 1]`, of all if that is their number; commit 0 is of all."""
     found = [0] * num_fragments
     for number in range(1, commit + 1):
-        found[fragments[number - 1]] = number
+        for fragment in range(num_fragments):
+            if fragments[number - 1] in (fragment, num_fragments):
+                found[fragment] = number
     return tuple(found)
 
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[int, list[int]]:
     num_fragments = draw(st.sampled_from([1, 2, 3, 8]))
-    return num_fragments, draw(st.lists(st.integers(0, num_fragments - 1), max_size=40))
+    return num_fragments, draw(st.lists(st.integers(0, num_fragments if num_fragments > 1 else 0), max_size=40))
 
 
 @given(logs(), st.data())
@@ -36,7 +38,7 @@ def test_it_is_what_a_list_of_all_commits_says(log: tuple[int, list[int]], data:
         assert history.touched(commit) == expected
         assert history.commit_of(expected) == commit
         for fragment in range(num_fragments):
-            own = [n for n in range(last + 1) if n == 0 or fragments[n - 1] == fragment]
+            own = [n for n in range(last + 1) if n == 0 or fragments[n - 1] in (fragment, num_fragments)]
             assert history.touch(fragment, commit) == expected[fragment]
             later = [n for n in own if n > commit]
             assert history.following(fragment, commit) == (later[0] if later else last + 1)
@@ -88,5 +90,5 @@ def test_a_log_with_a_gap_tells_of_what_is_before_it() -> None:
     history = History.of_log((2, 3), records)
     assert history.last == 5
     assert history.touched(5) == (4, 5)
-    with pytest.raises(InvalidMessage, match="commit 5 is of fragment 2; this run has 2"):
-        History.of_log((2, 3), {4: commit_record(4, fragment=1), 5: commit_record(5, fragment=2)})
+    with pytest.raises(InvalidMessage, match="fragment 3: this run has 2"):
+        History.of_log((2, 3), {4: commit_record(4, fragment=1), 5: commit_record(5, fragment=3)})

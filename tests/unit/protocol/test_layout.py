@@ -89,11 +89,14 @@ def test_each_chunk_of_a_sync_is_in_one_fragment(num_fragments: int) -> None:
     layout = Layout(MANIFEST, 4, num_fragments)
     assert sorted(chunk for chunks in layout.fragments for chunk in chunks) == list(layout.sync_chunks)
     assert len(layout.fragment_of) == layout.num_sync_chunks
+    assert num_fragments == 1 or layout.chunks_of(num_fragments) == layout.sync_chunks
     for fragment in range(num_fragments):
         assert layout.chunks_of(fragment) == tuple(c for c in layout.sync_chunks if layout.fragment_of[c] == fragment)
+    beyond = num_fragments + (num_fragments > 1)
+    for fragment in range(beyond):
         assert [c.index for c in layout.chunks if layout.travels(c.index, fragment)] == list(layout.chunks_of(fragment))
-    with pytest.raises(InvalidMessage, match=f"fragment {num_fragments}: this run has {num_fragments}"):
-        layout.chunks_of(num_fragments)
+    with pytest.raises(InvalidMessage, match=f"fragment {beyond}: this run has {num_fragments}"):
+        layout.chunks_of(beyond)
 
 
 def test_no_fragment_is_empty() -> None:

@@ -66,6 +66,7 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
     for sync, names in (
         (SyncSettings(), []),
         (SyncSettings(overlap_steps=1), ["overlap"]),
+        (SyncSettings(fragments=2), ["fragments"]),
         (SyncSettings(merge="mix", alpha=0.5), ["merge mix"]),
         (SyncSettings(overlap_steps=20, merge="mix", alpha=0.5), ["overlap", "merge mix"]),
     ):
@@ -78,6 +79,9 @@ def test_an_older_version_that_would_not_train_on_or_mix_is_told_what_the_run_ne
     ("sync", "run", "message"),
     [
         ({"overlap_steps": 8}, {}, "sync.overlap_steps = 8 is more than sync.every = 7: .*choose at most 7"),
+        ({"overlap_steps": 3, "fragments": 3}, {}, "overlap_steps = 3 with .*fragments = 3.*choose at most 2"),
+        ({"fragments": 8}, {}, "sync.fragments = 8 is more than sync.every = 7: .*choose at most 7"),
+        ({"fragments": 65, "every": 100}, {}, "sync.fragments = 65: must be"),
         ({"overlap_steps": -1}, {}, "sync.overlap_steps = -1: must be at least 0"),
         ({"merge": "add"}, {}, 'sync.merge = "add"'),
         ({"merge": "mix"}, {}, 'sync.merge = "mix" and sync.alpha = 0: .*for example 0.5, or merge "keep"'),
@@ -144,3 +148,13 @@ def test_anything_else_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_named_models_are_valid(name: str) -> None:
     validate(RunSettings(run_id="r", model=MODELS[name]))
+
+
+@pytest.mark.parametrize(("every", "fragments"), [(20, 1), (20, 3), (7, 7), (100, 8)])
+def test_windows_of_a_cycle_have_h_steps(every: int, fragments: int) -> None:
+    sync = SyncSettings(every=every, fragments=fragments)
+    windows = [sync.window_steps(fragment) for fragment in range(fragments)]
+    assert sum(windows) == every
+    assert min(windows) >= 1
+    assert max(windows) - min(windows) <= 1
+    assert sync.window_steps(fragments) == max(windows) if fragments > 1 else windows == [every]
