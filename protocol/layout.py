@@ -251,6 +251,7 @@ class Layout:
         self.chunks = tuple(chunks)
         self.sync_chunks = tuple(c.index for c in chunks[: self.num_sync_chunks] if c.num_elements)
         """Those that travel in syncs."""
+        self.frozen_chunks = tuple(c.index for c in chunks[self.num_sync_chunks :])
         fragments = fragments_of(manifest, num_fragments)
         self.fragment_of = tuple(fragments[self.name_of(chunk)] for chunk in range(self.num_sync_chunks))
         """Of each chunk that takes part in syncs."""

@@ -44,7 +44,7 @@ def state_fetched(ctx: Context, event: events.StateFetched) -> None:
     sources.fetched(ctx)
     commits.forget(ctx, event.commit)
     for lane in site.lanes:
-        if lane.exchange is not None and lane.exchange.plan.base_commit < lane.base_at(event.commit):
+        if lane.exchange is not None and lane.exchange.plan.base_commit < event.commit:
             exchanges.give_up(ctx, lane)
         snapshots.settle(ctx, lane, event.commit)
     disk.unpublish()  # it may have held another state of this commit

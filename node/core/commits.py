@@ -86,7 +86,8 @@ def applied(ctx: Context, event: events.CommitApplied) -> None:
     commit = site.commits.pop(event.commit)
     lane = site.lanes[commit.fragment]
     if snapshots.settle(ctx, lane, event.commit):
-        lane.local.missed()
+        site.workers.missed()
+    site.workers.applied(commit.commit, commit.fragment)
     exchanges.cancel(ctx, lane)
     ctx.emit(DropSync(commit.sync))
     if commit.next is not None:

@@ -38,20 +38,24 @@ class MergeMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """PUBLISH holds the outer values of this commit: all but SHIFT read them, and a difference starts from them."""
+    """PUBLISH holds the outer values that the fragment has at this commit: all but SHIFT read them, and a difference
+    starts from them."""
 
     version: int
+    fragment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """PUBLISH holds, for trainable tensors, what SHIFT adds: the base at commit `version` minus that at `base`.
+    """PUBLISH holds, for trainable tensors of the fragment, what SHIFT adds: the base at commit `version` minus that at
+    `base`.
 
     The next difference cannot be made of it: values come first.
     """
 
     base: int
     version: int
+    fragment: int = 0
 
 
 Content = Values | Difference

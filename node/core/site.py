@@ -29,7 +29,7 @@ from atoll.node.core.events import Event, OfWorkers
 from atoll.node.core.lanes import exchanges, snapshots, syncs
 from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, SeedState
 from atoll.node.core.ranks.generations import Generations
-from atoll.node.core.state import SiteState
+from atoll.node.core.state import SiteState, lanes_of
 from atoll.protocol import messages as m
 from atoll.protocol.errors import RefusedError
 from atoll.protocol.settings import RunSettings
@@ -56,7 +56,9 @@ class SiteCore:
             identity=identity,
             settings=settings,
             limits=time_limits(settings.time_limits),
-            site=SiteState(disk=Disk(outer=held, branch=branch), away_since=now),
+            site=SiteState(
+                disk=Disk(outer=held, branch=branch), away_since=now, lanes=lanes_of(settings.sync.fragments)
+            ),
             ranks=Generations(num_ranks, now),
             now=now,
         )
@@ -187,10 +189,10 @@ def _ticked(ctx: Context, _: events.Tick) -> None:
 def _received(ctx: Context, event: events.Received) -> None:
     """A refusal is heard whatever its run and term. A fragment that the run does not have ends the site: it could
     follow no commit any more."""
-    message, num_fragments = event.message, len(ctx.site.lanes)
+    message, num_fragments = event.message, ctx.settings.sync.fragments
     if not isinstance(message, m.Refused) and not session.is_of_this_term(ctx, event.term, message):
         return
-    if unknown := [fragment for fragment in _fragments(message) if fragment >= num_fragments]:
+    if unknown := [fragment for fragment in _fragments(message) if fragment >= len(ctx.site.lanes)]:
         text = f"{type(message).__name__} names fragment {unknown[0]}: this run has {num_fragments}, counted from 0"
         endings.give_up(ctx, text, RefusedError.exit_code)
         return

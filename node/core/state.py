@@ -55,6 +55,11 @@ class Saving:
     keep_at: float | None = None  # the last one, if nobody contradicts until then
 
 
+def lanes_of(num_fragments: int) -> tuple[Lane, ...]:
+    """Of each fragment; where there are several, the last one is of all."""
+    return tuple(Lane(fragment=fragment) for fragment in range(num_fragments + (num_fragments > 1)))
+
+
 @dataclass(slots=True, kw_only=True)
 class SiteState:
     connected: bool = False
@@ -80,7 +85,7 @@ class SiteState:
     opened_at: float = 0.0  # when it heard that
     window_s: float | None = None  # from the opening before to that one
     num_empty_in_a_row: int = 0  # snapshots without tokens that a sync was abandoned for
-    lanes: tuple[Lane, ...] = field(default_factory=lambda: (Lane(fragment=0),))  # by fragment
+    lanes: tuple[Lane, ...] = field(default_factory=lambda: lanes_of(1))  # by fragment
     commits: dict[int, Commit] = field(default_factory=dict)  # received, not applied yet
     workers: Workers = field(default_factory=Workers)
     num_crashes: int = 0  # of workers
@@ -99,13 +104,22 @@ class SiteState:
     @property
     def version(self) -> int | None:
         """The newest commit that the workers' copies are based on; None before each has a base."""
-        known = [lane.local.version for lane in self.lanes if lane.local.version is not None]
-        return max(known) if len(known) == len(self.lanes) else None
+        known = [copy.version for copy in self.workers.copies if copy.version is not None]
+        return max(known) if len(known) == len(self.workers.copies) else None
 
     @property
     def base_step(self) -> int:
         """The generation step at which the newest base was taken."""
-        return max(lane.local.base_step for lane in self.lanes)
+        return max(copy.base_step for copy in self.workers.copies)
+
+    @property
+    def open_lane(self) -> Lane | None:
+        """Of the sync that is open on the commit that is held. One is in flight at a time."""
+        outer = self.disk.outer
+        for lane in self.lanes:
+            if outer is not None and lane.open is not None and lane.open.base_commit == outer.commit:
+                return lane
+        return None
 
     @property
     def publish_is_in_use(self) -> bool:
@@ -114,4 +128,5 @@ class SiteState:
         content = self.disk.published
         if not isinstance(content, Difference) or not self.workers.running:
             return False
-        return any(content.base == lane.local.version and not lane.local.is_discarded for lane in self.lanes)
+        copy = self.workers.copies[content.fragment]
+        return content.base == copy.taken and not copy.is_discarded

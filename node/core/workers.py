@@ -1,10 +1,13 @@
-"""The workers of a site as its core sees them: all ranks of one generation, in lock-step."""
+"""The workers of a site as its core sees them: all ranks of one generation, in lock-step, and their copies of the
+fragments."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked
+from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, MergeMode
+from atoll.node.core.lanes.local_copy import LocalCopy
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,6 +23,9 @@ class Workers:
     resumed_at: float = 0.0  # when they were last told to go on, and at which step
     resumed_step: int = 0
     step_s: float | None = None  # of one step in their last window
+    copies: tuple[LocalCopy, ...] = field(default_factory=lambda: (LocalCopy(),))  # by fragment
+    window_step: int = 0  # the generation step from which the steps of the next snapshot count
+    sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
 
     def is_current(self, generation: int) -> bool:
         """Whether what that generation says still counts."""
@@ -38,6 +44,32 @@ class Workers:
         self.ask = None
         if answer.kind in (AnswerKind.APPLY, AnswerKind.CONTINUE):
             self.resumed_at, self.resumed_step = now, ask.step
+
+    def copies_of(self, fragment: int) -> Sequence[LocalCopy]:
+        """Of one fragment, or of all."""
+        return self.copies[fragment : fragment + 1] or self.copies
+
+    def offer(self, answer: Answer, *, step: int) -> None:
+        """They take this version of a fragment at `step`."""
+        copy = self.copies[answer.fragment]
+        self.window_step = answer.mode.base(before=self.window_step, snapshot=copy.contributed or 0, now=step)
+        copy.offer(answer, step=step)
+        if answer.mode is not MergeMode.SHIFT:
+            self.sealed_in_vain = False
+
+    def applied(self, commit: int, fragment: int) -> None:
+        """The site holds that commit now, of this fragment or of all."""
+        for other, copy in enumerate(self.copies if fragment < len(self.copies) else ()):
+            if other != fragment:
+                copy.untouched(commit)
+
+    def missed(self) -> None:
+        """A commit came without their snapshot, which was ready."""
+        self.sealed_in_vain = True
+
+    def release(self, step: int) -> None:
+        """Their snapshot of this step is given up without tokens: the next window counts from there."""
+        self.window_step = max(self.window_step, step)
 
     def stop(self) -> None:
         """No others follow."""

@@ -44,9 +44,8 @@ def start(ctx: Context) -> None:
 
 def _replace(ctx: Context, workers: Workers) -> None:
     """What those before them held is gone."""
+    workers.copies = tuple(LocalCopy() for _ in range(ctx.settings.sync.fragments))
     ctx.site.workers = workers
-    for lane in ctx.site.lanes:
-        lane.local = LocalCopy()
 
 
 def end(ctx: Context) -> None:
@@ -104,9 +103,9 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
     if not leases.sealed(ctx, event):
         return
     snapshots.seal(ctx, lane, event)
-    if disk.outer is not None and lane.snapshot.base_commit != lane.base_at(disk.outer.commit):
+    if disk.outer is not None and lane.snapshot.base_commit != disk.outer.commit:
         snapshots.free(lane)  # a commit was applied meanwhile: the workers shift, and write it again
-        lane.local.missed()
+        site.workers.missed()
     elif disk.outer is not None:
         syncs.ready(ctx, lane)
     elif site.seeding:
@@ -118,18 +117,17 @@ def sealed(ctx: Context, event: events.SnapshotSealed) -> None:
 def merged(ctx: Context, event: events.Merged) -> None:
     """Requires that this version was offered. After a shift PUBLISH holds the values again: the next one, and
     evaluation, start from them."""
-    disk = ctx.site.disk
+    disk, workers = ctx.site.disk, ctx.site.workers
+    copy = next((copy for copy in workers.copies if copy.offered is not None), None)
+    if copy is None or copy.offered is None or copy.offered.version != event.version:
+        return
+    offered, goes_on = copy.offered, copy.merged(event.wait_s)
     for lane in ctx.site.lanes:
-        offered = lane.local.offered
-        if offered is None or event.version != offered.version:
-            continue
-        if lane.snapshot.phase is SnapshotPhase.CONSUMED:
+        if lane.snapshot.is_consumed and not snapshots.is_to_be_merged(workers.copies_of(lane.fragment)):
             snapshots.free(lane)
-        if not lane.local.merged(event.wait_s):
-            continue  # they take values next, and the outer state may be on its way to others
-        is_newest = disk.outer is not None and lane.base_at(disk.outer.commit) == event.version
-        if offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
-            _publish(ctx, Values(event.version))
+    is_newest = disk.outer is not None and disk.outer.commit == event.version
+    if goes_on and offered.mode is MergeMode.SHIFT and is_newest and disk.running is None:
+        _publish(ctx, Values(event.version, offered.fragment))  # else they take values next
 
 
 def failed(ctx: Context, event: events.WorkersFailed) -> None:
@@ -243,11 +241,10 @@ def answer(ctx: Context) -> None:
         decision = answers.decide(site, ctx.settings, away=away, now=ctx.now)
     if isinstance(decision, Answer):
         workers.told(ask, decision, ctx.now)
-        lane = site.lanes[decision.fragment]
         if decision.kind is AnswerKind.APPLY:
-            lane.local.offer(decision, snapshot_step=lane.snapshot.step, step=ask.step)
+            workers.offer(decision, step=ask.step)
         elif decision.kind is AnswerKind.SNAPSHOT:
-            snapshots.write(ctx, lane, ask)
+            snapshots.write(ctx, site.lanes[decision.fragment], ask)
         ctx.emit(AnswerWorkers(generation=ask.generation, step=ask.step, seq=ask.seq, answer=decision))
     else:
         exchanges.hurry(ctx)

@@ -42,11 +42,11 @@ class DataPlane:
     def __init__(self, home: Home, settings: RunSettings, manifest: Manifest, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="apply") if num_threads > 1 else None
-        self._published: Content | None = None  # what PUBLISH holds
+        self._published: dict[int, Content] = {}  # of each fragment, what PUBLISH holds
         self._published_frozen = False
         self.home = home
         self.settings = settings
-        self.layout = Layout(manifest, settings.sync.chunk_elements)
+        self.layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
         self.optimizer = OuterOptimizer(settings.outer)
         self._of_run = self.layout, self.optimizer.slots, settings.run_id
         self._history = lambda: self.log.history
@@ -154,8 +154,9 @@ class DataPlane:
 
         def work() -> tuple[int, bytes] | None:
             self.log.roll_back(commit)
-            if self._published is not None and self._published.version > commit:
-                self._published = None  # another commit has that number soon
+            for fragment, content in list(self._published.items()):
+                if content.version > commit:  # another commit has that number soon
+                    del self._published[fragment]
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if self.outer is not None and is_void:
                 self.outer.close()
@@ -234,7 +235,8 @@ class DataPlane:
 
         def work() -> list[int]:
             self.snapshots.clear()
-            self._published, self._published_frozen = None, False
+            self._published_frozen = False
+            self._published.clear()
             damaged = self.outer.damaged() if self.outer is not None else []
             for chunk in damaged:
                 assert self.outer is not None
@@ -279,8 +281,10 @@ class DataPlane:
             raise StateError(f"{self.home.state_folder}: the outer state is gone, as the run has gone back")
         return self.outer
 
-    def _payload_of(self, commit: int, chunk: int) -> bytes | None:
+    def _payload_of(self, base_commit: int, chunk: int) -> bytes | None:
+        """That led to the base."""
         try:
+            commit = self.log.history.touch(self.layout.fragment_of[chunk], base_commit)
             return self.log.read(commit, chunk) if commit else None
         except StateError:
             return None  # fetched as a state, or damaged
@@ -369,25 +373,24 @@ class DataPlane:
             await asyncio.shield(self._snapshot)  # who waits for it may be cancelled, it may not
 
     async def publish(self, content: Content) -> None:
-        """Fill PUBLISH. Raises StateError if the outer state is not at that version, or if PUBLISH does not hold the
-        values that a difference starts from."""
+        """Fill PUBLISH for a fragment. Raises StateError if the outer state is not at that version, or if PUBLISH does
+        not hold the values that a difference starts from."""
 
         def work() -> None:
             outer, buffer = self._present_outer(), self.publish_buffer
             assert buffer is not None
-            held, self._published = self._published, None
+            held, chunks = self._published.pop(content.fragment, None), self.layout.fragments[content.fragment]
             if outer.commit != content.version:
                 raise StateError(f"{content} cannot be published: the outer state is at commit {outer.commit}")
             if isinstance(content, Difference):
-                if held != Values(content.base):
+                if held != Values(content.base, content.fragment):
                     raise StateError(f"{content} cannot be made of what the shared buffer holds, {held}; start again")
-                publish.publish_shift(outer, buffer.view, self.dtypes, num_threads=self._num_threads)
+                publish.publish_shift(outer, buffer.view, chunks, self.dtypes, num_threads=self._num_threads)
             else:
-                publish.publish_replace(
-                    outer, buffer.view, frozen=not self._published_frozen, num_threads=self._num_threads
-                )
+                frozen = () if self._published_frozen else self.layout.frozen_chunks
+                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], num_threads=self._num_threads)
                 self._published_frozen = True
-            self._published = content
+            self._published[content.fragment] = content
 
         async with self.lock:
             await run_to_its_end(work)

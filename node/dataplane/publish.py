@@ -13,20 +13,21 @@ from atoll.node.threads import each, pool_of
 from atoll.protocol.layout import Chunk, Role
 
 
-def publish_replace(outer: OuterState, buffer: memoryview, *, frozen: bool = True, num_threads: int = 1) -> None:
-    """`buffer` := the outer values, for REPLACE and MERGE. `frozen=False` leaves out what never changes, when the
-    buffer has it already."""
+def publish_replace(outer: OuterState, buffer: memoryview, chunks: Iterable[int], *, num_threads: int = 1) -> None:
+    """`buffer` := the outer values of these chunks, for all modes but SHIFT."""
     target = np.frombuffer(buffer, np.uint8)
 
     def copy(chunk: Chunk) -> None:
         with outer.pinned(chunk.index) as record:
             scatter(record.data[: chunk.num_bytes], target, chunk)
 
-    _each_filled(copy, (c for c in outer.layout.chunks if frozen or c.role is not Role.FROZEN), num_threads)
+    _each_filled(copy, map(outer.layout.chunks.__getitem__, chunks), num_threads)
 
 
-def publish_shift(outer: OuterState, buffer: memoryview, dtypes: Mapping[str, str], *, num_threads: int = 1) -> None:
-    """Trainable tensors of `buffer` := base(new) - base(old), for SHIFT; the rest is not touched.
+def publish_shift(
+    outer: OuterState, buffer: memoryview, chunks: Iterable[int], dtypes: Mapping[str, str], *, num_threads: int = 1
+) -> None:
+    """Of these chunks trainable ones in `buffer` := base(new) - base(old), for SHIFT; the rest is not touched.
 
     `buffer` must hold the outer values of the version that the workers have. Afterwards it does not hold outer values
     any more: once every rank has taken the shift, call `publish_replace`, or the next shift has nothing to start from.
@@ -44,7 +45,8 @@ def publish_shift(outer: OuterState, buffer: memoryview, dtypes: Mapping[str, st
         if chunk.num_strips > 1:  # a copy
             scatter(values, target, chunk)
 
-    _each_filled(shift, (c for c in outer.layout.chunks if c.role is Role.TRAINABLE), num_threads)
+    trainable = (c for c in map(outer.layout.chunks.__getitem__, chunks) if c.role is Role.TRAINABLE)
+    _each_filled(shift, trainable, num_threads)
 
 
 def seed_from_snapshot(outer: OuterState, buffer: memoryview, *, num_threads: int = 1) -> None:

@@ -113,7 +113,7 @@ class JoinedSite(Site):
         )
         joined = self._client.join(offered)
         self._told = told = joined.told
-        self._shared = SharedTensors(tensors, joined, alpha=connection.settings.sync.alpha)
+        self._shared = SharedTensors(tensors, joined, connection.settings.sync)
         # Ranks ask at the first boundary after this, and only when all have asked does one go on: until then no file
         # is written or removed.
         self._is_restored = self._checkpoints is not None and self._checkpoints.go_on(
@@ -122,7 +122,7 @@ class JoinedSite(Site):
         self.site_id, self.seed = told.site_id, told.data_seed
         self._data_epoch = 0
         self._snapshot = self._base
-        self._publish_mode: MergeMode | None = None  # of the last APPLY of this generation
+        self._publish_modes: dict[int, MergeMode] = {}  # of each fragment's last APPLY in this generation
         self._publish_changes = False  # the next one is being written
         self._window = _Window(0)
         self._next_step = 0  # ask there
@@ -134,7 +134,8 @@ class JoinedSite(Site):
 
     @property
     def has_outer_parameters(self) -> bool:
-        return self._publish_mode not in (None, MergeMode.SHIFT) and not self._publish_changes
+        modes = self._publish_modes.values()
+        return len(modes) > 0 and MergeMode.SHIFT not in modes and not self._publish_changes
 
     def step(self, tokens: int, loss: Tensor | float | None = None) -> Step:
         if not self.running:
@@ -272,14 +273,14 @@ class JoinedSite(Site):
         return synced
 
     def _write_snapshot(self, answer: Answer, seq: int) -> None:
-        window, is_seed = self._window, self._publish_mode is None
+        window, is_seed = self._window, not self._publish_modes
         loss_sum = self._loss_sum()
         # Of all steps: the time of the window is divided by them. A loss that is given now and then is their mean.
         num_steps = self._steps - window.first_step if window.num_losses else 0
         self._tensors.check_trained(self._optimizers)
         if not is_seed:
             self._shared.check_frozen()
-        self._shared.write_snapshot(with_frozen=is_seed)
+        self._shared.write_snapshot(answer.fragment, with_frozen=is_seed)
         report = SealedReport(
             step=self._steps,
             seq=seq,
@@ -309,13 +310,13 @@ class JoinedSite(Site):
         return loss_sum
 
     def _apply(self, answer: Answer) -> None:
-        self._shared.apply(answer.mode, fresh=answer.fresh)
+        self._shared.apply(answer.fragment, answer.mode, fresh=answer.fresh)
         now = Mark(self._steps, self._tokens)
         self._base = answer.mode.base(before=self._base, snapshot=self._snapshot, now=now)
         self._base_run_step, self._base_run_tokens = answer.run_step, answer.run_tokens
         if self._base is now:
             self._window = _Window(self._steps)  # its steps, if any, are undone
-        self._publish_mode = answer.mode
+        self._publish_modes[answer.fragment] = answer.mode
         self._data_epoch = answer.data_epoch
         if self._batches is not None:
             self._batches.begin_epoch(answer.data_epoch)

@@ -16,7 +16,8 @@ from atoll.node.worker.client import JoinedLayout
 from atoll.node.worker.frozen import FrozenTensors
 from atoll.node.worker.tensors import DTYPE_NAMES, Held, ModelTensors
 from atoll.protocol.errors import InvalidMessage
-from atoll.protocol.layout import FP32_ROLES, Role
+from atoll.protocol.layout import FP32_ROLES, Role, fragments_of
+from atoll.protocol.settings import SyncSettings
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
@@ -24,9 +25,10 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 class SharedTensors:
     """A rank's tensors beside their slices of SNAPSHOT and PUBLISH. Before each use they are to be resharded."""
 
-    def __init__(self, tensors: ModelTensors, joined: JoinedLayout, *, alpha: float = 0.0) -> None:
-        """`alpha`: weight of the local copy where it is mixed with the outer values."""
-        self._alpha = alpha
+    def __init__(self, tensors: ModelTensors, joined: JoinedLayout, sync: SyncSettings) -> None:
+        self._alpha = sync.alpha
+        self._fragments = fragments_of(joined.layout.manifest, sync.fragments)
+        self._num_fragments = sync.fragments
         self._owned = frozenset(joined.told.owned_pieces)
         self._shared = joined.told.shared_pieces
         self._slices: list[tuple[Held, Tensor, Tensor]] = []  # held, of SNAPSHOT, of PUBLISH
@@ -48,12 +50,14 @@ class SharedTensors:
         self._frozen.check()
 
     @torch.no_grad()
-    def write_snapshot(self, *, with_frozen: bool) -> None:
-        """Copy the owned slices to SNAPSHOT; complete when this returns. Frozen ones are only wanted for commit 0."""
+    def write_snapshot(self, fragment: int, *, with_frozen: bool) -> None:
+        """Copy the owned slices of the fragment to SNAPSHOT; complete when this returns. Frozen ones are only wanted
+        for commit 0, which is of all fragments."""
         for index, (held, snapshot, _) in enumerate(self._slices):
             if index not in self._owned or held.spec.role is Role.BUFFER_LOCAL:
                 continue
-            if held.spec.role is not Role.FROZEN or with_frozen:
+            is_wanted = with_frozen if held.spec.role is Role.FROZEN else self._is_of(held, fragment)
+            if is_wanted:
                 snapshot.copy_(held.local())  # from a device to pageable memory: synchronous
 
     @torch.no_grad()
@@ -66,15 +70,15 @@ class SharedTensors:
         return tuple(found)
 
     @torch.no_grad()
-    def apply(self, mode: MergeMode, *, fresh: bool) -> None:
-        """Take what PUBLISH holds. fp32 throughout, then cast to the tensor's own dtype.
+    def apply(self, fragment: int, mode: MergeMode, *, fresh: bool) -> None:
+        """Take what PUBLISH holds of the fragment. fp32 throughout, then cast to the tensor's own dtype.
 
         A buffer that training changed since the snapshot stays: it has no sum of two values (a variance would become
         negative), and what it was at the snapshot is in the commit.
         """
         if fresh:
             self._frozen.take()
-        for held, snapshot, publish in self._synced:
+        for held, snapshot, publish in (item for item in self._synced if self._is_of(item[0], fragment)):
             local, is_trained = held.local(), held.spec.role is Role.TRAINABLE
             if is_trained and mode is not MergeMode.REPLACE:
                 new = publish.to(local.device, copy=True)
@@ -87,6 +91,10 @@ class SharedTensors:
             elif mode is MergeMode.REPLACE or (mode is not MergeMode.SHIFT and _is_as(snapshot, local)):
                 local.copy_(publish)
         _synchronize(self._slices[0][0].local())
+
+    def _is_of(self, held: Held, fragment: int) -> bool:
+        """Of one fragment, or of all."""
+        return fragment in (self._fragments[held.spec.name], self._num_fragments)
 
     @torch.no_grad()
     def swap_in(self) -> list[Tensor]:

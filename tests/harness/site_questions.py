@@ -14,7 +14,7 @@ from atoll.node.core.context import SiteIdentity
 from atoll.node.core.disk import Outer
 from atoll.node.core.events import Answer, Event, MergeMode
 from atoll.node.core.lanes import answers, snapshots
-from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotStep
+from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
 from atoll.node.core.site import SiteCore
 from atoll.node.core.state import SiteState
 from atoll.protocol import messages as m
@@ -140,23 +140,24 @@ class SiteQuestions:
 
     def has_contributed(self) -> bool:
         """A commit holds what the workers trained, and they have not taken it yet."""
-        return self._lane.local.contributed
+        return any(copy.contributed is not None for copy in self.core.site.workers.copies)
 
     def discards_local(self) -> bool:
         """What the workers trained: the next values replace it."""
-        return self._lane.local.is_discarded
+        return any(copy.is_discarded for copy in self.core.site.workers.copies)
 
     # --- the sync
 
     @property
     def _lane(self) -> Lane:
-        (only,) = self.core.site.lanes
-        return only
+        """One sync is in flight at a time: that of the snapshot, else the one that is open."""
+        lanes = self.core.site.lanes
+        in_flight = [lane for lane in lanes if lane.snapshot.phase is not SnapshotPhase.FREE or lane.exchange]
+        return (in_flight or [lane for lane in lanes if lane.open is not None] or lanes)[0]
 
     def open_sync(self) -> int:
         """0: none is open."""
-        opened = self._lane.open
-        return 0 if opened is None else opened.sync
+        return max((lane.open.sync for lane in self.core.site.lanes if lane.open is not None), default=0)
 
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
@@ -223,13 +224,12 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
         decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        (lane,), outer = site.lanes, site.disk.outer
-        if is_shift and (lane.open is None or outer is None or lane.open.base_commit != outer.commit):
+        if is_shift and site.open_lane is None:
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 
     def is_in_use(site: SiteState) -> bool:
-        return any(lane.local.offered is not None for lane in site.lanes)
+        return any(copy.offered is not None for copy in site.workers.copies)
 
     monkeypatch.setattr(answers, "decide", decides)
     monkeypatch.setattr(SiteState, "publish_is_in_use", property(is_in_use))

@@ -60,7 +60,7 @@ def weighed(ctx: Context, message: m.Weights) -> None:
     if site.disk.find(RollBack) is not None:
         return  # it fetches the commit later
     told = message.tokens[place] if place is not None else 0
-    if site.disk.outer is None or lane.base_at(site.disk.outer.commit) != plan.base_commit:
+    if site.disk.outer is None or site.disk.outer.commit != plan.base_commit:
         if told:  # else it is a joiner that is not there yet, and fetches the commit later
             _send_failure(ctx, plan, f"planned on commit {plan.base_commit}, which this site has not applied")
         return

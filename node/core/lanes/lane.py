@@ -1,4 +1,5 @@
-"""What a sync in flight of one fragment needs. Plain data: each field is changed by one module, and read by all."""
+"""What a sync in flight of one fragment, or of all, needs. Plain data: each field is changed by one module, and read by
+all."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from atoll.node.core.events import SnapshotSealed
-from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.messages import DataRange, Done, ExchangeFailed, Open, Plan
 
 STORY_STEPS = 16
@@ -57,6 +57,11 @@ class Snapshot:
         return self.phase is SnapshotPhase.SEALED
 
     @property
+    def is_consumed(self) -> bool:
+        """A commit that is applied holds it, and the workers have not merged that yet."""
+        return self.phase is SnapshotPhase.CONSUMED
+
+    @property
     def tokens(self) -> int:
         """That it was trained on."""
         return self.report.tokens if self.report is not None else 0
@@ -92,12 +97,6 @@ class Lane:
     update_s: deque[float] = field(default_factory=lambda: deque(maxlen=UPDATES))  # from sealed to applied, each time
     exchange: Exchange | None = None
     next_plan: Plan | None = None  # not begun: its weights are to come, or, if it was made ahead, the boundary
-    local: LocalCopy = field(default_factory=LocalCopy)
-
-    def base_at(self, commit: int) -> int:
-        """The last commit of this fragment up to `commit`: the base of the sync that follows. With one fragment each
-        commit is of it."""
-        return commit
 
     @property
     def plans(self) -> list[Plan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from atoll.node.core import endings, leases
@@ -9,6 +10,7 @@ from atoll.node.core.context import Context
 from atoll.node.core.disk import IllegalStep
 from atoll.node.core.events import BoundaryAsked, SnapshotSealed
 from atoll.node.core.lanes.lane import Lane, Snapshot, SnapshotPhase, SnapshotStep
+from atoll.node.core.lanes.local_copy import LocalCopy
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.messages import Commit, Open
 from atoll.protocol.ranges import union
@@ -39,7 +41,7 @@ def write(ctx: Context, lane: Lane, ask: BoundaryAsked) -> None:
     outer = ctx.site.disk.outer
     lane.snapshot = Snapshot(
         phase=_step(lane, SnapshotStep.WRITE),
-        base_commit=lane.base_at(outer.commit) if outer is not None else 0,
+        base_commit=outer.commit if outer is not None else 0,
         step=ask.step,
         generation=ask.generation,
         overlap_steps=lane.open.overlap_steps if lane.open is not None else 0,
@@ -63,30 +65,34 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
 
 def ready_for(ctx: Context, lane: Lane) -> Open | None:
     """The open sync, if there is a sealed snapshot for it. A sealed one is on the commit that the site holds."""
-    outer, open_ = ctx.site.disk.outer, lane.open
-    if not lane.snapshot.is_sealed or outer is None or open_ is None:
-        return None
-    return open_ if open_.base_commit == lane.base_at(outer.commit) else None
+    return lane.open if lane.snapshot.is_sealed and lane is ctx.site.open_lane else None
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:
     """Whether the sealed snapshot is in that commit, however the site comes to its state."""
     lane = ctx.site.lanes[commit.fragment]
-    snapshot, base = lane.snapshot, lane.base_at(commit.commit - 1)
+    snapshot = lane.snapshot
     me = (ctx.site.site_id, ctx.identity.incarnation)
     contributors = [(c.site_id, c.incarnation) for c in commit.contributors]
-    if snapshot.is_sealed and snapshot.base_commit == base and me in contributors:
+    if snapshot.is_sealed and snapshot.base_commit == commit.commit - 1 and me in contributors:
         lane.snapshot = replace(snapshot, committed_in=commit.commit)
 
 
 def consume(ctx: Context, lane: Lane) -> None:
     """The sealed snapshot is in the outer state now: what the ranks trained until it must not be sent again."""
-    snapshot, local = lane.snapshot, lane.local
+    snapshot, workers = lane.snapshot, ctx.site.workers
     phase = _step(lane, SnapshotStep.CONSUME)
     lane.update_s.append(ctx.now - snapshot.sealed_at)
     leases.committed(ctx, snapshot)
-    local.consumed(is_theirs=snapshot.generation == ctx.site.workers.generation)
-    lane.snapshot = replace(snapshot, phase=phase) if local.contributed else Snapshot()
+    copies = workers.copies_of(lane.fragment) if snapshot.generation == workers.generation else ()
+    for copy in copies:
+        copy.consumed(snapshot.step)
+    lane.snapshot = replace(snapshot, phase=phase) if is_to_be_merged(copies) else Snapshot()
+
+
+def is_to_be_merged(copies: Iterable[LocalCopy]) -> bool:
+    """A commit holds a snapshot, and the ranks have not taken it into all of these."""
+    return any(copy.contributed is not None for copy in copies)
 
 
 def free(lane: Lane) -> None:
@@ -116,7 +122,7 @@ def release_empty(ctx: Context, lane: Lane) -> bool:
         return True
     free(lane)
     if snapshot.generation == site.workers.generation:
-        lane.local.release(snapshot.step)
+        site.workers.release(snapshot.step)
     site.num_empty_in_a_row += 1
     if site.num_empty_in_a_row < MAX_EMPTY_IN_A_ROW:
         return True

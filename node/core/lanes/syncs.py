@@ -16,8 +16,8 @@ def opened(ctx: Context, message: m.Open) -> None:
     """The site goes on for this sync. Says Ready if a snapshot for it is sealed; asks for a base that it lacks."""
     site, disk, lane = ctx.site, ctx.site.disk, ctx.site.lanes[message.fragment]
     note_opening(ctx, message)
-    lane.open = message
-    if disk.outer is not None and message.base_commit == lane.base_at(disk.outer.commit):
+    _go_on(ctx, message)
+    if disk.outer is not None and message.base_commit == disk.outer.commit:
         disk.count(message.run_step, message.run_tokens)
     elif disk.outer is not None and disk.applying is None and message.base_commit not in site.commits:
         sources.find(ctx)
@@ -35,9 +35,14 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 def go_on_for(ctx: Context, following: m.Open) -> None:
     """The commit is applied that the sync follows; it may have been abandoned meanwhile, and a newer one be open."""
-    lane = ctx.site.lanes[following.fragment]
-    if lane.open is None or following.sync > lane.open.sync:
-        lane.open = following
+    if following.sync > max((lane.open.sync for lane in ctx.site.lanes if lane.open is not None), default=0):
+        _go_on(ctx, following)
+
+
+def _go_on(ctx: Context, message: m.Open) -> None:
+    """One sync is in flight at a time."""
+    for lane in ctx.site.lanes:
+        lane.open = message if lane.fragment == message.fragment else None
 
 
 def forget_open(ctx: Context) -> None:
@@ -61,7 +66,7 @@ def ready(ctx: Context, lane: Lane) -> None:
             num_steps=report.num_steps,
             mean_loss=report.mean_loss,
             train_s=report.train_s,
-            wait_s=lane.local.wait_s,
+            wait_s=max(copy.wait_s for copy in site.workers.copies_of(lane.fragment)),
             ranges=lane.snapshot.ranges,
             unreachable_site_ids=site.unreachable_site_ids,
         )
@@ -93,5 +98,6 @@ def discard_local(ctx: Context) -> None:
     for lane in ctx.site.lanes:
         exchanges.discard(ctx, lane)
         snapshots.free(lane)
-        lane.local.discard()
+    for copy in ctx.site.workers.copies:
+        copy.discard()
     leases.discarded(ctx)

@@ -323,11 +323,13 @@ class Fetch:
             batch.difference_update(item.chunk for item in items)
 
     async def _apply(self, record: Commit, file: PayloadFile) -> None:
-        before = self._index.history.before(record.fragment, record.commit)
+        chunks, fragment_of = self._layout.chunks_of(record.fragment), self._layout.fragment_of
+        history = self._index.history
 
         def at_the_commit_before() -> list[int]:
             versions = self.outer.versions
-            return [chunk for chunk in self._layout.chunks_of(record.fragment) if versions[chunk] == before]
+            before = [history.before(fragment, record.commit) for fragment in range(len(self._layout.fragments))]
+            return [chunk for chunk in chunks if versions[chunk] == before[fragment_of[chunk]]]
 
         behind, update = iter(await self._in_pool(at_the_commit_before)), self.optimizer.at(record)
 

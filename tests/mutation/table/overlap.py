@@ -85,7 +85,7 @@ MUTATIONS = (
         name="mix is keep",
         rule="the local copy is mixed with the commit where the run says so",
         where=f"{ANSWERS}:merge_mode",
-        old="if local.contributed and mixes:",
+        old="if copy.contributed is not None and mixes:",
         new="if False:",
         tests=SITE,
     ),

@@ -180,15 +180,15 @@ def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> No
     outer = seeded(tmp_path, used)
     apply_all(outer, payloads(outer), 1)
     buffer = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, buffer, num_threads=num_threads)
+    publish.publish_replace(outer, buffer, range(len(used.chunks)), num_threads=num_threads)
     for chunk in used.chunks:
         assert cut_out(buffer, chunk) == outer.read(chunk.index).data[: chunk.num_bytes]
     before = bytes(buffer)
     for chunk in (c for c in used.chunks if c.role is Role.FROZEN):
         paste(buffer, chunk, bytes(chunk.num_bytes))
-    publish.publish_replace(outer, buffer, frozen=False)
+    publish.publish_replace(outer, buffer, outer.layout.sync_chunks)
     assert bytes(buffer) != before
-    publish.publish_replace(outer, buffer)
+    publish.publish_replace(outer, buffer, range(len(used.chunks)))
     assert bytes(buffer) == before
 
 
@@ -196,12 +196,12 @@ def test_shift_moves_local_and_base_by_the_same_amount(tmp_path: Path) -> None:
     used = layout()
     outer = seeded(tmp_path, used)
     buffer = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, buffer)
+    publish.publish_replace(outer, buffer, range(len(used.chunks)))
     old = {name: tensor(used, buffer, name).copy() for name in ("weight", "weight.scale", "mean")}
     apply_all(outer, payloads(outer), 1)
     fresh = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, fresh)
-    publish.publish_shift(outer, buffer, DTYPES, num_threads=2)
+    publish.publish_replace(outer, fresh, range(len(used.chunks)))
+    publish.publish_shift(outer, buffer, range(len(used.chunks)), DTYPES, num_threads=2)
     for name, dtype in (("weight", "BF16"), ("weight.scale", "F32")):
         base_old, base_new = np.empty_like(old[name]), np.empty_like(old[name])
         cast_base(old[name], dtype, base_old)

@@ -18,6 +18,7 @@ from atoll.node.local_protocol import piece_hash
 from atoll.node.worker.pieces import SharedTensors
 from atoll.node.worker.tensors import ModelTensors, find_tensors
 from atoll.protocol.errors import ConfigError
+from atoll.protocol.settings import SyncSettings
 from tests.harness.fake_node import FakeNode
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -45,7 +46,7 @@ class Net(nn.Module):
 def share(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]:
     tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)], {"own": "local"})
     node = FakeNode(manifest=tensors.manifest)
-    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)))
+    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings())
 
 
 def addresses(net: nn.Module) -> list[int]:
@@ -63,7 +64,7 @@ def test_snapshot_and_replace(dtype: torch.dtype, device: str) -> None:
     _, node, shared = share(net)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     places = addresses(net)
-    shared.write_snapshot(with_frozen=True)
+    shared.write_snapshot(0, with_frozen=True)
     expected = before["weight"].float().cpu().flatten().numpy()
     np.testing.assert_array_equal(node.values(node.snapshot, "weight"), expected)
     assert node.values(node.snapshot, "scale").tolist() == [2.0]
@@ -74,7 +75,7 @@ def test_snapshot_and_replace(dtype: torch.dtype, device: str) -> None:
         for value in net.state_dict().values():
             value.add_(1)
     moved = net.own.clone()
-    shared.apply(MergeMode.REPLACE, fresh=True)
+    shared.apply(0, MergeMode.REPLACE, fresh=True)
     for name, value in net.state_dict().items():
         assert torch.equal(value, moved if name == "own" else before[name]), name
     assert addresses(net) == places  # in place: compiled code and captured graphs stay valid
@@ -83,12 +84,12 @@ def test_snapshot_and_replace(dtype: torch.dtype, device: str) -> None:
 def test_frozen_tensors_travel_only_with_the_first_values() -> None:
     net = Net()
     _, node, shared = share(net)
-    shared.write_snapshot(with_frozen=False)
+    shared.write_snapshot(0, with_frozen=False)
     assert not node.values(node.snapshot, "frozen").any()
     before = net.frozen.clone()
-    shared.apply(MergeMode.REPLACE, fresh=False)
+    shared.apply(0, MergeMode.REPLACE, fresh=False)
     assert torch.equal(net.frozen, before)
-    shared.apply(MergeMode.REPLACE, fresh=True)
+    shared.apply(0, MergeMode.REPLACE, fresh=True)
     assert not net.frozen.any()
 
 
@@ -97,7 +98,7 @@ def test_frozen_tensors_travel_only_with_the_first_values() -> None:
 def test_merge_keeps_what_was_trained_since_the_snapshot(dtype: torch.dtype, device: str) -> None:
     net = Net().to(device, dtype)
     _, node, shared = share(net)
-    shared.write_snapshot(with_frozen=False)
+    shared.write_snapshot(0, with_frozen=False)
     outer = torch.randn(5, 3)
     fill(node, "weight", outer)
     fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
@@ -106,7 +107,7 @@ def test_merge_keeps_what_was_trained_since_the_snapshot(dtype: torch.dtype, dev
     with torch.no_grad():
         net.weight.add_(0.25)
     expected = (outer.to(device) + (net.weight.detach().float() - snapshot.float())).to(dtype)
-    shared.apply(MergeMode.MERGE, fresh=False)
+    shared.apply(0, MergeMode.MERGE, fresh=False)
     assert torch.equal(net.weight.detach(), expected)
     assert net.mean.tolist() == [1.0, 2.0, 3.0]
     assert net.count.item() == 8
@@ -120,8 +121,8 @@ def test_mix_weighs_the_local_copy_with_alpha(dtype: torch.dtype, device: str, a
     net = Net().to(device, dtype)
     tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)], {"own": "local"})
     node = FakeNode(manifest=tensors.manifest)
-    shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), alpha=alpha)
-    shared.write_snapshot(with_frozen=False)
+    shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings(alpha=alpha))
+    shared.write_snapshot(0, with_frozen=False)
     outer = torch.randn(5, 3)
     fill(node, "weight", outer)
     fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
@@ -129,7 +130,7 @@ def test_mix_weighs_the_local_copy_with_alpha(dtype: torch.dtype, device: str, a
         net.weight.add_(0.25)
     local = net.weight.detach().cpu().double()
     places = addresses(net)
-    shared.apply(MergeMode.MIX, fresh=False)
+    shared.apply(0, MergeMode.MIX, fresh=False)
     expected = alpha * local + (1 - alpha) * outer.double()
     precision = 1e-6 if dtype is torch.float32 else 1e-2
     torch.testing.assert_close(net.weight.detach().cpu().double(), expected, rtol=precision, atol=precision)
@@ -143,14 +144,14 @@ def test_the_vectors_of_the_page() -> None:
         net = nn.Linear(3, 1, bias=False)
         tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
         node = FakeNode(manifest=tensors.manifest)
-        shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), alpha=vector.get("alpha", 0.0))
+        shared = SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings(alpha=vector.get("alpha", 0.0)))
         for name in ("snapshot", "local"):
             with torch.no_grad():
                 net.weight.copy_(torch.tensor([vector[name]]))
             if name == "snapshot":
-                shared.write_snapshot(with_frozen=False)
+                shared.write_snapshot(0, with_frozen=False)
         fill(node, "weight", torch.tensor(vector["outer"]))
-        shared.apply({"keep": MergeMode.MERGE, "mix": MergeMode.MIX}[vector["mode"]], fresh=False)
+        shared.apply(0, {"keep": MergeMode.MERGE, "mix": MergeMode.MIX}[vector["mode"]], fresh=False)
         torch.testing.assert_close(net.weight.detach(), torch.tensor([vector["taken"]]), rtol=1e-6, atol=1e-6)
 
 
@@ -164,17 +165,17 @@ def test_a_buffer_keeps_what_training_made_of_it_since_the_snapshot(
     the commit's values would be handed in again as it was, for ever."""
     net = Net().to(device, dtype)
     _, node, shared = share(net)
-    shared.write_snapshot(with_frozen=False)
+    shared.write_snapshot(0, with_frozen=False)
     fill(node, "mean", torch.tensor([1.0, 2.0, 3.0]))
     node.values(node.publish, "count", "int64")[:] = 4
     with torch.no_grad():
         net.mean[1] += 0.25
         net.count += 3
     trained = net.mean.tolist()
-    shared.apply(mode, fresh=False)
+    shared.apply(0, mode, fresh=False)
     assert (net.mean.tolist(), net.count.item()) == (trained, 8)
-    shared.write_snapshot(with_frozen=False)
-    shared.apply(mode, fresh=False)
+    shared.write_snapshot(0, with_frozen=False)
+    shared.apply(0, mode, fresh=False)
     assert (net.mean.tolist(), net.count.item()) == ([1.0, 2.0, 3.0], 4), "nothing was trained since"
 
 
@@ -186,7 +187,7 @@ def test_shift_moves_trainable_tensors_only(dtype: torch.dtype) -> None:
     fill(node, "weight", difference)
     fill(node, "mean", torch.ones(3))
     weight, mean = net.weight.detach().clone(), net.mean.clone()
-    shared.apply(MergeMode.SHIFT, fresh=False)
+    shared.apply(0, MergeMode.SHIFT, fresh=False)
     assert torch.equal(net.weight.detach(), (weight.float() + difference).to(dtype))
     assert torch.equal(net.mean, mean)
     assert net.count.item() == 5
@@ -201,18 +202,18 @@ def test_an_idle_site_has_no_pseudo_gradient(dtype: torch.dtype, name: str) -> N
     node.values(node.publish, "weight")[:] = outer
     base = np.empty_like(outer)
     cast_base(outer, name, base)
-    shared.apply(MergeMode.REPLACE, fresh=True)
-    shared.write_snapshot(with_frozen=False)
+    shared.apply(0, MergeMode.REPLACE, fresh=True)
+    shared.write_snapshot(0, with_frozen=False)
     np.testing.assert_array_equal(base - node.values(node.snapshot, "weight"), 0)
-    shared.apply(MergeMode.MERGE, fresh=False)
-    shared.write_snapshot(with_frozen=False)
+    shared.apply(0, MergeMode.MERGE, fresh=False)
+    shared.write_snapshot(0, with_frozen=False)
     np.testing.assert_array_equal(base - node.values(node.snapshot, "weight"), 0)
 
 
 def share_linear(net: nn.Module) -> tuple[ModelTensors, FakeNode, SharedTensors]:
     tensors = find_tensors([net], [torch.optim.SGD(net.parameters(), lr=0.1)])
     node = FakeNode(manifest=tensors.manifest)
-    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)))
+    return tensors, node, SharedTensors(tensors, node.joined(len(tensors.pieces)), SyncSettings())
 
 
 def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
@@ -222,8 +223,8 @@ def test_only_owned_pieces_are_written_and_shared_ones_hashed() -> None:
     weight = [p.name for p in tensors.pieces].index("weight")
     node.shared_pieces = (weight,)
     joined = node.joined(weight)  # owns those before it
-    shared = SharedTensors(tensors, joined)
-    shared.write_snapshot(with_frozen=False)
+    shared = SharedTensors(tensors, joined, SyncSettings())
+    shared.write_snapshot(0, with_frozen=False)
     assert not node.values(node.snapshot, "weight").any()
     assert node.values(node.snapshot, "scale").any()
     expected = PieceHash(piece=weight, hash=piece_hash(net.weight.detach().float().numpy().tobytes()))
@@ -234,7 +235,7 @@ def test_a_replaced_buffer_is_followed() -> None:
     net = Net()
     _, node, shared = share(net)
     net.mean = torch.full((3,), 4.0)
-    shared.write_snapshot(with_frozen=False)
+    shared.write_snapshot(0, with_frozen=False)
     assert node.values(node.snapshot, "mean").tolist() == [4.0] * 3
 
 
@@ -247,7 +248,7 @@ def test_a_buffer_that_was_removed_is_named(how: str) -> None:
     else:
         net._buffers["mean"] = None
     with pytest.raises(ConfigError, match="'mean' was removed"):
-        shared.write_snapshot(with_frozen=False)
+        shared.write_snapshot(0, with_frozen=False)
 
 
 def test_swap_in_and_back() -> None:
