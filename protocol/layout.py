@@ -193,6 +193,18 @@ def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
 
     Raises ConfigError if one of several has no elements.
     """
+    found, empty = _placed(manifest, num_fragments)
+    if num_fragments > 1 and empty:
+        most = next(fewer for fewer in range(num_fragments - 1, 0, -1) if fewer == 1 or not _placed(manifest, fewer)[1])
+        raise ConfigError(
+            f"sync.fragments = {num_fragments} does not fit this model: by the layers that its tensors are of, fragment "
+            f"{empty[0]} would be empty; choose sync.fragments = {most}"
+        )
+    return found
+
+
+def _placed(manifest: Manifest, num_fragments: int) -> tuple[dict[str, int], list[int]]:
+    """And the fragments that have no elements."""
     found: dict[str, int] = {}
     num_bytes = [0] * num_fragments
 
@@ -205,11 +217,7 @@ def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
         fragment = int(layer[0]) % num_fragments if layer else num_bytes.index(min(num_bytes))
         found[spec.name] = fragment
         num_bytes[fragment] += spec.num_elements * spec.carried_itemsize
-    if num_fragments > 1 and not min(num_bytes):
-        raise ConfigError(
-            f"{num_fragments} fragments are too many for this model: number {num_bytes.index(0)} is empty"
-        )
-    return found
+    return found, [fragment for fragment in range(num_fragments) if not num_bytes[fragment]]
 
 
 def check_fragment(fragment: int, num_fragments: int) -> None:

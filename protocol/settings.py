@@ -95,6 +95,11 @@ class SyncSettings:
     """Wait for the disk before Done and after each commit. Without it a process crash loses nothing; a power cut may
     take a site back by some commits, to its last snapshot at worst."""
 
+    @property
+    def all_fragments(self) -> int:
+        """What a sync of all fragments names in place of one."""
+        return self.fragments if self.fragments > 1 else 0
+
     def window_steps(self, fragment: int) -> int:
         """Inner steps from the boundary before to that of a sync of the fragment: H in one cycle of all fragments. A
         sync of all at once has the steps of the longest window."""

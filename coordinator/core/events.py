@@ -192,6 +192,8 @@ class CommitRecord:
     """Whose weights are less than what their sites said, in words."""
     stood_out: Outlier | None = None
     """The contribution to a trainable chunk that was nearest to its limit, if one was near to it."""
+    touched: tuple[int, ...] = ()
+    """Of each fragment, the last commit before this one that touched it; empty in a run with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +263,8 @@ class ExclusionRecord:
     incarnation: int
     by_site_id: int
     reason: str
+    fragment: int = 0
+    """Of the sync."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,9 +49,7 @@ class Run:
         self.parent_json = persisted.run.parent_json
         self.term = persisted.term
         parent: dict[str, Any] = json.loads(self.parent_json) if self.parent_json else {}
-        self.log = CommitLog(
-            persisted, settings.sync.log_commits, parent.get("run_step", 0), parent.get("run_tokens", 0)
-        )
+        self.log = CommitLog(persisted, settings.sync, parent.get("run_step", 0), parent.get("run_tokens", 0))
         sites = persisted.all(e.SiteRecord)
         self.members = Membership(sites, persisted.last_site_id, now, self.limits.lease_s)
         self.now = now
@@ -83,12 +81,12 @@ class Run:
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
         self.exchange_times = ExchangeTimes()
-        self.trouble = Trouble()
+        self.trouble = Trouble(settings.sync.fragments)
         self.links = Links()
         self.pace = Pace()
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         excluded = persisted.all(e.ExclusionRecord)
-        self.left_out = LeftOut(excluded, self.log.records)
+        self.left_out = LeftOut(excluded, self.log.records, settings.sync.all_fragments)
         self._leave_out_again(excluded)
         self.stragglers = Stragglers()
         self.going_back: GoingBack | None = None

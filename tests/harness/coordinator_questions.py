@@ -241,8 +241,9 @@ class CoordinatorQuestions:
 
     # --- the sync that is open
 
-    def open_sync(self, fragment: int = 0) -> m.Open | None:
-        sync = self.core.run.lanes.get(fragment)
+    def open_sync(self, fragment: int | None = None) -> m.Open | None:
+        """Of that fragment, here and below; of the only one that has a sync."""
+        sync = self._lane(fragment)
         return None if sync is None else sync.open
 
     def newest_sync(self) -> int:
@@ -253,9 +254,9 @@ class CoordinatorQuestions:
         """Of the sites that the sync waits for at first."""
         return set(self._sync().expected)
 
-    def is_ready(self, name: str, fragment: int = 0) -> bool:
+    def is_ready(self, name: str, fragment: int | None = None) -> bool:
         """False as well without a sync, and of a site that the core does not know."""
-        sync = self.core.run.lanes.get(fragment)
+        sync = self._lane(fragment)
         return sync is not None and self.is_known(name) and self._site(name).site_id in sync.ready
 
     def diverged_ids(self) -> set[int]:
@@ -264,7 +265,7 @@ class CoordinatorQuestions:
 
     # --- its attempt
 
-    def attempt(self, fragment: int = 0) -> int:
+    def attempt(self, fragment: int | None = None) -> int:
         """0 while the sync is collected."""
         attempt = self._attempt(fragment)
         return 0 if attempt is None else attempt.plan.attempt
@@ -391,12 +392,16 @@ class CoordinatorQuestions:
         return self.core.run.members.sites[name]
 
     def _sync(self) -> Sync:
-        sync = self.core.run.lanes.get(0)
+        sync = self._lane()
         assert sync is not None, "no sync is open"
         return sync
 
-    def _attempt(self, fragment: int = 0) -> Attempt | None:
-        sync = self.core.run.lanes.get(fragment)
+    def _lane(self, fragment: int | None = None) -> Sync | None:
+        lanes = self.core.run.lanes
+        return next(iter(lanes.values()), None) if fragment is None else lanes.get(fragment)
+
+    def _attempt(self, fragment: int | None = None) -> Attempt | None:
+        sync = self._lane(fragment)
         return None if sync is None else sync.attempt
 
 

@@ -55,6 +55,7 @@ def some_settings(**changes: Any) -> RunSettings:
         codec="fp32",
         chunk_elements=CHUNK_ELEMENTS,
         overlap_steps=values.pop("overlap", 0),
+        fragments=values.pop("fragments", 1),
         max_chunks=values.pop("max_chunks", 10_000),
         log_commits=8,
     )
@@ -604,7 +605,7 @@ class Story(CoordinatorQuestions):
             case m.Refused():
                 return f"Refused ({message.kind.name.lower()})"
             case m.Open():
-                return f"Open, {_open_in_words(message)}"
+                return f"Open, {self._open_in_words(message)}"
             case m.Plan():
                 names = " ".join(self._name(c.site_id) for c in message.contributors)
                 receivers = " ".join(self._name(r.site_id) for r in message.receivers)
@@ -615,23 +616,26 @@ class Story(CoordinatorQuestions):
                 )
                 to = f", to {receivers}" if receivers else ""
                 ahead = ", ahead" if message.ahead else ""
-                return f"Plan {message.sync}.{message.attempt} of term {message.term}{ahead}: {names}{to}; {work}"
+                of = f"{self._fragment_in_words(message.fragment)}{ahead}"
+                return f"Plan {message.sync}.{message.attempt} of term {message.term}{of}: {names}{to}; {work}"
             case m.Weights():
                 members = self.plans()[message.sync, message.attempt].contributors
                 tokens = " ".join(f"{self._name(c.site_id)}:{t}" for c, t in zip(members, message.tokens, strict=True))
                 return f"Weights of plan {message.sync}.{message.attempt}: {tokens}"
             case m.Commit():
-                following = f"; then {_open_in_words(message.next)}" if message.next else "; the last"
-                done = "".join(f", done {ranges_in_words(line.ranges)}" for line in message.done)
+                following = f"; then {self._open_in_words(message.next)}" if message.next else "; the last"
+                done = self._fragment_in_words(message.fragment)
+                done += "".join(f", done {ranges_in_words(line.ranges)}" for line in message.done)
                 return f"Commit {message.commit} of sync {message.sync}.{message.attempt}{done}{following}"
             case m.Abandoned():
-                following = f"; then {_open_in_words(message.next)}" if message.next else ""
+                following = f"; then {self._open_in_words(message.next)}" if message.next else ""
                 return f"Abandoned sync {message.sync}{following}"
             case m.Sources():
                 attested = " ".join(str(a.commit) for a in message.attested) or "none"
                 donors = " ".join(f"{self._name(d.site_id)}@{d.commit}" for d in message.donors) or "none"
                 commits = " ".join(str(c.commit) for c in message.commits) or "none"
-                return f"Sources: attested {attested}; donors {donors}; commits {commits}"
+                touched = f"; touched {' '.join(map(str, message.touched))}" if message.touched else ""
+                return f"Sources: attested {attested}; donors {donors}; commits {commits}{touched}"
             case m.Evicted():
                 return "Evicted"
             case m.ListPayloads():
@@ -659,6 +663,18 @@ class Story(CoordinatorQuestions):
             case m.Leases():
                 return f"Leases {ranges_in_words(message.ranges)}"
 
+    def _open_in_words(self, message: m.Open) -> str:
+        of = self._fragment_in_words(message.fragment)
+        beyond = f", and up to {message.overlap_steps} beyond" if message.overlap_steps else ""
+        steps = f"{message.num_steps} steps from step {message.run_step}{beyond}"
+        return f"sync {message.sync}{of} on commit {message.base_commit}, {steps}"
+
+    def _fragment_in_words(self, fragment: int) -> str:
+        num = self.settings.sync.fragments
+        if num == 1:
+            return ""
+        return f" of fragment {fragment}" if fragment < num else " of all fragments"
+
 
 def ranges_in_words(ranges: Iterable[m.DataRange]) -> str:
     return " ".join(f"{r.first}-{r.first + r.num_samples - 1}" for r in ranges) or "nothing"
@@ -668,12 +684,6 @@ def ranges_of(text: str) -> tuple[m.DataRange, ...]:
     """`0-99,200-249`"""
     pairs = [part.split("-") for part in text.split(",") if part]
     return tuple(m.DataRange(first=int(a), num_samples=int(b) - int(a) + 1) for a, b in pairs)
-
-
-def _open_in_words(message: m.Open) -> str:
-    beyond = f", and up to {message.overlap_steps} beyond" if message.overlap_steps else ""
-    steps = f"{message.num_steps} steps from step {message.run_step}{beyond}"
-    return f"sync {message.sync} on commit {message.base_commit}, {steps}"
 
 
 def _identity(record: e.Record) -> tuple[str, int, int]:

@@ -22,7 +22,8 @@ DAMAGED_CHUNK = 3
 class TinyModel:
     def __init__(self, settings: RunSettings, manifest: Manifest) -> None:
         self._settings = settings
-        self._layout = Layout(manifest, settings.sync.chunk_elements)
+        self._layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
+        self._fragments: dict[int, int] = {}  # of commits
         self._slots = slots_of(settings.outer)
         self.damaged = DAMAGED_CHUNK
         self.records = cache(self._records)
@@ -39,6 +40,7 @@ class TinyModel:
         return found
 
     def payloads_digest(self, plan: m.Plan | m.Commit) -> bytes:
+        self._fragments[plan.sync] = plan.fragment
         return payload_digest(self._settings.run_id, plan, [payload_hash(p) for p in self._payloads(plan.sync) if p])
 
     def show(self, asked: m.Show, held: str, commit: int) -> bytes:
@@ -61,7 +63,7 @@ class TinyModel:
             return tuple(struct.pack(f"<{size // 4}f", *[0.5 + i] * (size // 4)) for i, size in enumerate(sizes))
         payloads = self._payloads(commit)
         return tuple(
-            record  # frozen, or empty
+            record  # frozen, empty, or of another fragment
             if chunk.index >= len(payloads) or not payloads[chunk.index]
             else recomputed(
                 role=chunk.role,
@@ -77,7 +79,8 @@ class TinyModel:
     def _payloads(self, commit: int) -> list[bytes]:
         found = []
         for chunk in self._layout.chunks[: self._layout.num_sync_chunks]:
-            if not (count := chunk.num_elements):
+            count, fragment = chunk.num_elements, self._fragments.get(commit, 0)
+            if not self._layout.travels(chunk.index, fragment):
                 found.append(b"")
                 continue
             header = EncodedHeader(codec="fp32", zstd=False, dtype="F32", num_elements=count).pack()

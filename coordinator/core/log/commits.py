@@ -10,6 +10,7 @@ from atoll.coordinator.core.events import AttestationRecord, CommitRecord
 from atoll.coordinator.core.persisted import LossRecord, Persisted, thinned
 from atoll.protocol.history import History
 from atoll.protocol.messages import Attestation, Commit, Outlier
+from atoll.protocol.settings import SyncSettings
 
 REPORTS_OF_COMMITS = 3
 """One less than the hashes of chunks that sites keep: those of the commit before are needed to settle a dispute."""
@@ -29,10 +30,9 @@ class Judgement:
 class CommitLog:
     """Commits 1, 2, ... (0 is the starting state, which no record describes)."""
 
-    def __init__(self, persisted: Persisted, keep: int, first_run_step: int, first_run_tokens: int) -> None:
-        self._keep = keep
-        self.history = History()
-        """Of a run with one fragment, which every commit touches."""
+    def __init__(self, persisted: Persisted, sync: SyncSettings, first_run_step: int, first_run_tokens: int) -> None:
+        self._keep = sync.log_commits
+        self._num_fragments = sync.fragments
         self.records: list[CommitRecord] = list(persisted.all(CommitRecord))
         self._contributors = {r.commit.commit: _ids(r.commit) for r in self.records}
         self.attested: dict[int, bytes] = {
@@ -78,6 +78,17 @@ class CommitLog:
     def next(self) -> int:
         """The number of the commit that comes next, whatever fragment it is of."""
         return self.last + 1
+
+    @property
+    def history(self) -> History:
+        """Which commits touched which fragment, from the state before the oldest commit whose record is here."""
+        touched = self.records[0].touched if self.records else ()
+        return History(touched or (0,) * self._num_fragments, (r.commit.fragment for r in self.records))
+
+    def touched(self, commit: int) -> tuple[int, ...]:
+        """Of each fragment, the last commit <= `commit` that touched it. Empty for a run with one fragment, and if
+        the log does not reach back so far."""
+        return (self.history.touched(commit) or ()) if self._num_fragments > 1 else ()
 
     @property
     def first(self) -> int:

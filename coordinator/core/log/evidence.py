@@ -120,14 +120,14 @@ def _hash_of(run: Run, dispute: Dispute, chunk: int, holders: Holders) -> bytes:
 
     hashes = _evidence(run, dispute, _hashes_of(run, before, attested), everybody)
     old = hash_at(hashes, chunk)
-    if spec.role is Role.FROZEN:
+    sizes = run.chunk_sizes.of_sync(record.commit.fragment)
+    if spec.role is Role.FROZEN or not sizes.has_payload(chunk):
         return old
     size = record_bytes(spec.role, spec.dtype, num_elements, outer)
     values = show(Evidence.RECORD, before, old, size)
-    size = DIGEST_BYTES * len(run.chunk_sizes)
+    size = DIGEST_BYTES * len(sizes)
     payloads = show(Evidence.PAYLOAD_HASHES, now, record.commit.payload_digest, size)
-    fragment = record.commit.fragment
-    travels = spec_of(run.settings.sync, run.log.history.before(fragment, now), fragment)
+    travels = spec_of(run.settings.sync, before, record.commit.fragment)
     size = travels.max_bytes(spec.role, num_elements, spec.carried_itemsize)
     payload = show(Evidence.PAYLOAD, now, hash_at(payloads, chunk), size)
     raise _Stops(
@@ -249,6 +249,7 @@ def _check(run: Run, need: Need, total_bytes: int) -> Digest | ListCheck:
         case Evidence.RECORD:
             return chunk_digest(total_bytes)
         case Evidence.PAYLOAD_HASHES if record := run.log.record(need.commit):
+            sizes = sizes.of_sync(record.commit.fragment)
             digest = payloads_digest(run.run_id, record.commit, sizes.num_payloads)
             return ListCheck(digest, len(sizes), sizes)
         case _:

@@ -28,7 +28,7 @@ def hash_at(hashes: bytes | bytearray, chunk: int) -> bytes:
 
 class ListCheck:
     """The hash of a list that a site shows, taken as its parts arrive: to take it when the last part is here would hold
-    up the event loop. With `sizes`: of payloads, which chunks without elements have not."""
+    up the event loop. With `sizes`: of payloads, which not all chunks have."""
 
     def __init__(self, digest: Digest, num_hashes: int, sizes: ChunkSizes | None = None) -> None:
         """`digest` of all that comes before the list."""

@@ -422,7 +422,8 @@ def sources_for(run: Run, site: Site, request: m.FindSources) -> m.Sources:
         attested = tuple(m.Attestation(commit=n, state_hash=h) for n, h in known.items())
     if not commits and not (request.has_state and request.after_commit == run.log.last):
         commits = next((c for a in attested if (c := _listed_after(run, a.commit))), ())
-    return m.Sources(attested=attested, donors=donors, commits=commits)
+    touched = run.log.touched(commits[0].commit - 1 if commits else run.log.last)
+    return m.Sources(attested=attested, donors=donors, commits=commits, touched=touched)
 
 
 def _listed_after(run: Run, commit: int) -> tuple[m.Commit, ...]:

@@ -154,7 +154,8 @@ def taken(run: Run, event: ManifestRead) -> None:
         run.report(
             logging.INFO,
             f"the run's model has {record.manifest.num_trainable} trainable parameters in "
-            f"{len(record.manifest.tensors)} tensors, {len(run.chunk_sizes)} chunks a sync",
+            f"{len(record.manifest.tensors)} tensors, {len(run.chunk_sizes)} chunks "
+            f"{f'in {num} fragments' if (num := run.settings.sync.fragments) > 1 else 'a sync'}",
         )
         run.offers.waiting = {event.stream: offer} | run.offers.waiting  # it came first
 

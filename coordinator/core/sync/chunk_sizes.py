@@ -8,25 +8,33 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest, Role, TensorSpec, chunk_runs
+from atoll.protocol.layout import Manifest, Role, TensorSpec, chunk_runs, fragments_of
 from atoll.protocol.settings import SyncSettings
 from atoll.protocol.spec import spec_of
+
+_Run = tuple[TensorSpec, int, int, int]
+"""Tensor, number of chunks, elements and bytes of each."""
+_OTHERS = TensorSpec(name="", shape=(0,), dtype="F32", role=Role.TRAINABLE)
+"""What does not travel in a sync of one fragment."""
 
 
 class ChunkSizes:
     """Of runs of equal chunks, in the order of chunks: those of syncs, then those of frozen tensors."""
 
-    def __init__(self, runs: Iterable[tuple[TensorSpec, int, int, int]] = ()) -> None:
-        """`runs`: tensor, number of chunks, elements and bytes of each."""
+    def __init__(self, runs: Iterable[_Run] = (), fragments: Sequence[ChunkSizes] = ()) -> None:
+        """`fragments`: the sizes in a sync of each, where there are several."""
+        self._fragments = fragments
         self._specs: list[TensorSpec] = []
         self._elements, self._counts, self._sizes = array("Q"), array("Q"), array("Q")
         self._firsts = array("Q")  # chunk of each run
         self._before: list[int] = []  # bytes of all chunks before it
-        self._empty = array("Q")  # chunks of syncs that have no elements
+        self._empty, self._empty_ends = array("Q"), array("Q")  # ranges of chunks of syncs that have no payload
+        self.num_payloads = 0
+        """Of a sync: chunks without elements have none."""
         self.num_chunks = 0
         """Of the whole model, frozen tensors included."""
         self._num_sync_chunks = self.total_bytes = 0
@@ -37,12 +45,15 @@ class ChunkSizes:
             self._sizes.append(size)
             self._firsts.append(self.num_chunks)
             self._before.append(self.total_bytes)
-            if not elements and spec.role is not Role.FROZEN:
-                self._empty.append(self.num_chunks)
-            self.num_chunks += count
+            first, self.num_chunks = self.num_chunks, self.num_chunks + count
             if spec.role is not Role.FROZEN:
                 self._num_sync_chunks = self.num_chunks
                 self.total_bytes += count * size
+                if elements:
+                    self.num_payloads += count
+                else:
+                    self._empty.append(first)
+                    self._empty_ends.append(self.num_chunks)
 
     @classmethod
     def of(cls, manifest: Manifest, sync: SyncSettings) -> ChunkSizes:
@@ -52,9 +63,11 @@ class ChunkSizes:
         def size(spec: TensorSpec, elements: int) -> int:
             return 0 if spec.role is Role.FROZEN else travels.max_bytes(spec.role, elements, spec.carried_itemsize)
 
-        found = cls(
+        runs = [
             (spec, n, elements, size(spec, elements)) for spec, n, elements in chunk_runs(manifest, sync.chunk_elements)
-        )
+        ]
+        fragments = [cls(own) for own in _by_fragment(runs, manifest, sync.fragments)] if sync.fragments > 1 else []
+        found = cls(runs, fragments)
         if found.num_chunks > sync.max_chunks:
             raise ConfigError(
                 f"the model has {found.num_chunks} chunks of {sync.chunk_elements} elements, a run takes "
@@ -66,6 +79,10 @@ class ChunkSizes:
         """Of a sync."""
         return self._num_sync_chunks
 
+    def of_sync(self, fragment: int) -> ChunkSizes:
+        """With all chunks of syncs, of which those of other fragments have no bytes and no payloads."""
+        return self._fragments[fragment] if fragment < len(self._fragments) else self
+
     def at(self, chunk: int) -> tuple[TensorSpec, int]:
         """The tensor of a chunk, and its number of elements."""
         run = bisect_right(self._firsts, chunk) - 1
@@ -73,20 +90,19 @@ class ChunkSizes:
 
     # --- their payloads
 
-    @property
-    def num_payloads(self) -> int:
-        """Of a sync: chunks without elements have none."""
-        return len(self) - len(self._empty)
+    def has_payload(self, chunk: int) -> bool:
+        """In a sync."""
+        place = bisect_right(self._empty, chunk) - 1
+        return chunk < len(self) and (place < 0 or chunk >= self._empty_ends[place])
 
     def of_payloads(self, hashes: memoryview, first_chunk: int) -> Iterator[memoryview]:
         """What is left of a part of a list of hashes, one for each chunk of a sync, without those that have no
         payload."""
         start = 0
         end_chunk = first_chunk + len(hashes) // DIGEST_BYTES
-        for place in range(bisect_left(self._empty, first_chunk), bisect_left(self._empty, end_chunk)):
-            end = DIGEST_BYTES * (self._empty[place] - first_chunk)
-            yield hashes[start:end]
-            start = end + DIGEST_BYTES
+        for place in range(bisect_right(self._empty_ends, first_chunk), bisect_left(self._empty, end_chunk)):
+            yield hashes[start : DIGEST_BYTES * max(0, self._empty[place] - first_chunk)]
+            start = DIGEST_BYTES * (self._empty_ends[place] - first_chunk)
         yield hashes[start:]
 
     # --- their bytes
@@ -124,3 +140,28 @@ class ChunkSizes:
                 return min(self._firsts[run] + taken, len(self))
             run -= 1
         return 0
+
+
+def _by_fragment(runs: Sequence[_Run], manifest: Manifest, num_fragments: int) -> list[list[_Run]]:
+    """Of each fragment its own runs, and what lies between them as one. Raises ConfigError if one has no elements."""
+    fragments = fragments_of(manifest, num_fragments)
+    found: list[list[_Run]] = [[] for _ in range(num_fragments)]
+    ends = [0] * num_fragments
+    end = 0
+
+    def fill(fragment: int) -> None:
+        if end > ends[fragment]:
+            found[fragment].append((_OTHERS, end - ends[fragment], 0, 0))
+
+    for run in runs:
+        spec, count, _, _ = run
+        if spec.role is Role.FROZEN:
+            break  # they are the last
+        fragment = fragments[spec.name]
+        fill(fragment)
+        found[fragment].append(run)
+        end += count
+        ends[fragment] = end
+    for fragment in range(num_fragments):
+        fill(fragment)
+    return found

@@ -153,13 +153,13 @@ def _propose(run: Run, sync: Sync, contributors: list[Site], why: str, late: fro
         if len(listed) < run.settings.quorum:
             return _nobody_reduces(run, sync, listed, f"there is no quorum {pieces}")
         contributors, why = listed, f"{why}; {pieces}"
-    held_back = run.trouble.held_back(sync.open.sync)
-    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, run), held_back)
+    held_back, sizes = run.trouble.held_back(sync.open.sync), run.chunk_sizes.of_sync(sync.open.fragment)
+    choice = reach.choose(contributors, run.settings.quorum, partial(plans.fit, sizes), held_back)
     if choice.problem:
         return _nobody_reduces(run, sync, contributors, choice.problem)
     full = sync.exclusions.reasons(Kind.NO_ROOM)
     no_reducers = choice.not_reducing.union(full)
-    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)
+    contributors = plans.with_room(sizes, choice.contributors, run.settings.quorum, no_reducers)
     why += choice.left_out
     if left := [s.label for s in choice.contributors if s not in contributors]:
         more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
@@ -189,7 +189,8 @@ def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str
         return d.CollectAgain(problem)
     empty = [s for s in _able(run, sync) if not sync.ready[s.site_id].tokens]
     if empty and not waiting_for(run, sync):
-        with_them = reach.choose([*contributors, *empty], run.settings.quorum, partial(plans.fit, run))
+        fit = partial(plans.fit, run.chunk_sizes.of_sync(sync.open.fragment))
+        with_them = reach.choose([*contributors, *empty], run.settings.quorum, fit)
         if not with_them.problem:
             return _train_on(empty, problem)
     if barred := _barred(run, sync):

@@ -197,7 +197,7 @@ def _carry_out_in(run: Run, sync: Sync, attempt: Attempt, decision: d.OfAttempt)
         case d.Stuck():
             standstill.carry_out(run, attempt, decision)
         case d.Misled(reason):
-            run.trouble.misled.note([sync.open.fragment], sync.open.sync)
+            run.trouble.note_misled(sync.open.sync)
             attempt.spoil(reason)
         case d.Evict(sites=sites):
             for site, text, why in sites:

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 from atoll.coordinator.core.events import CommitRecord, ExclusionRecord
 from atoll.coordinator.core.persisted import KEPT_EXCLUSIONS
-from atoll.protocol.messages import Member
+from atoll.protocol.messages import Commit
 
 Start = tuple[int, int]
 """Site id and incarnation."""
@@ -102,20 +102,25 @@ class Exclusions:
 
 
 class LeftOut:
-    """Who was left out of a sync for what it contributed, and has contributed to no commit since: over the syncs of a
-    run, as the store keeps it."""
+    """Who was left out of a sync for what it contributed, and has contributed to no commit of that fragment since: over
+    the syncs of a run, as the store keeps it."""
 
-    def __init__(self, records: Sequence[ExclusionRecord], commits: Sequence[CommitRecord]) -> None:
+    def __init__(
+        self, records: Sequence[ExclusionRecord], commits: Sequence[CommitRecord], all_fragments: int = 0
+    ) -> None:
+        """`all_fragments`: what a sync of all names."""
+        self._all = all_fragments
         self.recent = deque(records, KEPT_EXCLUSIONS)
         self._standing: dict[int, ExclusionRecord] = {}
-        committed = {record.commit.sync: record.commit.contributors for record in commits}
+        committed = {record.commit.sync: record.commit for record in commits}
         by_sync: dict[int, list[ExclusionRecord]] = {}
         for record in records:
             by_sync.setdefault(record.sync, []).append(record)
         for sync in sorted({*by_sync, *committed}):
             for record in by_sync.get(sync, ()):
                 self._found_before(record)
-            self.committed(committed.get(sync, ()), sync)
+            if sync in committed:
+                self.committed(committed[sync])
 
     def _found_before(self, record: ExclusionRecord) -> None:
         """Before this start of the coordinator: whom a reducer found for the second time was evicted for it."""
@@ -138,9 +143,11 @@ class LeftOut:
         """It begins anew."""
         self._standing.pop(site_id, None)
 
-    def committed(self, contributors: Iterable[Member], sync: int) -> None:
-        """The commit of that sync has these contributors: nobody found them absurd."""
-        for member in contributors if self._standing else ():
+    def committed(self, commit: Commit) -> None:
+        """Nobody found what its contributors have of its chunks absurd."""
+        for member in commit.contributors if self._standing else ():
             record = self._standing.get(member.site_id)
-            if record is not None and record.sync < sync:
+            if record is None or record.sync >= commit.sync:
+                continue
+            if commit.fragment == record.fragment or self._all in (commit.fragment, record.fragment):
                 del self._standing[member.site_id]

@@ -14,6 +14,8 @@ from atoll.coordinator.core.sync.blame import Pair, partners_of
 REMEMBERED_SYNCS = 64
 """A failure is followed by a longer term if the last term ended less than so many syncs before, or than it lasted."""
 MAX_LINKS = 4096
+_THE_RUN = 0
+"""No site has that id."""
 
 
 @dataclass(slots=True)
@@ -51,15 +53,16 @@ class Probation:
 class Trouble:
     """Over the syncs of one start of the coordinator."""
 
-    def __init__(self) -> None:
-        self.reduce_nothing = Probation(1, 4, 16, 64)
+    def __init__(self, num_fragments: int = 1) -> None:
+        """Of a run whose fragments take turns: its next sync of the same fragment is so many later."""
+        # Until that one too, or the word of one reducer could leave a site out of a fragment time and again.
+        self.reduce_nothing = Probation(*(num_fragments * length for length in (1, 4, 16, 64)))
         self.receive_only = Probation(1, 4, 16, 64, 256, 1024)
         self.ended_attempts = Probation(0, 1, 4, 16, 64, 256, 1024)
         """Sites that left, or could not go on, while others exchanged with them. That happens once to anybody."""
         # It costs such a site nothing to reduce no more, and the others a stall each time that it holds them up.
         self.held_up_others = Probation(64, 512, 4096)
-        self.misled = Probation(64, 512, 4096)
-        """Fragments, for which nothing is planned ahead: contributors averaged with other weights than were said."""
+        self._misled = Probation(64, 512, 4096)  # the run as a whole
         self._links: dict[Pair, int] = {}  # the last sync in which an exchange over it failed
 
     def held_back(self, sync: int) -> frozenset[int]:
@@ -69,6 +72,14 @@ class Trouble:
     def spared(self, sync: int) -> frozenset[int]:
         """Sites that receive only in that sync, if there are enough others."""
         return self.receive_only.of(sync) | self.ended_attempts.of(sync)
+
+    def note_misled(self, sync: int) -> None:
+        """Contributors averaged with other weights than were said."""
+        self._misled.note([_THE_RUN], sync)
+
+    def plans_ahead(self, sync: int) -> bool:
+        """Whether that sync may be planned before its sites have said their weights."""
+        return _THE_RUN not in self._misled.of(sync)
 
     def note_links(self, pairs: Collection[Pair], sync: int) -> None:
         """Exchanges over these links failed in that sync."""

@@ -43,8 +43,10 @@ def open_next(
     run.lanes.clear()
     expected = [*at_base, *(s for s in returning if s not in at_base)]
     log = run.log
-    window = _window(run, log.run_step, log.run_tokens, log.tokens_per_step())
-    following = _next(run, log.last, log.run_step, log.run_tokens, window, fragment=0)
+    newest = log.record(log.last)
+    turn = _turn(run, newest.commit.fragment) if newest is not None else 0
+    window = _window(run, turn, log.run_step, log.run_tokens, log.tokens_per_step())
+    following = _next(run, log.last, log.run_step, log.run_tokens, window)
     _open(run, following, expected)
     for site in at_base:
         if before is not None:
@@ -52,8 +54,8 @@ def open_next(
         run.send(site, following)
 
 
-def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int, int], *, fragment: int) -> m.Open:
-    num_steps, overlap_steps = window
+def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int, int, int]) -> m.Open:
+    fragment, num_steps, overlap_steps = window
     return m.Open(
         sync=run.last_sync + 1,
         fragment=fragment,
@@ -86,27 +88,44 @@ def _ends(run: Run, run_step: int, run_tokens: int) -> bool:
 
 def last_in_words(run: Run) -> str:
     """Which sync is the last one of a run that is to stop."""
-    beyond = max((sync.open.overlap_steps for sync in run.lanes.values()), default=0)
-    return f"{'the one after ' if beyond else ''}the sync that is open is the last"
+    last = all(may_be_last(run, sync.open) for sync in run.lanes.values())
+    return f"{'' if last else 'the one after '}the sync that is open is the last"
+
+
+def may_be_last(run: Run, opened: m.Open) -> bool:
+    """Whether the run can end with the sync: it is of all fragments, and nothing is trained beyond it."""
+    return opened.fragment == run.settings.sync.all_fragments and not opened.overlap_steps
+
+
+def _turn(run: Run, fragment: int) -> int:
+    """The fragment whose turn it is after that one: the first of those that follow which has no sync. After all of
+    them it is 0."""
+    num = run.settings.sync.fragments
+    turns = ((fragment + i) % num for i in range(1, num + 1)) if fragment < num else range(num)
+    return next(turn for turn in turns if turn not in run.lanes)
 
 
 def _window(
-    run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
-) -> tuple[int, int]:
-    """Steps of the next sync: H, or what is left of the run; where it ends, the `trained_steps` that sites may have
-    trained beyond the sync before. Then how many steps they may train beyond this one: 0 if it may be the last. A
-    length in tokens is estimated from the last commit."""
+    run: Run, turn: int, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
+) -> tuple[int, int, int]:
+    """Fragment of the next sync: the one whose `turn` it is, or all if it may be the last. Its steps: those of the
+    window, or what is left of the run; where it ends, the `trained_steps` that sites may have trained beyond the sync
+    before. Then how many steps they may train beyond this one: 0 if it may be the last. A length in tokens is estimated
+    from the last commit."""
     settings, sync = run.settings, run.settings.sync
+    together, longest = sync.all_fragments, sync.window_steps(sync.all_fragments)
     if trained_steps and _ends(run, run_step, run_tokens):
-        return trained_steps, 0
+        return together, trained_steps, 0
     if settings.steps:
         left = settings.steps - run_step
     elif tokens_per_step:
         left = math.ceil((settings.tokens - run_tokens) / tokens_per_step)
     else:
-        return sync.every, 0  # nobody knows yet whether it is the last
-    num_steps = max(1, min(sync.every, left))
-    return num_steps, 0 if run.stop_reason else max(0, min(sync.overlap_steps, left - num_steps))
+        return together, longest, 0  # nobody knows yet whether it is the last
+    num_steps = sync.window_steps(turn)
+    if run.stop_reason or left <= num_steps:
+        return together, max(1, min(longest, left)), 0
+    return turn, num_steps, min(sync.overlap_steps, left - num_steps)
 
 
 def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_out: m.Outlier | None) -> None:
@@ -118,13 +137,14 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     tokens = sum(attempt.weights.tokens)
     run_tokens = run.log.run_tokens + tokens
     number = run.log.next
-    trained_steps = sync.open.overlap_steps
-    final = not trained_steps and _ends(run, run_step, run_tokens)
+    final = may_be_last(run, sync.open) and _ends(run, run_step, run_tokens)
+    del run.lanes[plan.fragment]
     at_base = run.members.holding(plan.base_commit)
     following: m.Open | None = None
     if not final:
-        window = _window(run, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
-        following = _next(run, number, run_step, run_tokens, window, fragment=plan.fragment)
+        turn, trained_steps = _turn(run, plan.fragment), max(1, sync.open.overlap_steps)
+        window = _window(run, turn, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
+        following = _next(run, number, run_step, run_tokens, window)
     message = m.Commit(
         commit=number,
         sync=plan.sync,
@@ -148,13 +168,14 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         median_loss=_if_finite(statistics.median(x for _, x in losses)) if losses else None,
         cut=weighing.cut_of(run, attempt.weights, attempt.ids()),
         stood_out=stood_out,
+        touched=run.log.touched(run.log.last),
     )
     run.persist(record)
     run.persist_ledger()
     run.log.append(record)
     _note_who_may_hold_it(run, plan, number)
     run.num_abandoned_in_a_row = 0
-    run.left_out.committed(plan.contributors, plan.sync)
+    run.left_out.committed(message)
     ids = attempt.ids()
     for member in plan.contributors:
         contributor = run.members.known(member.site_id)
@@ -172,7 +193,7 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     run.pace.note_commit(run.now)
     if run.pace.period_s:
         here = [site.site_id for site in run.members.live()]
-        run.links.settle(here, run.chunk_sizes.total_bytes, run.pace.period_s)
+        run.links.settle(here, run.chunk_sizes.of_sync(plan.fragment).total_bytes, run.pace.period_s)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,

@@ -10,6 +10,7 @@ from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import reach
 from atoll.coordinator.core.sync.assignments import assign
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.sync.exclusions import Kind
 from atoll.coordinator.core.sync.stragglers import Window
@@ -37,12 +38,13 @@ def make(
     newcomers = {s.site_id for s in contributors if not s.conduct.may_reduce}
     if len(newcomers) < len(contributors):
         on_probation |= newcomers
+    sizes = run.chunk_sizes.of_sync(sync.open.fragment)
     reducers = _with_links(run, contributors)
-    found = assign(sync, run.chunk_sizes, reducers, on_probation, not_reducing, num_receivers=len(receivers))
+    found = assign(sync, sizes, reducers, on_probation, not_reducing, num_receivers=len(receivers))
     if found is None:
         return None
     trees, suspects = found
-    link_bytes = most_link_bytes(run.chunk_sizes, trees, len(contributors), len(receivers))
+    link_bytes = most_link_bytes(sizes, trees, len(contributors), len(receivers))
     longest_s = run.exchange_times.longest([s.site_id for s in contributors])
     plan = m.Plan(
         sync=sync.open.sync,
@@ -73,19 +75,19 @@ def _with_links(run: Run, contributors: list[Site]) -> list[Reducer]:
     ]
 
 
-def fit(run: Run, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
-    """Whether the others may retain what these contribute."""
+def fit(sizes: ChunkSizes, contributors: list[Site], not_reducing: frozenset[int]) -> bool:
+    """Whether the others may retain what these contribute to a sync of such chunks."""
     try:
-        direct(run.chunk_sizes, [s.reducer() for s in contributors], avoid=not_reducing)
+        direct(sizes, [s.reducer() for s in contributors], avoid=not_reducing)
     except ConfigError:
         return False
     return True
 
 
-def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: frozenset[int]) -> list[Site]:
+def with_room(sizes: ChunkSizes, contributors: list[Site], quorum: int, not_reducing: frozenset[int]) -> list[Site]:
     """Without those who offer the least room, as many as it takes until the others can retain what is contributed; all
     of them where that does not help. Each costs as much room as any other, and a stranger says what it likes."""
-    if fit(run, contributors, not_reducing):
+    if fit(sizes, contributors, not_reducing):
         return contributors
     by_room = sorted(contributors, key=lambda s: (-s.max_retained_bytes, s.site_id))
 
@@ -93,7 +95,7 @@ def with_room(run: Run, contributors: list[Site], quorum: int, not_reducing: fro
         return sorted(by_room[:count], key=lambda s: s.site_id)
 
     counts = range(max(1, quorum), len(contributors))
-    num_that_fit = bisect_left(counts, True, key=lambda count: not fit(run, first(count), not_reducing))
+    num_that_fit = bisect_left(counts, True, key=lambda count: not fit(sizes, first(count), not_reducing))
     return first(counts[num_that_fit - 1]) if num_that_fit else contributors
 
 
@@ -123,7 +125,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None
     number = sync.open.sync
-    if sync.open.fragment in run.trouble.misled.of(number):
+    if not run.trouble.plans_ahead(number):
         return None
     if (run.trouble.spared(number) | run.trouble.reduce_nothing.of(number)) & set(ids):
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.protocol.errors import ConfigError
@@ -51,11 +51,14 @@ def direct(
             f"{len(contributors)} sites holds up to {sizes.total_bytes * len(contributors)}: "
             "give the sites more free disk or memory, raise their --max-retained-mib, or let fewer of them contribute"
         )
-    trees = []
+    trees: list[Tree] = []
+    end = 0
     for position, (first, count) in zip(order, ranges, strict=True):
-        if count:
-            trees.append(Tree(first_chunk=first, num_chunks=count, top=position))
-    return tuple(sorted(trees, key=lambda tree: tree.first_chunk))
+        if sizes.bytes_of(first, count):  # nobody reduces only what does not travel: that goes with what follows
+            trees.append(Tree(first_chunk=end, num_chunks=first + count - end, top=position))
+            end = first + count
+    trees[-1:] = [replace(last, num_chunks=len(sizes) - last.first_chunk) for last in trees[-1:]]
+    return tuple(trees)
 
 
 def _shares(bandwidths: Sequence[int], capacities: Sequence[int], total_bytes: int, num_more: int) -> list[float]:

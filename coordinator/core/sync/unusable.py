@@ -81,6 +81,7 @@ def _leave_out(run: Run, sync: Sync, site: Site, reason: str, *, attempt: int, b
         incarnation=site.incarnation,
         by_site_id=by_site_id,
         reason=reason[:1024],
+        fragment=sync.open.fragment,
     )
     run.persist(record)
     run.left_out.note(record)

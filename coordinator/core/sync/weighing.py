@@ -40,7 +40,8 @@ def within_ratio(ready: Sequence[Ready], covered: Sequence[int], max_ratio: int)
 def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     """The weights of the attempt. Requires that all its contributors are ready."""
     settings = run.settings.sync
-    most_steps = settings.max_weight_ratio * max(settings.every, sync.open.num_steps)
+    longest = settings.window_steps(settings.all_fragments)
+    most_steps = settings.max_weight_ratio * max(longest, sync.open.num_steps)
     ready = [sync.ready[i] for i in attempt.ids()]
     covered = [min(_steps_covered(sync, run.members.known(i)), most_steps) for i in attempt.ids()]
     return WeightsRecord(

@@ -58,6 +58,8 @@ class SyncView:
     num_steps: int
     attempt: int
     """0 while it is collected."""
+    fragment: str
+    """In words, such as "0 of 4" or "all"; empty in a run with one."""
     ready: tuple[str, ...]
     waiting_for: tuple[str, ...]
     contributors: tuple[str, ...]

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from atoll.coordinator.core.log import states
 from atoll.coordinator.core.run import Run
 from atoll.coordinator.core.sites.membership import Site, Standing
-from atoll.coordinator.core.sync import deciding, reach
+from atoll.coordinator.core.sync import deciding, outcomes, reach
 from atoll.coordinator.core.sync.syncs import Phase
 from atoll.coordinator.core.view.data_ranges import data_view
 from atoll.coordinator.core.view.document import CommitView, LinkView, RunView, SiteView, SyncView
@@ -37,7 +37,7 @@ def _state(run: Run) -> tuple[str, str]:
         return "waiting", _waiting(run)
     if reason := next((w.reason for w in run.waits if w.reason), ""):
         return "paused", f": {last_line(reason)}"
-    is_last = not any(sync.open.overlap_steps for sync in run.lanes.values())
+    is_last = all(outcomes.may_be_last(run, sync.open) for sync in run.lanes.values())
     ending = f" (the last sync{'' if is_last else ' but one'})" if run.stop_reason else ""
     if any(sync.phase is Phase.EXCHANGING for sync in run.lanes.values()):
         return "syncing", ending
@@ -162,12 +162,20 @@ def _sync_view(run: Run) -> SyncView | None:
         SyncView,
         (sync.open,),
         attempt=plan.attempt if plan else 0,
+        fragment=_fragment_in_words(run, sync.open.fragment),
         ready=tuple(names[i] for i in sorted(sync.ready)),
         waiting_for=tuple(s.name for s in deciding.waiting_for(run, sync)),
         contributors=tuple(names[c.site_id] for c in plan.contributors) if plan else (),
         receivers=tuple(names[r.site_id] for r in plan.receivers) if plan else (),
         done=tuple(names[i] for i in sorted(sync.attempt.done)) if sync.attempt else (),
     )
+
+
+def _fragment_in_words(run: Run, fragment: int) -> str:
+    num = run.settings.sync.fragments
+    if num == 1:
+        return ""
+    return f"{fragment} of {num}" if fragment < num else "all"
 
 
 def _commit_views(run: Run) -> tuple[CommitView, ...]:

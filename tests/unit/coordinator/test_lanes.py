@@ -15,7 +15,7 @@ FRAGMENTS = (0, 1)
 def of(*names: str, quorum: int = 1) -> Story:
     """Training has begun: sync 1 is of fragment 0. Sync 2, of fragment 1, was opened before the coordinator was started
     for the second time."""
-    story = Story(some_settings(min_sites=len(names), quorum=quorum))
+    story = Story(some_settings(min_sites=len(names), quorum=quorum, fragments=2, every=20, steps=400))
     story.start(*names)
     first = OpenRecord(open=opened(story, 0), expected=tuple(range(1, 1 + len(names))))
     other = replace(first, open=replace(first.open, sync=2, fragment=1))
@@ -209,6 +209,12 @@ def test_the_end_of_the_run_ends_all_syncs() -> None:
     story.happens(StopAsked("enough"))
     for name in "abc":
         done(story, name, 2)
+    for name in "abc":
+        story.applied(name, 1, "s1")
+    of_all = len(FRAGMENTS)
+    ready(story, "abc", of_all)
+    for name in "abc":
+        done(story, name, opened(story, of_all).sync, 1)
     assert story.view.finished
     assert [story.open_sync(f) for f in FRAGMENTS] == [None, None]
     story.restart()
