@@ -1,8 +1,8 @@
 """Which commits touched which fragment. Pure, and the same in coordinator and node.
 
-A commit touches the chunks of one fragment, or of all (a run's last). So the state at commit n is each chunk at the last commit <= n that touched
-its fragment, and the base of a commit is the one of the same fragment before it. With one fragment these are n and
-n - 1, whatever a log holds.
+A commit touches the chunks of one fragment, or of all (a run's last). So the state at commit n is each chunk at the
+last commit <= n that touched its fragment, and the base of a commit is the one of the same fragment before it. With one
+fragment these are n and n - 1, whatever a log holds.
 """
 
 from __future__ import annotations

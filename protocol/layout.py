@@ -197,8 +197,8 @@ def fragments_of(manifest: Manifest, num_fragments: int) -> dict[str, int]:
     if num_fragments > 1 and empty:
         most = next(fewer for fewer in range(num_fragments - 1, 0, -1) if fewer == 1 or not _placed(manifest, fewer)[1])
         raise ConfigError(
-            f"sync.fragments = {num_fragments} does not fit this model: by the layers that its tensors are of, fragment "
-            f"{empty[0]} would be empty; choose sync.fragments = {most}"
+            f"sync.fragments = {num_fragments} does not fit this model: fragment {empty[0]} would be empty, because "
+            f"whole tensors are in one, by their layers; choose sync.fragments = {most}"
         )
     return found
 

@@ -281,8 +281,8 @@ def _validate_sync(sync: SyncSettings) -> None:
     _within("sync.fragments", sync.fragments, 1, MAX_FRAGMENTS)
     if sync.fragments > sync.every:
         raise ConfigError(
-            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of its "
-            f"own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
+            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
+            f"its own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
         )
     _validate_overlap(sync)
     if sync.codec not in CODECS:

@@ -21,7 +21,7 @@ from atoll.coordinator.store import Store
 from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.digest import Digest
-from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import reducers, top_of, weights, with_weights
 from atoll.protocol.ranges import Ranges
@@ -46,6 +46,12 @@ def a_manifest(width: int = 6) -> Manifest:
             TensorSpec(name="weight", shape=(width, 2), dtype="F32", role=Role.TRAINABLE),
         ]
     )
+
+
+def three_layers() -> Manifest:
+    """For up to three fragments."""
+    tensors = [TensorSpec(name=f"layers.{i}.w", shape=(5 + i, 2), dtype="F32", role=Role.TRAINABLE) for i in range(3)]
+    return Manifest.canonical([*a_manifest().tensors, *tensors])
 
 
 def some_settings(**changes: Any) -> RunSettings:
@@ -116,6 +122,7 @@ class Story(CoordinatorQuestions):
         self.rollbacks: list[e.RollbackRecord] = []
         self.answers: dict[int, str] = {}  # to what people asked for
         self.expects_a_fault = False  # of the coordinator
+        self._layout: Layout | None = None
         self._num_asked = 0
         self._owners: dict[int, FakeSite] = {}
         self._num_streams = 0
@@ -249,6 +256,15 @@ class Story(CoordinatorQuestions):
             text="" if data else "not here any more",
         )
 
+    def layout(self) -> Layout:
+        """Of the model that sites agreed on."""
+        found = self.agreed_manifest()
+        assert found is not None, "no site has offered one"
+        sync = self.settings.sync
+        if self._layout is None or self._layout.manifest != found:
+            self._layout = Layout(found, sync.chunk_elements, sync.fragments)
+        return self._layout
+
     def state(self, name: str, commit: int) -> bytes:
         """The state hash that a story calls so."""
         return a_hash(name) if self.model is None else self.model.state(name, commit)
@@ -270,7 +286,9 @@ class Story(CoordinatorQuestions):
             case m.Plan():
                 assert ("plan", message.sync, message.attempt) in self.kept, message
                 assert not any(weights(message)), "they are said apart"
-                reducers(message, self.num_chunks())
+                tops = reducers(message, self.num_chunks())
+                here = {tops[chunk].site_id for chunk in self.layout().chunks_of(message.fragment)}
+                assert here == {top.site_id for top in tops}, "a reducer of nothing"
             case m.Weights():
                 assert self.kept_weights.get((message.sync, message.attempt)) == message.tokens, message
             case m.Commit():

@@ -7,7 +7,7 @@ from and what is remembered of it: docs/decisions/0025-the-shape-of-the-coordina
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 

@@ -45,7 +45,7 @@ def open_next(
     log = run.log
     newest = log.record(log.last)
     turn = _turn(run, newest.commit.fragment) if newest is not None else 0
-    window = _window(run, turn, log.run_step, log.run_tokens, log.tokens_per_step())
+    window = _window(run, log.run_step, log.run_tokens, log.tokens_per_step(), turn=turn)
     following = _next(run, log.last, log.run_step, log.run_tokens, window)
     _open(run, following, expected)
     for site in at_base:
@@ -106,7 +106,7 @@ def _turn(run: Run, fragment: int) -> int:
 
 
 def _window(
-    run: Run, turn: int, run_step: int, run_tokens: int, tokens_per_step: float | None, trained_steps: int = 0
+    run: Run, run_step: int, run_tokens: int, tokens_per_step: float | None, *, turn: int, trained_steps: int = 0
 ) -> tuple[int, int, int]:
     """Fragment of the next sync: the one whose `turn` it is, or all if it may be the last. Its steps: those of the
     window, or what is left of the run; where it ends, the `trained_steps` that sites may have trained beyond the sync
@@ -143,7 +143,8 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     following: m.Open | None = None
     if not final:
         turn, trained_steps = _turn(run, plan.fragment), max(1, sync.open.overlap_steps)
-        window = _window(run, turn, run_step, run_tokens, tokens / plan.num_steps, trained_steps)
+        tokens_per_step = tokens / plan.num_steps
+        window = _window(run, run_step, run_tokens, tokens_per_step, turn=turn, trained_steps=trained_steps)
         following = _next(run, number, run_step, run_tokens, window)
     message = m.Commit(
         commit=number,

@@ -12,7 +12,7 @@ from atoll.coordinator.core.sites import forgetting
 from atoll.protocol import messages as m
 from atoll.protocol.plans import with_weights
 from atoll.protocol.ranges import Ranges, union
-from tests.harness.coordinator_story import Story, a_hash, some_settings
+from tests.harness.coordinator_story import Story, a_hash, some_settings, three_layers
 
 STEPS = 60
 NUM_EVENTS = 250
@@ -165,7 +165,8 @@ class World:
     def __init__(self, seed: int, **settings: int) -> None:
         self.generator = random.Random(seed)
         settings = {"steps": STEPS} | settings
-        self.story = Story(some_settings(min_sites=self.generator.randrange(1, 4), quorum=1, **settings))
+        drawn = some_settings(min_sites=self.generator.randrange(1, 4), quorum=1, **settings)
+        self.story = Story(drawn, manifest=three_layers() if drawn.sync.fragments > 1 else None)
         self.players = [Player(self.story, name) for name in "abcd"]
         self._seen = 0
 
@@ -243,12 +244,42 @@ class World:
         raise AssertionError(self.story.view.state + "\n" + "\n".join(self.story.log[-60:]))
 
 
-@pytest.mark.parametrize("seed", range(100))
-def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_turns(story: Story, history: dict[int, m.Commit], steps: int) -> None:
+    """Fragments take turns, each in a window of its own, and the last sync is of all. What sites are told of fragments
+    before the commits that they are listed is so."""
+    sync = story.settings.sync
+    num, every = sync.fragments, sync.every
+    touched = {0: [0] * num}
+    turn = 0
+    for number, commit in sorted(history.items()):
+        num_steps = commit.run_step - history[number - 1].run_step if number > 1 else commit.run_step
+        if commit.fragment == num:
+            assert num > 1
+            touched[number], turn = [number] * num, 0
+        else:
+            assert commit.fragment == turn
+            assert not commit.final or num == 1, "the other fragments have what they had"
+            if not steps or commit.run_step < steps:
+                assert num == 1 or num_steps == (turn + 1) * every // num - turn * every // num
+            touched[number], turn = [*touched[number - 1]], (turn + 1) % num
+            touched[number][commit.fragment] = number
+    for _, message in story.sent:
+        if isinstance(message, m.Sources) and num > 1:
+            before = message.commits[0].commit - 1 if message.commits else max(message.touched, default=0)
+            assert list(message.touched) == touched[before] or not message.attested
+        elif isinstance(message, m.Sources):
+            assert not message.touched
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(60))
+def test_any_schedule_is_one_history_and_comes_to_an_end(
+    seed: int, num_fragments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if seed % 2:  # as where many come and go
         monkeypatch.setattr(forgetting, "KEPT_GONE", 0)
         monkeypatch.setattr(forgetting, "KEPT_STRUCK", 0)
-    world = World(seed)
+    world = World(seed, fragments=num_fragments)
     world.play(NUM_EVENTS)
     world.settle()
     story = world.story
@@ -257,6 +288,7 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int, monkeypatch:
         if isinstance(message, m.Commit):
             assert history.setdefault(message.commit, message) == message, "one commit, two contents"
     assert story.view.run_step == STEPS
+    check_turns(story, history, STEPS)
     for number, state_hash in story.attestations().items():
         assert state_hash == a_hash(f"s{number}")
     plans = story.plans()
@@ -277,11 +309,15 @@ def test_any_schedule_is_one_history_and_comes_to_an_end(seed: int, monkeypatch:
 LENGTHS = ({"steps": STEPS}, {"steps": 57}, {"steps": 3}, {"steps": 0, "tokens": 700}, {"steps": 0, "tokens": 61})
 
 
+@pytest.mark.parametrize("num_fragments", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(60))
-def test_44_whatever_its_length_and_whenever_it_is_stopped_a_run_ends_with_all_that_was_trained(seed: int) -> None:
+def test_44_whatever_its_length_and_whenever_it_is_stopped_a_run_ends_with_all_that_was_trained(
+    seed: int, num_fragments: int
+) -> None:
     """The tokens of a sync differ much from those of the one before, so estimates are wrong either way."""
     length = LENGTHS[seed % len(LENGTHS)]
-    world = World(seed, overlap=(0, 1, 4, 10)[seed % 4], **length)
+    overlap = min(10 // num_fragments, (0, 1, 4, 10)[seed % 4])
+    world = World(seed, overlap=overlap, fragments=num_fragments, **length)
     story = world.story
     world.play(NUM_EVENTS)
     stopped = seed % 3 == 0 and not story.view.finished
@@ -305,7 +341,9 @@ def test_44_whatever_its_length_and_whenever_it_is_stopped_a_run_ends_with_all_t
         if commit.next is not None:
             assert not (length.get("steps") and commit.next.run_step + commit.next.num_steps > length["steps"])
             has_all = 0 < length.get("tokens", 0) <= commit.run_tokens
-            assert not has_all or (sync.overlap_steps, 0) == (commit.next.num_steps, commit.next.overlap_steps)
+            beyond = max(sync.overlap_steps, num_fragments > 1)  # else it were the last, with one fragment
+            assert not has_all or (beyond, 0) == (commit.next.num_steps, commit.next.overlap_steps)
+    check_turns(story, commits, length["steps"])
     if not stopped and length["steps"]:
         assert story.view.run_step == length["steps"]
     elif not stopped:
