@@ -1,5 +1,6 @@
 """For all tests."""
 
+import os
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness import loop_guard
+from tests.harness import loop_guard, same_draws
 
 loop_guard.install()
+if not int(os.environ.get("ATOLL_FUZZ_TIMES", "0")):  # else others are wanted: tests/harness/fuzzing.py
+    same_draws.install()
 
 # The same examples every time, and no limit on the time of one: a busy machine is no failure.
 settings.register_profile(

@@ -1,7 +1,7 @@
 """What the tests of tests/fuzz share: bounded, repeatable hypothesis settings, and strategies for messages and bytes.
 
-The examples are the same at every run. `ATOLL_FUZZ_TIMES=50 pytest tests/fuzz` draws that many times more, and others
-each time; hypothesis prints what repeats a failure.
+The examples are the same at every run, whatever else is loaded (`same_draws`). `ATOLL_FUZZ_TIMES=50 pytest tests/fuzz`
+draws that many times more, and others each time; hypothesis prints what repeats a failure.
 """
 
 from __future__ import annotations
