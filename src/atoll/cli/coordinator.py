@@ -8,9 +8,6 @@ examples:
   atoll coordinator more.toml --resume saved/manifest.json
       a new run (another run_id, more steps) from a saved model; its first site brings the model:
       atoll node --coordinator HOST:PORT --name berlin --from saved
-
-Settings may also come from the environment: ATOLL_SECTION_KEY, for example ATOLL_SYNC_EVERY=50. They win over the
-file, and flags win over them.
 """
 
 from __future__ import annotations
@@ -24,7 +21,8 @@ from atoll.cli.flags import given
 from atoll.protocol.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atoll.cli.config import LoadedRun
+    from atoll.coordinator.config import CoordinatorConfig
+    from atoll.protocol.settings import RunSettings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,22 +45,21 @@ def run(args: argparse.Namespace) -> int:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(CleanFormatter("%(message)s"))
     logging.basicConfig(level=logging.DEBUG if args.debug else logging.INFO, handlers=[handler], force=True)
-    loaded, parent = prepare(args)
-    for name in loaded.from_environment:
-        print(f"from the environment: {name}", file=sys.stderr)
-    transport.run(serve(loaded.coordinator, loaded.settings, resume_parent=parent))
+    settings, config, parent = prepare(args)
+    transport.run(serve(config, settings, resume_parent=parent))
     return 0
 
 
-def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]:
-    """The run that the flags ask for, and the parent of a resumed one. Raises ConfigError."""
+def prepare(args: argparse.Namespace) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
+    """What the file and the flags ask for, and the parent of a resumed run. Raises ConfigError."""
     from atoll.cli.config import default_store, load_run
     from atoll.node.dataplane.saved_manifest import load_manifest
 
-    flags = {"coordinator": given(args, ("listen", "http_listen"))}
-    loaded = load_run(args.path, flags=flags, store_path=args.store or default_store(args.path))
+    flags = given(args, ("listen", "http_listen"))
+    store_path = args.store or default_store(args.path)
+    settings, config = load_run(args.path, coordinator_flags=flags, store_path=store_path)
     if args.resume is None:
-        return loaded, None
+        return settings, config, None
     saved = load_manifest(args.resume)
     parent: dict[str, Any] = {
         "run_id": saved.run_id,
@@ -70,14 +67,14 @@ def prepare(args: argparse.Namespace) -> tuple[LoadedRun, dict[str, Any] | None]
         "run_step": saved.run_step,
         "run_tokens": saved.run_tokens,
     }
-    if loaded.settings.run_id == parent["run_id"]:
+    if settings.run_id == parent["run_id"]:
         raise ConfigError(
             f'{args.path}: run.run_id = "{parent["run_id"]}" is the run that saved {args.resume}; a resumed run needs '
             "an id and a store of its own: copy the file, and change run_id and the run's length in the copy"
         )
-    if 0 < loaded.settings.steps <= parent["run_step"] or 0 < loaded.settings.tokens <= parent["run_tokens"]:
+    if 0 < settings.steps <= parent["run_step"] or 0 < settings.tokens <= parent["run_tokens"]:
         raise ConfigError(
             f"{args.resume} is at step {parent['run_step']} and {parent['run_tokens']} tokens, the end of this run; "
             f"raise run.steps or run.tokens in {args.path}"
         )
-    return loaded, parent
+    return settings, config, parent

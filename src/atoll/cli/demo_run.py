@@ -49,7 +49,7 @@ class Demo:
         started_s = time.monotonic()
         folder = demo_setup.prepare_folder(self.options.keep)
         demo_setup.write_run_file(self.settings, folder / "run.toml")
-        environment = demo_setup.child_environment(os.environ)
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # output waits in no pipe's buffer
         with _interruptible(), Processes(folder / "logs", environment) as processes:
             try:
                 with View(sys.stderr if self.options.json else sys.stdout) as view:  # people read the other one

@@ -7,7 +7,6 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -97,12 +96,6 @@ def write_run_file(settings: RunSettings, path: Path) -> None:
         render({"run": run, **parts, "coordinator": {"listen": "127.0.0.1:0", "http_listen": "127.0.0.1:0"}}),
         encoding="utf-8",
     )
-
-
-def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Without variables that would change the demo's settings or leave its output in a pipe's buffer."""
-    kept = {key: value for key, value in environment.items() if not key.startswith("ATOLL_")}
-    return kept | {"PYTHONUNBUFFERED": "1"}
 
 
 def _atoll(*words: str) -> list[str]:

@@ -9,7 +9,7 @@ import re
 import textwrap
 from typing import Any
 
-from atoll.cli.config import SECTIONS, Tables, sections, variable
+from atoll.cli.config import SECTIONS, Tables, sections
 from atoll.cli.flags import field_docs
 
 WIDTH = 100
@@ -44,7 +44,6 @@ def render(values: Tables) -> str:
     """The text of a run.toml: every key with its meaning, `values` in place of the defaults."""
     lines = [
         "# A run of atoll. Start it with `atoll coordinator run.toml`; the nodes get these settings when they join.",
-        f"# A variable like {variable('sync', 'every')} in the coordinator's environment wins over this file.",
     ]
     for section, keys in sections().items():
         cls = SECTIONS[section]

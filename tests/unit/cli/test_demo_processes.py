@@ -132,9 +132,9 @@ def test_the_run_file_of_the_demo_is_one_of_run_toml(tmp_path: Path) -> None:
     settings = demo_setup.demo_settings(DemoOptions(num_sites=2, model="small", codec="bf16", seed=9))
     path = tmp_path / "run.toml"
     demo_setup.write_run_file(settings, path)
-    loaded = load_run(path, environment={}, store_path=tmp_path / "run.db")
-    assert asdict(loaded.settings) == asdict(settings)
-    assert loaded.coordinator.listen == "127.0.0.1:0"
+    loaded, coordinator = load_run(path, store_path=tmp_path / "run.db")
+    assert asdict(loaded) == asdict(settings)
+    assert coordinator.listen == "127.0.0.1:0"
     assert (settings.min_sites, settings.time_limits) == (2, "local")
 
 
@@ -164,11 +164,6 @@ def test_the_last_demo_is_replaced_unless_it_is_running(tmp_path: Path, monkeypa
         with pytest.raises(ConfigError, match="is using"):
             demo_setup.prepare_folder(None)
         other.kill()
-
-
-def test_settings_in_the_environment_do_not_reach_the_demo() -> None:
-    environment = demo_setup.child_environment({"ATOLL_SYNC_EVERY": "3", "HOME": "/h"})
-    assert environment == {"HOME": "/h", "PYTHONUNBUFFERED": "1"}
 
 
 def test_names_are_distinct() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from atoll.cli.config import LoadedRun
 from atoll.cli.coordinator import prepare
 from atoll.cli.main import make_parser
+from atoll.coordinator.config import CoordinatorConfig
 from atoll.node.dataplane.saved_manifest import MANIFEST_NAME, SavedManifest, to_json
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.layout import Manifest, Role, TensorSpec
+from atoll.protocol.settings import RunSettings
 
 
 @pytest.fixture
@@ -33,17 +34,19 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def ask(tmp_path: Path, run: str, saved: Path, *words: str) -> tuple[LoadedRun, dict[str, Any] | None]:
+def ask(
+    tmp_path: Path, run: str, saved: Path, *words: str
+) -> tuple[RunSettings, CoordinatorConfig, dict[str, Any] | None]:
     path = tmp_path / "more.toml"
     path.write_text(f"[run]\n{run}\n")
     return prepare(make_parser().parse_args(["coordinator", str(path), "--resume", str(saved), *words]))
 
 
 def test_the_parent_is_recorded(tmp_path: Path, saved: Path) -> None:
-    loaded, parent = ask(tmp_path, 'run_id = "second"\nsteps = 400', saved)
+    settings, config, parent = ask(tmp_path, 'run_id = "second"\nsteps = 400', saved)
     assert parent == {"run_id": "first", "commit": 15, "run_step": 300, "run_tokens": 9000}
-    assert loaded.settings.run_id == "second"
-    assert loaded.coordinator.store_path == tmp_path / "more.db"
+    assert settings.run_id == "second"
+    assert config.store_path == tmp_path / "more.db"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""run.toml, the environment and flags: what is read, what is refused, and in which words."""
+"""run.toml and flags: what is read, what is refused, and in which words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atoll.cli import init
-from atoll.cli.config import PARTS, environment_tables, load_run, read_tables, run_settings, sections, variable
+from atoll.cli.config import PARTS, load_run, read_tables, run_settings, sections
 from atoll.cli.flags import field_docs
 from atoll.cli.template import render, toml_value
 from atoll.coordinator.config import CoordinatorConfig
@@ -26,16 +26,10 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def load(path: Path, environment: dict[str, str] | None = None, **flags: str) -> object:
-    tables = {"coordinator": dict(flags)} if flags else {}
-    return load_run(path, environment=environment or {}, flags=tables, store_path=path.with_suffix(".db"))
-
-
 def test_a_minimal_file_gives_the_defaults(tmp_path: Path) -> None:
-    loaded = load_run(write(tmp_path, MINIMAL), environment={}, store_path=tmp_path / "s.db")
-    assert loaded.settings == RunSettings(run_id="r")
-    assert loaded.coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
-    assert loaded.from_environment == ()
+    settings, coordinator = load_run(write(tmp_path, MINIMAL), store_path=tmp_path / "s.db")
+    assert settings == RunSettings(run_id="r")
+    assert coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
 
 
 @pytest.mark.parametrize(
@@ -62,65 +56,31 @@ def test_a_minimal_file_gives_the_defaults(tmp_path: Path) -> None:
         ("[run]\nsteps = 3\n", "run_id is missing; `atoll init` writes a new one"),
         ("[run]\nrun_id = '../x'\n", r'run.run_id = "../x": 1 to 64 letters'),
         ("[run\n", "not valid TOML"),
+        (MINIMAL + "[coordinator]\nlisten = 7700\n", r"\[coordinator\]: listen must be a string, not an integer"),
+        (MINIMAL + "[coordinator]\nstore_path = 'x'\n", r'\[coordinator\]: unknown key "store_path"'),
     ],
 )
 def test_a_wrong_file_is_refused_in_words(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(ConfigError, match=message) as caught:
-        load(path)
+        load_run(path, store_path=tmp_path / "s.db")
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value).strip()
 
 
 def test_no_file_says_how_to_get_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no such file; `atoll init .*` writes one"):
-        load(tmp_path / "run.toml")
+        load_run(tmp_path / "run.toml", store_path=tmp_path / "s.db")
 
 
-def test_file_then_environment_then_flags(tmp_path: Path) -> None:
-    path = write(tmp_path, MINIMAL + "steps = 7\n[sync]\nevery = 3\n[coordinator]\nlisten = '127.0.0.1:1'\n")
-    environment = {
-        "ATOLL_SYNC_EVERY": "5",
-        "ATOLL_OUTER_LEARNING_RATE": "0.5",
-        "ATOLL_SYNC_FSYNC": "true",
-        "ATOLL_COORDINATOR_LISTEN": "127.0.0.1:2",
-        "HOME": "/",
-    }
-    loaded = load_run(
-        path, environment=environment, flags={"coordinator": {"listen": "127.0.0.1:3"}}, store_path=tmp_path / "s"
-    )
-    assert loaded.settings.steps == 7
-    assert loaded.settings.sync.every == 5
-    assert loaded.settings.sync.fsync is True
-    assert loaded.settings.outer.learning_rate == 0.5
-    assert loaded.coordinator.listen == "127.0.0.1:3"
-    # What a flag decided is not said to come from the environment.
-    assert loaded.from_environment == ("ATOLL_OUTER_LEARNING_RATE", "ATOLL_SYNC_EVERY", "ATOLL_SYNC_FSYNC")
+def test_flags_win_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "steps = 7\n[coordinator]\nlisten = '127.0.0.1:1'\nhttp_listen = ''\n")
+    settings, coordinator = load_run(path, coordinator_flags={"listen": "127.0.0.1:3"}, store_path=tmp_path / "s")
+    assert settings.steps == 7
+    assert coordinator == CoordinatorConfig(store_path=tmp_path / "s", listen="127.0.0.1:3", http_listen="")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("ATOLL_SYNC_EVRY", "5", 'ATOLL_SYNC_EVRY is not a setting; did you mean "ATOLL_SYNC_EVERY"'),
-        ("ATOLL_SYNC_EVERY", "five", 'ATOLL_SYNC_EVERY must be an integer, not "five"'),
-        ("ATOLL_SYNC_FSYNC", "yes", "ATOLL_SYNC_FSYNC must be true or false"),
-        ("ATOLL_OUTER_MOMENTUM", "inf", "ATOLL_OUTER_MOMENTUM must be a finite number"),
-    ],
-)
-def test_a_wrong_variable_is_refused(name: str, value: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        environment_tables({name: value})
-
-
-def test_variables_of_workers_are_not_settings() -> None:
-    from atoll.node import local_protocol
-
-    assert environment_tables({local_protocol.ENV_SOCKET: "/x", local_protocol.ENV_GENERATION: "1"}) == {}
-
-
-def test_every_setting_has_a_variable_of_its_own() -> None:
-    names = [variable(section, key) for section, keys in sections().items() for key in keys]
-    assert len(names) == len(set(names))
+def test_every_setting_is_in_a_section() -> None:
     kinds = {field.name for field in dataclasses.fields(RunSettings)}
     assert kinds == set(sections()["run"]) | set(PARTS)
 
@@ -134,10 +94,10 @@ def parse_init(*words: str) -> argparse.Namespace:
 def test_what_init_writes_are_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     assert init.run(parse_init(str(path), "--name", "books")) == 0
-    loaded = load_run(path, environment={}, store_path=tmp_path / "s.db")
-    assert loaded.settings == RunSettings(run_id=loaded.settings.run_id)
-    assert loaded.settings.run_id.startswith("books-")
-    assert loaded.coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
+    settings, coordinator = load_run(path, store_path=tmp_path / "s.db")
+    assert settings == RunSettings(run_id=settings.run_id)
+    assert settings.run_id.startswith("books-")
+    assert coordinator == CoordinatorConfig(store_path=tmp_path / "s.db")
     document = tomllib.loads(path.read_text())
     assert {section: set(keys) for section, keys in sections().items()} == {k: set(v) for k, v in document.items()}
 
@@ -145,12 +105,12 @@ def test_what_init_writes_are_the_defaults(tmp_path: Path) -> None:
 def test_init_takes_flags_and_a_folder(tmp_path: Path) -> None:
     words = ["--listen", "0.0.0.0:7700", "--data", "local", "--model", "small", "--tokens", "1000", "--sync-every", "9"]
     assert init.run(parse_init(str(tmp_path), *words, "--codec", "bf16", "--min-sites", "2")) == 0
-    loaded = load_run(tmp_path / "run.toml", environment={}, store_path=tmp_path / "s.db")
-    assert loaded.coordinator.listen == "0.0.0.0:7700"
-    assert loaded.settings.model == MODELS["small"]
-    assert (loaded.settings.steps, loaded.settings.tokens) == (0, 1000)
-    assert (loaded.settings.sync.every, loaded.settings.sync.codec) == (9, "bf16")
-    assert (loaded.settings.data, loaded.settings.min_sites) == ("local", 2)
+    settings, coordinator = load_run(tmp_path / "run.toml", store_path=tmp_path / "s.db")
+    assert coordinator.listen == "0.0.0.0:7700"
+    assert settings.model == MODELS["small"]
+    assert (settings.steps, settings.tokens) == (0, 1000)
+    assert (settings.sync.every, settings.sync.codec) == (9, "bf16")
+    assert (settings.data, settings.min_sites) == ("local", 2)
 
 
 def test_init_does_not_overwrite(tmp_path: Path) -> None:
