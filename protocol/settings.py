@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from atoll.protocol.codecs.table import CODECS
@@ -18,21 +19,31 @@ OUTER_OPTIMIZERS = ("nesterov", "sgd")
 MERGES = ("keep", "mix")
 
 
+def within(low: float, high: float, default: Any, *, open_low: bool = False, open_high: bool = False) -> Any:
+    """A setting from `low` to `high`, but for those that are open."""
+    return field(default=default, metadata={"range": (low, high, open_low, open_high)})
+
+
+def one_of(names: Iterable[str], default: str) -> Any:
+    """A setting that is one of these."""
+    return field(default=default, metadata={"choices": names})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
     """The built-in Llama-style byte-level language model. Ignored by sites that run a script of their own."""
 
-    dim: int = 128
+    dim: int = within(1, 1 << 16, 128)
     """Width of the residual stream."""
-    num_layers: int = 4
-    num_heads: int = 4
-    num_kv_heads: int = 2
+    num_layers: int = within(1, 1024, 4)
+    num_heads: int = within(1, 1024, 4)
+    num_kv_heads: int = within(1, 1024, 2)
     """Heads of keys and values (grouped-query attention)."""
-    ffn_dim: int = 448
+    ffn_dim: int = within(1, 1 << 20, 448)
     """Width of the SwiGLU feed-forward."""
-    vocab_size: int = 256
+    vocab_size: int = within(256, 1 << 20, 256)
     """One token for each byte."""
-    max_sequence: int = 128
+    max_sequence: int = within(1, 1 << 24, 128)
     """Longest sequence, in bytes."""
     tie_embeddings: bool = False
     """The output layer shares its weights with the embedding."""
@@ -42,53 +53,53 @@ class ModelSettings:
 class TrainerSettings:
     """The built-in trainer: AdamW, warm-up, cosine decay to a tenth over the run's length."""
 
-    batch_size: int = 8
+    batch_size: int = within(1, 1 << 20, 8)
     """Sequences a step and site."""
-    sequence: int = 128
+    sequence: int = within(1, 1 << 24, 128)
     """Bytes a sequence."""
-    learning_rate: float = 3e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    grad_clip: float = 1.0
-    ramp_steps: int = 20
+    learning_rate: float = within(0, 100, 3e-3, open_low=True)
+    warmup_steps: int = within(0, 1 << 40, 20)
+    weight_decay: float = within(0, 100, 0.1)
+    beta1: float = within(0, 1, 0.9, open_high=True)
+    beta2: float = within(0, 1, 0.95, open_high=True)
+    grad_clip: float = within(0, 1 << 20, 1.0, open_low=True)
+    ramp_steps: int = within(0, 1 << 40, 20)
     """After joining or a restart the learning rate rises over this many steps; 0 turns it off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncSettings:
-    every: int = 20
+    every: int = within(1, 1 << 32, 20)
     """H: inner steps between two syncs."""
-    overlap_steps: int = 0
+    overlap_steps: int = within(0, 1 << 32, 0)
     """tau: sites train on for at most so many steps while they exchange, and take the average at the first step at
     which it is there; 0: they wait for it at the boundary."""
-    merge: str = "keep"
+    merge: str = one_of(MERGES, "keep")
     """keep or mix: what becomes of the steps that were trained meanwhile. keep: they are added to the average. mix: the
     local copy and the average are mixed, with the weight `alpha` for the local copy (arXiv 2501.18512)."""
-    alpha: float = 0.0
+    alpha: float = within(0, 1, 0.0, open_high=True)
     """Weight of the local copy with merge = "mix", more than 0 and less than 1; 0 with "keep"."""
-    fragments: int = 1
+    fragments: int = within(1, MAX_FRAGMENTS, 1)
     """F: the model is synced in so many parts, one after the other, a sync every H/F steps: each parameter every H
     steps, over a link that carries an F-th of the bytes at a time (arXiv 2501.18512)."""
     pace: bool = True
     """With `overlap_steps`: what a site sends is spread over most of the time in which it trains on, so that a thin
     link is used evenly; else it is sent as fast as the link takes it."""
-    codec: str = "int8"
+    codec: str = one_of(CODECS, "int8")
     """fp32, bf16 or int8: how pseudo-gradients and their averages travel."""
-    zstd_level: int = 0
+    zstd_level: int = within(0, 22, 0)
     """zstandard level of the stage behind the codec; 0 leaves it out."""
-    chunk_elements: int = 1 << 20
+    chunk_elements: int = within(1, 1 << 24, 1 << 20)
     """The most elements of a chunk, the unit that is sent, reduced, hashed and repaired: docs/protocol.md, "Chunks"."""
-    max_chunks: int = 1 << 18
+    max_chunks: int = within(1, MAX_CHUNKS, 1 << 18)
     """A model of more chunks is refused: up to 2.7e11 elements at the usual size of a chunk."""
-    max_weight_ratio: int = 16
+    max_weight_ratio: int = within(2, 1 << 20, 16)
     """A site's tokens count up to so many times the pace of the median contributor; what is beyond has no weight."""
-    max_tokens_per_sample: int = 1 << 20
+    max_tokens_per_sample: int = within(1, 1 << 40, 1 << 20)
     """Most tokens of one sample. A site that says more of the samples that it leases is refused."""
-    log_commits: int = 32
+    log_commits: int = within(1, 4096, 32)
     """Payloads of this many commits stay on each site's disk."""
-    snapshots: int = 2
+    snapshots: int = within(0, 64, 2)
     """Snapshots of the outer state that stay on each site's disk. They are taken every log_commits / (snapshots + 1)
     commits, so that the newest one and the log give the state back after a power cut; 0: none."""
     fsync: bool = False
@@ -115,10 +126,10 @@ class SyncSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterSettings:
-    optimizer: str = "nesterov"
+    optimizer: str = one_of(OUTER_OPTIMIZERS, "nesterov")
     """nesterov or sgd."""
-    learning_rate: float = 1.0
-    momentum: float = 0.0
+    learning_rate: float = within(0, 100, 1.0, open_low=True)
+    momentum: float = within(0, 1, 0.0, open_high=True)
     """At 0 (and learning rate 1) the outer step is a plain mean, best for short runs: docs/log.md. Below about 50
     syncs use 0 to 0.3; 0.9 (with learning rate 0.7) is for thousands of steps."""
 
@@ -129,32 +140,32 @@ class RunSettings:
 
     run_id: str
     """Names the run; every message carries it."""
-    seed: int = 1
+    seed: int = within(0, (1 << 63) - 1, 1)
     """Of the model's first values and of the order of samples."""
     data: str = "stdlib"
     """Name of the data set. All sites must have the same files, unless it is "local"; "stdlib" is the source of
     Python's own standard library."""
-    steps: int = 300
+    steps: int = within(0, 1 << 40, 300)
     """Length of the run in inner steps of each site; 0 if `tokens` says it."""
-    tokens: int = 0
+    tokens: int = within(0, 1 << 60, 0)
     """Length of the run in tokens of all sites; 0 if `steps` says it."""
-    min_sites: int = 1
+    min_sites: int = within(1, MAX_MEMBERS, 1)
     """Training starts when so many sites hold the starting state."""
-    quorum: int = 1
+    quorum: int = within(1, MAX_MEMBERS, 1)
     """A sync commits with at least so many contributors."""
-    max_sites: int = 1024
+    max_sites: int = within(1, MAX_MEMBERS, 1024)
     """At most so many sites are in the run at once; who comes then is refused."""
     time_limits: str = "lan"
     """local, lan or wan: how patient the run is."""
-    save_every: int = 0
+    save_every: int = within(0, 1 << 32, 0)
     """Sites save the model every so many commits, and always at the end; 0 is only at the end."""
-    checkpoint_every: int = 100
+    checkpoint_every: int = within(0, 1 << 32, 100)
     """Workers write the state of their inner optimizer to the site's disk every so many of their steps, and go on from
     it after a crash; 0: never, and the optimizer starts fresh."""
-    max_busy_s: int = 14_400
+    max_busy_s: int = within(1, 1 << 32, 14_400)
     """Seconds that a site may announce for one thing without progress (an evaluation, a compilation) before it is
     evicted all the same."""
-    overrun_steps: int = 0
+    overrun_steps: int = within(0, 1 << 32, 0)
     """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`. Not
     less than `sync.overlap_steps`."""
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -176,56 +187,19 @@ RUN_ID = SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 def validate(settings: RunSettings) -> None:
     """Raises ConfigError, naming the key and what to choose, if a value is out of range or two contradict."""
-    _validate_run(settings)
-    _validate_model(settings.model, settings.trainer)
-    _validate_trainer(settings.trainer)
-    _validate_sync(settings.sync)
-    if 0 < settings.overrun_steps < settings.sync.overlap_steps:
-        raise ConfigError(
-            f"run.overrun_steps = {settings.overrun_steps} is less than sync.overlap_steps = "
-            f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
-            f"{settings.sync.overlap_steps}"
-        )
-    if settings.outer.optimizer not in OUTER_OPTIMIZERS:
-        raise ConfigError(
-            f'outer.optimizer = "{settings.outer.optimizer}"; {nearest(settings.outer.optimizer, OUTER_OPTIMIZERS)}'
-        )
-    _within("outer.learning_rate", settings.outer.learning_rate, 0, 100, open_low=True)
-    _within("outer.momentum", settings.outer.momentum, 0, 1, open_high=True)
-    if settings.outer.optimizer == "sgd" and settings.outer.momentum:
-        raise ConfigError(
-            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; '
-            'choose "nesterov" or momentum 0'
-        )
-
-
-def _within(
-    key: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False
-) -> None:
-    if not (low <= value <= high) or (open_low and value == low) or (open_high and value == high):
-        lower = f"more than {low}" if open_low else f"at least {low}"
-        upper = f"less than {high}" if open_high else f"at most {high}"
-        raise ConfigError(f"{key} = {value}: must be {lower} and {upper}")
-
-
-def _validate_run(settings: RunSettings) -> None:
+    _check_values("run", settings)
     if not RUN_ID.fullmatch(settings.run_id):
         raise ConfigError(
             f'run.run_id = "{settings.run_id}": 1 to 64 letters, digits, ".", "_" or "-", the first a letter or digit'
         )
     if not settings.data or len(settings.data) > 256:
         raise ConfigError('run.data must name the data set, in at most 256 characters ("stdlib", "local" or your own)')
-    _within("run.seed", settings.seed, 0, (1 << 63) - 1)
-    _within("run.steps", settings.steps, 0, 1 << 40)
-    _within("run.tokens", settings.tokens, 0, 1 << 60)
+    time_limits(settings.time_limits)
     if (settings.steps > 0) == (settings.tokens > 0):
         raise ConfigError(
             f"run.steps = {settings.steps} and run.tokens = {settings.tokens}: "
             "set one of them to the length of the run and the other to 0"
         )
-    _within("run.max_sites", settings.max_sites, 1, MAX_MEMBERS)
-    _within("run.min_sites", settings.min_sites, 1, MAX_MEMBERS)
-    _within("run.quorum", settings.quorum, 1, MAX_MEMBERS)
     if settings.min_sites > settings.max_sites:
         raise ConfigError(
             f"run.min_sites = {settings.min_sites} is more than run.max_sites = {settings.max_sites}: "
@@ -236,21 +210,38 @@ def _validate_run(settings: RunSettings) -> None:
             f"run.quorum = {settings.quorum} is more than run.min_sites = {settings.min_sites}: "
             "the run could start and never sync; lower quorum or raise min_sites"
         )
-    time_limits(settings.time_limits)
-    _within("run.save_every", settings.save_every, 0, 1 << 32)
-    _within("run.checkpoint_every", settings.checkpoint_every, 0, 1 << 32)
-    _within("run.max_busy_s", settings.max_busy_s, 1, 1 << 32)
-    _within("run.overrun_steps", settings.overrun_steps, 0, 1 << 32)
+    if 0 < settings.overrun_steps < settings.sync.overlap_steps:
+        raise ConfigError(
+            f"run.overrun_steps = {settings.overrun_steps} is less than sync.overlap_steps = "
+            f"{settings.sync.overlap_steps}: sites train so far beyond a boundary in any case; choose 0 or at least "
+            f"{settings.sync.overlap_steps}"
+        )
+    if settings.outer.optimizer == "sgd" and settings.outer.momentum:
+        raise ConfigError(
+            f'outer.momentum = {settings.outer.momentum}: outer.optimizer = "sgd" has none; '
+            'choose "nesterov" or momentum 0'
+        )
+    _validate_model(settings.model, settings.trainer)
+    _validate_sync(settings.sync)
+
+
+def _check_values(section: str, settings: Any) -> None:
+    """Each for itself."""
+    for item in fields(settings):
+        value, key = getattr(settings, item.name), f"{section}.{item.name}"
+        if is_dataclass(value):
+            _check_values(item.name, value)
+        if "range" in item.metadata:
+            low, high, open_low, open_high = item.metadata["range"]
+            if not (low <= value <= high) or (open_low and value == low) or (open_high and value == high):
+                lower = f"more than {low}" if open_low else f"at least {low}"
+                upper = f"less than {high}" if open_high else f"at most {high}"
+                raise ConfigError(f"{key} = {value}: must be {lower} and {upper}")
+        if value not in (known := item.metadata.get("choices", (value,))):
+            raise ConfigError(f'{key} = "{value}"; {nearest(value, known)}')
 
 
 def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
-    _within("model.dim", model.dim, 1, 1 << 16)
-    _within("model.num_layers", model.num_layers, 1, 1024)
-    _within("model.num_heads", model.num_heads, 1, 1024)
-    _within("model.num_kv_heads", model.num_kv_heads, 1, 1024)
-    _within("model.ffn_dim", model.ffn_dim, 1, 1 << 20)
-    _within("model.vocab_size", model.vocab_size, 256, 1 << 20)
-    _within("model.max_sequence", model.max_sequence, 1, 1 << 24)
     if model.dim % model.num_heads or (model.dim // model.num_heads) % 2:
         raise ConfigError(
             f"model.dim = {model.dim} and model.num_heads = {model.num_heads}: "
@@ -258,50 +249,22 @@ def _validate_model(model: ModelSettings, trainer: TrainerSettings) -> None:
         )
     if model.num_heads % model.num_kv_heads:
         raise ConfigError(f"model.num_kv_heads = {model.num_kv_heads} must divide model.num_heads = {model.num_heads}")
-    _within("trainer.sequence", trainer.sequence, 1, 1 << 24)
     if trainer.sequence > model.max_sequence:
         raise ConfigError(
             f"trainer.sequence = {trainer.sequence} is longer than model.max_sequence = {model.max_sequence}"
         )
 
 
-def _validate_trainer(trainer: TrainerSettings) -> None:
-    _within("trainer.batch_size", trainer.batch_size, 1, 1 << 20)
-    _within("trainer.learning_rate", trainer.learning_rate, 0, 100, open_low=True)
-    _within("trainer.warmup_steps", trainer.warmup_steps, 0, 1 << 40)
-    _within("trainer.weight_decay", trainer.weight_decay, 0, 100)
-    _within("trainer.beta1", trainer.beta1, 0, 1, open_high=True)
-    _within("trainer.beta2", trainer.beta2, 0, 1, open_high=True)
-    _within("trainer.grad_clip", trainer.grad_clip, 0, 1 << 20, open_low=True)
-    _within("trainer.ramp_steps", trainer.ramp_steps, 0, 1 << 40)
-
-
 def _validate_sync(sync: SyncSettings) -> None:
-    _within("sync.every", sync.every, 1, 1 << 32)
-    _within("sync.fragments", sync.fragments, 1, MAX_FRAGMENTS)
-    if sync.fragments > sync.every:
-        raise ConfigError(
-            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
-            f"its own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
-        )
-    _validate_overlap(sync)
-    if sync.codec not in CODECS:
-        raise ConfigError(f'sync.codec = "{sync.codec}"; {nearest(sync.codec, CODECS)}')
-    _within("sync.zstd_level", sync.zstd_level, 0, 22)
-    _within("sync.chunk_elements", sync.chunk_elements, 1, 1 << 24)
-    _within("sync.max_chunks", sync.max_chunks, 1, MAX_CHUNKS)
-    _within("sync.max_weight_ratio", sync.max_weight_ratio, 2, 1 << 20)
-    _within("sync.max_tokens_per_sample", sync.max_tokens_per_sample, 1, 1 << 40)
-    _within("sync.log_commits", sync.log_commits, 1, 4096)
-    _within("sync.snapshots", sync.snapshots, 0, 64)
-
-
-def _validate_overlap(sync: SyncSettings) -> None:
-    _within("sync.overlap_steps", sync.overlap_steps, 0, 1 << 32)
     if sync.overlap_steps > sync.every:
         raise ConfigError(
             f"sync.overlap_steps = {sync.overlap_steps} is more than sync.every = {sync.every}: the next sync begins "
             f"so many steps after this one; choose at most {sync.every}"
+        )
+    if sync.fragments > sync.every:
+        raise ConfigError(
+            f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
+            f"its own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
         )
     if sync.fragments > 1 and sync.overlap_steps > (shortest := sync.every // sync.fragments):
         raise ConfigError(
@@ -309,9 +272,6 @@ def _validate_overlap(sync: SyncSettings) -> None:
             f"{sync.fragments}: the sync of the next fragment begins {shortest} steps after this one, and one is in "
             f"flight at a time; choose at most {shortest}"
         )
-    if sync.merge not in MERGES:
-        raise ConfigError(f'sync.merge = "{sync.merge}"; {nearest(sync.merge, MERGES)}')
-    _within("sync.alpha", sync.alpha, 0, 1, open_high=True)
     if sync.merge == "mix" and not sync.alpha:
         raise ConfigError(
             'sync.merge = "mix" and sync.alpha = 0: the local copy would have no weight, and what it was trained '
