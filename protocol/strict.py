@@ -7,6 +7,8 @@ import difflib
 import math
 import types
 from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -26,6 +28,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(known)}"
 
 
+@cache
 def field_types(cls: type) -> dict[str, Any]:
     """Names and resolved types of a dataclass's fields, in order."""
     hints = get_type_hints(cls)
@@ -33,7 +36,8 @@ def field_types(cls: type) -> dict[str, Any]:
 
 
 def check(kind: Any, value: object, where: str, unknown: list[str] | None = None) -> Any:
-    """`value` as `kind`: bool, int, float, str, a dataclass of such, tuples of one of these, or one of these or None.
+    """`value` as `kind`: bool, int, float, str, an enum by name, a dataclass of such, tuples of one of these, or one
+    of these or None.
 
     Raises ConfigError, naming `where`, if the types differ. Integers are accepted as floats, nothing else converts.
     `unknown`: as in `build`.
@@ -55,6 +59,10 @@ def check(kind: Any, value: object, where: str, unknown: list[str] | None = None
         if not isinstance(value, Mapping):
             raise ConfigError(f"{where} must be a table, not {_described(value)}")
         return build(kind, value, where, unknown=unknown)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        if value not in list(kind.__members__):
+            raise ConfigError(f"{where} must be one of {', '.join(kind.__members__)}, not {_described(value)}")
+        return kind[str(value)]
     if kind is float and type(value) is int and abs(value) < 1 << 53:
         return float(value)
     # Exactly, because True is an int; a path is made by nobody but the caller.

@@ -5,32 +5,37 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from atoll.protocol.digest import DIGEST_BYTES
 from atoll.protocol.errors import ConfigError, InvalidMessage
-from atoll.protocol.layout import Manifest, Role, TensorSpec, TiedName
+from atoll.protocol.layout import Manifest, TensorSpec, TiedName
+from atoll.protocol.strict import build, check
 
 MANIFEST_NAME = "manifest.json"
 MODEL_NAME = "model.safetensors"
 OUTER_NAME = "outer.safetensors"
 FORMAT = "atoll/saved-model/2"
 MAX_MANIFEST_BYTES = 1 << 28
-_NUMBERS = ("commit", "run_step", "run_tokens", "chunk_elements")
-"""Fields of `SavedManifest` that are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedManifest:
+class Figures:
+    """What a manifest says in plain values."""
+
     run_id: str
     commit: int
     run_step: int
     run_tokens: int
-    state_hash: bytes
     chunk_elements: int
     slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedManifest(Figures):
+    state_hash: bytes
     manifest: Manifest
     info: Mapping[str, Any]
     """Everything that was handed to `save`: run_step, run_tokens, settings, and what else the caller noted."""
@@ -41,14 +46,10 @@ def to_json(saved: SavedManifest) -> str:
     table = {
         **saved.info,
         "format": FORMAT,
-        "run_id": saved.run_id,
-        **{key: getattr(saved, key) for key in _NUMBERS},
+        **{item.name: getattr(saved, item.name) for item in fields(Figures)},
         "state_hash": saved.state_hash.hex(),
-        "slots": list(saved.slots),
         "manifest_digest": manifest.digest.hex(),
-        "tensors": [
-            {"name": t.name, "shape": list(t.shape), "dtype": t.dtype, "role": t.role.name} for t in manifest.tensors
-        ],
+        "tensors": [asdict(t) | {"role": t.role.name} for t in manifest.tensors],
         "tied": {t.alias: t.name for t in manifest.tied},
     }
     return json.dumps(table, indent=1)
@@ -105,54 +106,25 @@ def load_manifest(path: Path) -> SavedManifest:
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"{path}: larger than {MAX_MANIFEST_BYTES >> 20} MiB, which no manifest is")
     try:
-        table = json.loads(data)
-        if _get(table, "format", str) != FORMAT:
-            raise ValueError(f"format {table['format']!r}, this version reads {FORMAT!r}")
-        saved = _parse(table)
-        if saved.manifest.digest.hex() != _get(table, "manifest_digest", str):
-            raise ValueError("the tensors do not have the digest it names")
-    except (ValueError, TypeError, RecursionError, InvalidMessage) as error:
+        return _parse(json.loads(data))
+    except (ConfigError, ValueError, TypeError, RecursionError, InvalidMessage) as error:
         raise ConfigError(f"{path}: not the manifest of a saved model: {error}") from None
-    return saved
 
 
-def _parse(table: dict[str, Any]) -> SavedManifest:
-    tensors = []
-    for item in _get(table, "tensors", list):
-        shape = tuple(_number(n, "shape") for n in _get(item, "shape", list))
-        role = _get(item, "role", str)
-        if role not in Role.__members__:
-            raise ValueError(f"role {role!r} is not known")
-        dtype = _get(item, "dtype", str)
-        tensors.append(TensorSpec(name=_get(item, "name", str), shape=shape, dtype=dtype, role=Role[role]))
-    tied = _get(table, "tied", dict)
-    if not all(isinstance(name, str) for name in tied.values()):
-        raise ValueError("tied must map names to names")
-    slots = _get(table, "slots", list)
-    if not all(isinstance(slot, str) for slot in slots):
-        raise ValueError("slots must be names")
-    state_hash = bytes.fromhex(_get(table, "state_hash", str))
+def _parse(table: Any) -> SavedManifest:
+    if not isinstance(table, dict) or table.get("format") != FORMAT:
+        raise ValueError(f"its format is not {FORMAT!r}, which this version reads")
+    figures = build(Figures, table, "it", unknown=[])
+    if min(figures.commit, figures.run_step, figures.run_tokens, figures.chunk_elements) < 0:
+        raise ValueError("commit, run_step, run_tokens and chunk_elements are at least 0")
+    tied = check(dict, table.get("tied"), "tied")
+    manifest = Manifest(
+        tensors=check(tuple[TensorSpec, ...], table.get("tensors"), "tensors"),
+        tied=tuple(build(TiedName, {"alias": alias, "name": tied[alias]}, "tied") for alias in sorted(tied)),
+    )
+    if manifest.digest.hex() != table.get("manifest_digest"):
+        raise ValueError("the tensors do not have the digest it names")
+    state_hash = bytes.fromhex(check(str, table.get("state_hash"), "state_hash"))
     if len(state_hash) != DIGEST_BYTES:
         raise ValueError(f"state_hash must have {DIGEST_BYTES} bytes")
-    return SavedManifest(
-        run_id=_get(table, "run_id", str),
-        **{key: _number(table.get(key), key) for key in _NUMBERS},
-        state_hash=state_hash,
-        slots=tuple(slots),
-        manifest=Manifest(
-            tensors=tuple(tensors), tied=tuple(TiedName(alias=alias, name=name) for alias, name in sorted(tied.items()))
-        ),
-        info=table,
-    )
-
-
-def _get(table: Any, key: str, kind: type) -> Any:
-    if not isinstance(table, dict) or not isinstance(table.get(key), kind):
-        raise ValueError(f"{key} is missing or not a {kind.__name__}")
-    return table[key]
-
-
-def _number(value: Any, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
-        raise ValueError(f"{key} is not a whole number of at least 0")
-    return value
+    return SavedManifest(**asdict(figures), state_hash=state_hash, manifest=manifest, info=table)
