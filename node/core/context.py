@@ -8,23 +8,19 @@ from atoll.node.core.events import WorkersJoined
 from atoll.node.core.outputs import Output, Report, Send
 from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState
-from atoll.protocol.messages import SiteMessage
+from atoll.protocol.messages import Hello, SiteMessage
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import TimeLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteIdentity:
-    """What Hello and Offer say of this node."""
+    """What does not change of this start of the node."""
 
-    name: str
-    key: bytes
-    address: str
+    hello: Hello
+    """But for what it holds."""
     incarnation: int
-    atoll_version: str
-    from_saved_model: bool
-    bandwidth_bytes_per_s: int
-    process_id: bytes = b""
+    bandwidth_bytes_per_s: int = 0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from atoll.node.core import commits, divergence, endings, events, holding, leases, saving, sources, workforce
 from atoll.node.core.context import Context
@@ -34,23 +35,12 @@ def beat_if_due(ctx: Context) -> None:
 
 def hello(ctx: Context) -> None:
     """Also where the coordinator must hear anew what this site holds."""
-    disk, identity = ctx.site.disk, ctx.identity
+    disk = ctx.site.disk
     _not_welcomed(ctx)
-    outer = disk.outer
-    ctx.send(
-        m.Hello(
-            name=identity.name,
-            key=identity.key,
-            address=identity.address,
-            has_state=outer is not None,
-            last_commit=outer.commit if outer else 0,
-            state_hash=outer.state_hash if outer else b"",
-            atoll_version=identity.atoll_version,
-            from_saved_model=identity.from_saved_model,
-            branch=disk.branch,
-            process_id=identity.process_id,
-        )
-    )
+    message = replace(ctx.identity.hello, branch=disk.branch)
+    if (outer := disk.outer) is not None:
+        message = replace(message, has_state=True, last_commit=outer.commit, state_hash=outer.state_hash)
+    ctx.send(message)
 
 
 def lost(ctx: Context, event: events.SessionLost) -> None:
@@ -144,7 +134,7 @@ def admitted(ctx: Context, message: m.Admitted) -> None:
         site.seeding = True
         sources.cancel_fetch(ctx)
     workforce.send_layout(ctx)
-    if site.seeding and disk.outer is None and ctx.identity.from_saved_model and disk.find(SeedState) is None:
+    if site.seeding and disk.outer is None and ctx.identity.hello.from_saved_model and disk.find(SeedState) is None:
         disk.add(SeedState())
     if is_joiner and disk.outer is None:
         site.seeding = False

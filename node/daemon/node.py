@@ -61,15 +61,16 @@ class Node:
         self.home = home
         self.hub = hub
         self.journal = journal
-        identity = SiteIdentity(
+        hello = m.Hello(
             name=config.name,
             key=home.key,
             address=address,
-            incarnation=home.incarnation,
             atoll_version=__version__,
             from_saved_model=config.from_saved is not None,
-            bandwidth_bytes_per_s=config.bandwidth_bytes_per_s,
             process_id=home.process_id,
+        )
+        identity = SiteIdentity(
+            hello=hello, incarnation=home.incarnation, bandwidth_bytes_per_s=config.bandwidth_bytes_per_s
         )
         held = plane.held() if plane else None
         outer = Outer(commit=held[0], state_hash=held[1], run_step=0, run_tokens=0) if held else None

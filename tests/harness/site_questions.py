@@ -29,16 +29,15 @@ PROCESS = b"this process"
 
 def an_identity(*, from_saved_model: bool = False) -> SiteIdentity:
     """Of the site `a`, started for the first time."""
-    return SiteIdentity(
+    hello = m.Hello(
         name="a",
         key=bytes(32),
         address="127.0.0.1:1",
-        incarnation=1,
         atoll_version="0",
         from_saved_model=from_saved_model,
-        bandwidth_bytes_per_s=0,
         process_id=PROCESS,
     )
+    return SiteIdentity(hello=hello, incarnation=1)
 
 
 def a_core(settings: RunSettings, held: Outer | None, now: float, *, from_saved_model: bool = False) -> SiteCore:
