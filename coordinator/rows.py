@@ -16,8 +16,6 @@ from atoll.protocol.strict import field_types
 
 CHECKSUM_BYTES = 16
 
-_TYPES: dict[type[Any], dict[str, Any]] = {cls: field_types(cls) for cls in KINDS.values()}
-
 
 def checksum(*values: int | float | str | bytes) -> bytes:
     """Python's repr of these types is exact, and tells them apart."""
@@ -26,15 +24,15 @@ def checksum(*values: int | float | str | bytes) -> bytes:
 
 def encode(record: Row) -> bytes:
     """JSON by field; messages and bytes in it as base64 of their bytes."""
-    return _encoder.encode({name: getattr(record, name) for name in _TYPES[type(record)]}).encode()
+    return _encoder.encode({name: getattr(record, name) for name in field_types(type(record))}).encode()
 
 
 def decode(kind: str, body: bytes) -> Row:
     """The record of `encode`. A field that it lacks has its default. Raises InvalidMessage, LookupError, TypeError or
     ValueError for what is no such record."""
     cls: Any = KINDS[kind]
-    values = json.loads(body)
-    made: Row = cls(**{name: _decoded(_TYPES[cls][name], value) for name, value in values.items()})
+    values, kinds = json.loads(body), field_types(cls)
+    made: Row = cls(**{name: _decoded(kinds[name], value) for name, value in values.items()})
     return made
 
 

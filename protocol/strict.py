@@ -8,7 +8,6 @@ import math
 import types
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -16,6 +15,7 @@ from atoll.protocol.errors import ConfigError
 
 T = TypeVar("T")
 
+_KNOWN_TYPES: dict[type, dict[str, Any]] = {}
 _TYPE_NAMES = {str: "a string", int: "an integer", float: "a number", bool: "true or false", dict: "a table"}
 
 
@@ -28,11 +28,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"known are {', '.join(known)}"
 
 
-@cache
 def field_types(cls: type) -> dict[str, Any]:
     """Names and resolved types of a dataclass's fields, in order."""
-    hints = get_type_hints(cls)
-    return {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+    if cls not in _KNOWN_TYPES:
+        hints = get_type_hints(cls)
+        _KNOWN_TYPES[cls] = {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+    return _KNOWN_TYPES[cls]
 
 
 def check(kind: Any, value: object, where: str, unknown: list[str] | None = None) -> Any:
