@@ -45,7 +45,7 @@ def test_two_sites_train_and_the_report_is_json(tmp_path: Path) -> None:
     assert report["ok"] is True
     assert report["commits"] == report["expected_commits"] == 4  # the last sync is shortened to the run's length
     assert len({site["state_hash"] for site in report["sites"]}) == 1
-    assert report["saved_hash"] == report["sites"][0]["state_hash"]
+    assert report["state_hash"] == report["sites"][0]["state_hash"]
     assert report["bits_per_byte_after"] < report["bits_per_byte_before"]
     assert all(site["sent_bytes"] > 0 for site in report["sites"])
     for line in ("commit 1: step 10", "commit 4: step 35", "evaluating on held-out text"):

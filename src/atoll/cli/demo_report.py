@@ -15,8 +15,9 @@ BF16_BYTES = 2
 class SiteReport:
     name: str
     state_hash: str
-    """Hexadecimal, at the run's last commit; empty if it did not report one."""
+    """Of the model that it saved, hexadecimal; empty if it saved none."""
     commit: int | None
+    """The same."""
     sent_bytes: int
     received_bytes: int
     utilization: float | None
@@ -45,8 +46,8 @@ class Report:
     """None if the model was not saved or does not load."""
     baselines: Baselines | None
     sites: tuple[SiteReport, ...]
-    saved_hash: str
-    """State hash in the saved manifest; empty if there is none."""
+    state_hash: str
+    """Of the run at its end, as its sites attested it, hexadecimal."""
     model_folder: str
     elapsed_s: float
     killed: str = ""
@@ -66,15 +67,12 @@ def failures(report: Report) -> list[str]:
     if report.commits != report.expected_commits:
         reasons.append(f"{report.commits} commits happened, {report.expected_commits} were expected")
     for site in report.sites:
-        if site.commit != report.commits or not site.state_hash:
-            at = "no state" if site.commit is None else f"commit {site.commit}"
-            reasons.append(f"{site.name} ended at {at}, the run at commit {report.commits}")
-    if len({site.state_hash for site in report.sites if site.commit == report.commits}) > 1:
-        reasons.append("the sites ended with different states")
-    if not report.saved_hash:
-        reasons.append("the model was not saved")
-    elif report.sites and report.saved_hash != report.sites[0].state_hash:
-        reasons.append("the saved model is not the state that the sites ended with")
+        if site.commit is None:
+            reasons.append(f"{site.name} saved no model")
+        elif site.commit != report.commits:
+            reasons.append(f"{site.name} saved the model of commit {site.commit}, the run ended at {report.commits}")
+        elif site.state_hash != report.state_hash:
+            reasons.append(f"{site.name} saved another state than the run's, {report.state_hash or 'which is unknown'}")
     if report.bits_per_byte_after is None or report.bits_per_byte_before is None:
         reasons.append("the saved model could not be loaded and evaluated")
     elif not report.bits_per_byte_after < report.bits_per_byte_before:

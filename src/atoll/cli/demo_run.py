@@ -19,7 +19,7 @@ from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
 from atoll.cli.demo_report import Report, SiteReport
 from atoll.cli.demo_view import View
-from atoll.cli.demo_watch import Act, KillPlan, Watch
+from atoll.cli.demo_watch import KillPlan, SiteTotals, Watch
 from atoll.cli.recorded import default_file, find_recorded
 from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
@@ -80,15 +80,19 @@ class Demo:
             now_s = time.monotonic()
             for line in self._watch.observe(status):
                 view.say(line)
-            if self._kill is not None:
-                self._act(self._kill, status, processes, folder, view)
+            if self._kill is not None and self._kill.is_due(status):
+                view.say(f"{self._kill.victim}: {self._kill.in_words()}")
+                if len(self._kill.done) == 1:
+                    processes.children[self._kill.victim].kill()
+                elif len(self._kill.done) == 2:
+                    self._start_node(processes, folder, self._kill.victim)
             view.show(status, self._watch, self._notes())
             nodes = [processes.children[name] for name in self.names]
             for node in nodes:
                 if node.exit_code not in (None, 0) and not node.killed:
                     raise WorkerError(f"site {node.name} ended with exit code {node.exit_code}; see {node.log_path}")
             if all(node.exit_code == 0 for node in nodes):
-                return status if status.finished else self._look(coordinator)
+                return self._look(coordinator)  # the last state is attested before they end
             seen = (status.last_commit, sum(site.inner_step for site in status.sites))
             if seen != last_seen:
                 last_news_s, last_seen = now_s, seen
@@ -110,41 +114,13 @@ class Demo:
     def _start_node(self, processes: Processes, folder: Path, name: str) -> None:
         processes.start(name, demo_setup.node_command(self.options, folder, name, self._port))
 
-    def _act(self, plan: KillPlan, status: RunView, processes: Processes, folder: Path, view: View) -> None:
-        act = plan.next_act(status)
-        if act is not None:
-            view.say(f"{plan.victim}: {act.value} {plan.done[act]}")
-        if act is Act.KILL:
-            processes.children[plan.victim].kill()
-        elif act is Act.RESTART:
-            self._start_node(processes, folder, plan.victim)
-
     def _notes(self) -> dict[str, str]:
         return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
 
     def _report(self, status: RunView, folder: Path, environment: dict[str, str], elapsed_s: float) -> Report:
-        notes = self._notes()
-        sites = []
-        for name in self.names:
-            totals = self._watch.totals.get(name)
-            commit, state_hash = self._final_hash(name, folder)
-            sites.append(
-                SiteReport(
-                    name=name,
-                    state_hash=state_hash,
-                    commit=commit,
-                    sent_bytes=totals.sent_bytes if totals else 0,
-                    received_bytes=totals.received_bytes if totals else 0,
-                    utilization=totals.utilization if totals else None,
-                    note=notes.get(name, ""),
-                )
-            )
+        sites = tuple(self._site_report(name, demo_setup.model_folder(folder, name)) for name in self.names)
         saved = demo_setup.model_folder(folder, self.names[0])
-        try:
-            saved_hash = load_manifest(saved).state_hash.hex()
-        except ConfigError:
-            saved_hash = ""
-        figures = self._evaluate(saved if saved_hash else None, environment)
+        figures = self._evaluate(saved if sites[0].state_hash else None, environment)
         return Report(
             run_id=self.settings.run_id,
             num_parameters=status.num_parameters,
@@ -156,24 +132,29 @@ class Demo:
             bits_per_byte_before=figures.get("before"),
             bits_per_byte_after=figures.get("after"),
             baselines=find_recorded(self.settings, self.options.num_sites, default_file()),
-            sites=tuple(sites),
-            saved_hash=saved_hash,
+            sites=sites,
+            state_hash=status.state_hash,
             model_folder=str(_relative(saved)),
             elapsed_s=elapsed_s,
             killed=self._kill.in_words() if self._kill is not None else "",
-            returned=self._kill is None or Act.BACK in self._kill.done,
+            returned=self._kill is None or self._kill.is_over,
         )
 
-    def _final_hash(self, name: str, folder: Path) -> tuple[int | None, str]:
-        """As the site last reported it; a site that ended between two looks left it in its saved model."""
-        commit, state_hash = self._watch.hashes.get(name, (None, ""))
+    def _site_report(self, name: str, model: Path) -> SiteReport:
+        totals = self._watch.totals.get(name, SiteTotals())
         try:
-            saved = load_manifest(demo_setup.model_folder(folder, name))
+            saved = load_manifest(model)
         except ConfigError:
-            return commit, state_hash
-        if commit is None or saved.commit > commit:
-            return saved.commit, saved.state_hash.hex()
-        return commit, state_hash
+            saved = None
+        return SiteReport(
+            name=name,
+            state_hash=saved.state_hash.hex() if saved else "",
+            commit=saved.commit if saved else None,
+            sent_bytes=totals.sent_bytes,
+            received_bytes=totals.received_bytes,
+            utilization=totals.utilization,
+            note=self._notes().get(name, ""),
+        )
 
     def _evaluate(self, saved: Path | None, environment: dict[str, str]) -> dict[str, float]:
         """In a process of its own: this one has no torch. Empty if it failed; the reason is on stderr."""

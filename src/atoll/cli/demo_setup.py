@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import secrets
 import shutil
@@ -17,7 +17,7 @@ from atoll.protocol.settings import MODELS, RunSettings, SyncSettings, validate
 from atoll.protocol.strict import nearest
 
 DEFAULT_FOLDER = Path("atoll-demo")
-MARKER = "demo.json"
+MARKER = "demo.lock"
 NAMES = ("amsterdam", "berlin", "cairo", "delhi", "essen", "fukuoka", "geneva", "helsinki")
 FEWEST_COMMITS_TO_KILL = 6
 
@@ -59,33 +59,22 @@ def demo_settings(options: DemoOptions) -> RunSettings:
 def prepare_folder(folder: Path | None) -> Path:
     """An empty folder: the default one is emptied if a demo made it. Raises ConfigError rather than delete others'."""
     target = (folder or DEFAULT_FOLDER).absolute()
-    if target.exists():
-        if not target.is_dir():
-            raise ConfigError(f"{target} is not a folder; choose another with --keep DIR")
-        if any(target.iterdir()):
-            if folder is not None:
-                raise ConfigError(f"{target} is not empty; choose another with --keep DIR")
-            _remove_last_demo(target)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        if folder is not None or not (target / MARKER).is_file():
+            raise ConfigError(f"{target} is there, and no demo to replace; choose another with --keep DIR")
+        _lock(target / MARKER)
+        shutil.rmtree(target)
     (target / "logs").mkdir(parents=True)
-    (target / MARKER).write_text(json.dumps({"pid": os.getpid()}) + "\n")
+    _lock(target / MARKER)
     return target
 
 
-def _remove_last_demo(target: Path) -> None:
+def _lock(marker: Path) -> None:
+    """Of the demo that is made in its folder, for the life of this process."""
     try:
-        pid = int(json.loads((target / MARKER).read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"{target} holds something else than a demo; choose another with --keep DIR") from None
-    if pid != os.getpid() and Path(f"/proc/{pid}/cmdline").exists() and _is_demo(pid):
-        raise ConfigError(f"a demo (process {pid}) is using {target}; give this one another folder with --keep DIR")
-    shutil.rmtree(target)
-
-
-def _is_demo(pid: int) -> bool:
-    try:
-        return b"demo" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        fcntl.lockf(os.open(marker, os.O_RDWR | os.O_CREAT, 0o600), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return False
+        raise ConfigError(f"a demo is using {marker.parent}; give this one another folder with --keep DIR") from None
 
 
 def write_run_file(settings: RunSettings, path: Path) -> None:

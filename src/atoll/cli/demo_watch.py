@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 
 from atoll.coordinator.core.view.document import RunView, SiteView
 
@@ -39,8 +38,6 @@ class Watch:
     """`observe` returns one line for each commit and each change of a state."""
 
     totals: dict[str, SiteTotals] = field(default_factory=dict)
-    hashes: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Name -> the newest commit it reported, and its state hash."""
     _commit: int = 0
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
@@ -61,20 +58,13 @@ class Watch:
                 )
         for site in status.sites:
             self.totals.setdefault(site.name, SiteTotals()).observe(site)
-            if site.last_commit is not None and site.state_hash:
-                self.hashes[site.name] = (site.last_commit, site.state_hash)
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state
                 lines.append(f"{site.name}: {site.state}")
         return lines
 
 
-class Act(Enum):
-    """In their order, with what is said of them and of their commit."""
-
-    KILL = "kill -9 at commit"
-    RESTART = "started again at commit"
-    BACK = "caught up, part of commit"
+ACTS = ("killed at commit", "restarted at", "back in commit")
 
 
 @dataclass(slots=True)
@@ -83,27 +73,30 @@ class KillPlan:
 
     victim: str
     expected_commits: int
-    done: dict[Act, int] = field(default_factory=dict)
-    """In their order; at which commit."""
+    done: list[int] = field(default_factory=list)
+    """Of ACTS, in their order: at which commit."""
 
-    def next_act(self, status: RunView) -> Act | None:
-        """What is to be done now; it counts as done."""
-        last = status.last_commit
-        at: int | None = None
-        match tuple(self.done.values()):
-            case ():
-                act, at = Act.KILL, last if last >= max(1, self.expected_commits // 3) else None
-            case (killed_at,):
-                act, at = Act.RESTART, last if last >= killed_at + 2 or status.finished else None
-            case (_, restarted_at):
-                with_it = [c.commit for c in status.commits if self.victim in c.contributors]
-                act, at = Act.BACK, max((commit for commit in with_it if commit > restarted_at), default=None)
-        if at is None:
-            return None
-        self.done[act] = at
-        return act
+    @property
+    def is_over(self) -> bool:
+        return len(self.done) == len(ACTS)
+
+    def is_due(self, status: RunView) -> bool:
+        """Whether the next act is; it counts as done."""
+        at = status.last_commit
+        match self.done:
+            case []:
+                due = at >= max(1, self.expected_commits // 3)
+            case [killed_at]:
+                due = at >= killed_at + 2 or status.finished
+            case [_, restarted_at]:
+                at = max((c.commit for c in status.commits if self.victim in c.contributors), default=0)
+                due = at > restarted_at
+            case _:
+                due = False
+        if due:
+            self.done.append(at)
+        return due
 
     def in_words(self) -> str:
-        words = ("killed at commit", "restarted at", "back in commit")
-        said = [f"{word} {at}" for word, at in zip(words, self.done.values(), strict=False)]
+        said = [f"{act} {at}" for act, at in zip(ACTS, self.done, strict=False)]
         return ", ".join([*said, "recovering"] if len(said) == 2 else said)

@@ -143,9 +143,9 @@ def test_a_folder_of_somebody_else_is_not_deleted(tmp_path: Path, monkeypatch: p
     folder = tmp_path / "atoll-demo"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="holds something else than a demo"):
+    with pytest.raises(ConfigError, match="no demo to replace"):
         demo_setup.prepare_folder(None)
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="is there, and no demo"):
         demo_setup.prepare_folder(folder)
     assert (folder / "thesis.txt").exists()
 
@@ -156,14 +156,16 @@ def test_the_last_demo_is_replaced_unless_it_is_running(tmp_path: Path, monkeypa
     (folder / "old").touch()
     assert demo_setup.prepare_folder(None) == folder
     assert not (folder / "old").exists()
-    waits = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)", "demo"]
-    with subprocess.Popen(waits, stdout=subprocess.PIPE) as other:
+    waits = "from atoll.cli import demo_setup; demo_setup.prepare_folder(None); print(flush=True); input()"
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    with subprocess.Popen(script(waits), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        (folder / demo_setup.MARKER).write_text(json.dumps({"pid": other.pid}))
         with pytest.raises(ConfigError, match="is using"):
             demo_setup.prepare_folder(None)
         other.kill()
+    demo_setup.prepare_folder(None)
 
 
 def test_names_are_distinct() -> None:
