@@ -15,7 +15,7 @@ GRACE_S = 5.0  # after each signal on the way down; less than a person's patienc
 TAIL_LINES = 15
 TAIL_BYTES = 1 << 16
 
-# The child is told to leave when the demo dies in whatever way; Linux only. PR_SET_PDEATHSIG is 1.
+# The child is told to leave when the demo dies in whatever way. PR_SET_PDEATHSIG is 1.
 _WITH_PARENT = (
     "import ctypes, os, signal, sys; ctypes.CDLL(None).prctl(1, signal.SIGTERM); "
     "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execv(sys.argv[2], sys.argv[2:])"
@@ -59,9 +59,7 @@ class Processes:
     def start(self, name: str, command: Sequence[str]) -> Child:
         """Starts `command` in a session of its own, so that the terminal's Ctrl-C reaches the demo alone."""
         log_path = self._log_folder / f"{name}.log"
-        words = list(command)
-        if sys.platform == "linux":
-            words = [sys.executable, "-S", "-E", "-c", _WITH_PARENT, str(os.getpid()), *words]
+        words = [sys.executable, "-S", "-E", "-c", _WITH_PARENT, str(os.getpid()), *command]
         with log_path.open("ab") as log:
             process = subprocess.Popen(
                 words,

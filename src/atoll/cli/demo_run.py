@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,13 +23,11 @@ from atoll.cli.recorded import default_file, find_recorded
 from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
 from atoll.protocol.errors import AtollError, ConfigError, PeerError, WorkerError
-from atoll.protocol.settings import settings_to_json
 
 POLL_S = 0.5
 START_LIMIT_S = 60.0
 QUIET_LIMIT_S = 300.0  # without a step or a commit anywhere
 EXIT_LIMIT_S = 60.0  # of the nodes, once the run is over
-EVALUATE_LIMIT_S = 3600.0
 LISTENING = re.compile(r"listening on \S+:(\d+)(?: \(status page (\S+)\))?")
 
 
@@ -49,15 +46,14 @@ class Demo:
         started_s = time.monotonic()
         folder = demo_setup.prepare_folder(self.options.keep)
         demo_setup.write_run_file(self.settings, folder / "run.toml")
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}  # output waits in no pipe's buffer
-        with _interruptible(), Processes(folder / "logs", environment) as processes:
+        with _interruptible(), Processes(folder / "logs", os.environ | {"PYTHONUNBUFFERED": "1"}) as processes:
             try:
                 with View(sys.stderr if self.options.json else sys.stdout) as view:  # people read the other one
                     view.say(f"{len(self.names)} sites on this machine; everything is kept in {folder}")
                     status = self._train(processes, folder, view)
                     processes.stop(["coordinator"])
                     view.say("evaluating on held-out text")
-                    report = self._report(status, folder, environment, time.monotonic() - started_s)
+                    report = self._report(status, folder, time.monotonic() - started_s)
             except AtollError:
                 _show_guilty(processes)
                 raise
@@ -117,10 +113,10 @@ class Demo:
     def _notes(self) -> dict[str, str]:
         return {self._kill.victim: self._kill.in_words()} if self._kill is not None else {}
 
-    def _report(self, status: RunView, folder: Path, environment: dict[str, str], elapsed_s: float) -> Report:
+    def _report(self, status: RunView, folder: Path, elapsed_s: float) -> Report:
         sites = tuple(self._site_report(name, demo_setup.model_folder(folder, name)) for name in self.names)
         saved = demo_setup.model_folder(folder, self.names[0])
-        figures = self._evaluate(saved if sites[0].state_hash else None, environment)
+        figures = self._evaluate(saved if sites[0].state_hash else None)
         return Report(
             run_id=self.settings.run_id,
             num_parameters=status.num_parameters,
@@ -156,28 +152,15 @@ class Demo:
             note=self._notes().get(name, ""),
         )
 
-    def _evaluate(self, saved: Path | None, environment: dict[str, str]) -> dict[str, float]:
-        """In a process of its own: this one has no torch. Empty if it failed; the reason is on stderr."""
-        options = self.options
-        request = {
-            "settings": settings_to_json(self.settings),
-            "data_paths": [str(path) for path in options.data],
-            "saved": str(saved) if saved else None,
-            "num_threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1,
-        }
-        result = subprocess.run(
-            [sys.executable, "-m", "atoll.cli.demo_evaluate"],
-            input=json.dumps(request),
-            stdout=subprocess.PIPE,
-            env=environment,
-            text=True,
-            timeout=EVALUATE_LIMIT_S,
-            check=False,
-        )
-        if result.returncode != 0:
+    def _evaluate(self, saved: Path | None) -> dict[str, float]:
+        """Empty if it failed; the reason is on stderr."""
+        from atoll.cli.demo_evaluate import evaluate  # torch, which nothing before needs
+
+        try:
+            return evaluate(self.settings, [str(path) for path in self.options.data], str(saved) if saved else None)
+        except AtollError as error:
+            print(f"atoll: {error}", file=sys.stderr)
             return {}
-        figures: dict[str, float] = json.loads(result.stdout)
-        return figures
 
 
 def wait_until_listening(coordinator: Child, limit_s: float = START_LIMIT_S) -> tuple[int, str]:
