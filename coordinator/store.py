@@ -6,7 +6,6 @@ keeps each `persist` whole or not at all, and only for the newest term.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,6 +15,7 @@ from atoll.coordinator.core.events import AttestationRecord, CommitRecord, Recor
 from atoll.coordinator.core.persisted import Persisted, RunRecord
 from atoll.protocol.errors import ConfigError, UnsupportedError
 from atoll.protocol.settings import RunSettings, read_settings, settings_to_json
+from atoll.protocol.text import differences
 
 log = logging.getLogger("atoll.coordinator")
 
@@ -70,9 +70,9 @@ def run_of(where: str, known: RunRecord | None, settings: RunSettings, parent_js
             where, known.run_id, ", ".join(unknown),
         )  # fmt: skip
     if stored != settings:
-        differences = "; ".join(_differences(asdict(stored), asdict(settings)))
+        changed = "; ".join(differences(asdict(stored), asdict(settings)))
         raise ConfigError(
-            f"{where}: run {known.run_id!r} was begun with other settings ({differences}): change them back, or start "
+            f"{where}: run {known.run_id!r} was begun with other settings ({changed}): change them back, or start "
             "a new run (with --resume from a saved model)"
         )
     if parent_json and parent_json != known.parent_json:
@@ -81,14 +81,3 @@ def run_of(where: str, known: RunRecord | None, settings: RunSettings, parent_js
             "leave --resume out to go on with it, or choose another run id and store"
         )
     return known
-
-
-def _differences(stored: dict[str, object], wanted: dict[str, object], prefix: str = "") -> list[str]:
-    found = []
-    for key in sorted({*stored, *wanted}):
-        a, b = stored.get(key), wanted.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, f"{prefix}{key}.")
-        elif a != b:
-            found.append(f"{prefix}{key} was {json.dumps(a)}, now {json.dumps(b)}")
-    return found

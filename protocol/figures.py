@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +17,3 @@ class Figures:
     train_s: float = 0.0
     wait_s: float = 0.0
     num_ranks: int = 0
-
-    def figures(self) -> dict[str, Any]:
-        """Of a class with more fields, these."""
-        return {item.name: getattr(self, item.name) for item in fields(Figures)}

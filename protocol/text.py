@@ -5,6 +5,7 @@ Control characters would let it forge lines of ours or drive a terminal: they ar
 
 from __future__ import annotations
 
+import json
 import logging
 
 CONTINUED = "\n  | "
@@ -24,6 +25,26 @@ def last_line(text: str) -> str:
     """Where there is room for one: of a traceback, the last line says what is wrong."""
     lines = [line.strip() for line in clean(text).splitlines()]
     return next((line.replace("\t", " ") for line in reversed(lines) if line), "")
+
+
+def byte_count(num_bytes: float) -> str:
+    """`1.5 MiB`"""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def differences(one: object, other: object, where: str = "") -> list[str]:
+    """Of two values as JSON has them: each place at which they are not the same, in words."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        places = [(f"{where}.{key}".lstrip("."), one.get(key), other.get(key)) for key in {**one, **other}]
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        places = [(f"{where}[{index}]", *pair) for index, pair in enumerate(zip(one, other, strict=True))]
+    else:
+        return [] if one == other else [f"{where} was {json.dumps(one)}, now {json.dumps(other)}"]
+    return [text for place, a, b in places for text in differences(a, b, place)]
 
 
 class CleanFormatter(logging.Formatter):

@@ -14,6 +14,7 @@ from atoll.protocol.disk import Disk, disk_error
 from atoll.protocol.errors import HostError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.settings import RunSettings
+from atoll.protocol.text import byte_count
 
 USUAL_BUFFER_BYTES = 1 << 30
 """In memory for contributions, where a quarter of the free memory is more."""
@@ -44,7 +45,8 @@ class Room:
     """Of contributions, in memory."""
 
     def __str__(self) -> str:
-        return f"at most {_size(self.max_retained_bytes)}, {_size(self.reduce_buffer_bytes)} of contributions in memory"
+        in_memory = byte_count(self.reduce_buffer_bytes)
+        return f"at most {byte_count(self.max_retained_bytes)}, {in_memory} of contributions in memory"
 
 
 def room_for(
@@ -65,16 +67,17 @@ def room_for(
     free_memory = free.memory.available_bytes - shared_bytes - RESERVE_BYTES
     if free_memory < 0:
         raise HostError(
-            f"the model does not fit into this machine's memory: {_size(shared_bytes)} are needed to share parameters "
-            f"with the workers and {_size(RESERVE_BYTES)} to spare, {_size(free.memory.available_bytes)} are free, "
-            f"limited by {free.memory.source}; free memory, raise that limit, or train a smaller model"
+            f"the model does not fit into this machine's memory: {byte_count(shared_bytes)} are needed to share "
+            f"parameters with the workers and {byte_count(RESERVE_BYTES)} to spare, "
+            f"{byte_count(free.memory.available_bytes)} are free, limited by {free.memory.source}; free memory, raise "
+            "that limit, or train a smaller model"
         )
     free_disk = free.disk_bytes + free.home_bytes - model.disk_bytes
     if free_disk < 0:
-        parts = ", ".join(f"{_size(num_bytes)} {what}" for what, num_bytes in model.disk_parts)
+        parts = ", ".join(f"{byte_count(num_bytes)} {what}" for what, num_bytes in model.disk_parts)
         raise HostError(
-            f"the model does not fit on the disk of {home}: {_size(model.disk_bytes)} are needed ({parts}), "
-            f"{_size(free.disk_bytes)} are free beside the {_size(free.home_bytes)} that it has; make room, "
+            f"the model does not fit on the disk of {home}: {byte_count(model.disk_bytes)} are needed ({parts}), "
+            f"{byte_count(free.disk_bytes)} are free beside the {byte_count(free.home_bytes)} that it has; make room, "
             "choose another folder with --home, or lower sync.log_commits or sync.snapshots of the run, or leave out "
             "its save_every"
         )
@@ -114,7 +117,3 @@ def free_for(home: Path, disk: Disk) -> Free:
     except OSError as error:
         raise disk_error(error, home) from error
     return Free(memory=memory_limit(), disk_bytes=disk.free_bytes(home), home_bytes=used)
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.2f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.2f} MiB"

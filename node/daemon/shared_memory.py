@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from atoll.protocol.errors import HostError
+from atoll.protocol.text import byte_count
 
 RESERVE_BYTES = 32 << 20
 """Left free for everything else when a limit is near."""
@@ -107,17 +108,13 @@ def _group_limits(root: Path, path: str, limit_name: str, usage_name: str, recla
             continue
         cache = next((int(v) for k, v in map(str.split, stat.splitlines()) if k == reclaimable), 0)
         available = max(0, int(limit) - usage + cache)
-        result.append(MemoryLimit(available, f"{folder / limit_name}, which is {_mib(int(limit))}"))
+        result.append(MemoryLimit(available, f"{folder / limit_name}, which is {byte_count(int(limit))}"))
     return result
 
 
 def _too_small(name: str, num_bytes: int, limit: MemoryLimit) -> str:
     return (
-        f"{name} needs {num_bytes} bytes ({_mib(num_bytes)}) of shared memory and {_mib(RESERVE_BYTES)} to spare; "
-        f"{limit.available_bytes} bytes ({_mib(limit.available_bytes)}) are available, limited by {limit.source}. "
-        "Free memory, raise that limit, or train a smaller model"
+        f"{name} needs {num_bytes} bytes ({byte_count(num_bytes)}) of shared memory and {byte_count(RESERVE_BYTES)} to "
+        f"spare; {limit.available_bytes} bytes ({byte_count(limit.available_bytes)}) are available, limited by "
+        f"{limit.source}. Free memory, raise that limit, or train a smaller model"
     )
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):.1f} MiB"

@@ -31,6 +31,7 @@ from atoll.node.worker.optimizer_state import OptimizerState, StateTensor
 from atoll.node.worker.tensors import DTYPE_NAMES
 from atoll.protocol.disk import disk_error, sync_folder
 from atoll.protocol.errors import AtollError, ConfigError, HostError
+from atoll.protocol.text import differences
 
 NUM_KEPT = 2
 MAX_KEPT = 4
@@ -151,9 +152,8 @@ class LocalCheckpoints:
             with closing(safetensors_file.Reader(path)) as reader:
                 text = reader.metadata.get(checkpoint_file.KEY, "")
                 about = json.loads(text)
-                for part, own in self._owner.items():
-                    if (other := about["owner"].get(part)) != own:
-                        raise HostError(f"{path}: it is of other {part}: {_difference(other, own)}")
+                if found := differences(about["owner"], self._owner):
+                    raise HostError(f"{path}: it is not of this run, rank and layout: {found[0]}")
                 yield reader, text, about
         except UNREADABLE as error:
             raise HostError(f"{path}: it cannot be read ({error})") from None
@@ -367,16 +367,3 @@ def _listed(folder: Path, kind: str = "safetensors") -> dict[int, dict[Checkpoin
             item = CheckpointId(incarnation=incarnation, generation=generation, step=step)
             found.setdefault(rank, {})[item] = path
     return found
-
-
-def _difference(other: Any, own: Any) -> str:
-    """The first place in which two JSON values differ, in words."""
-    if isinstance(other, dict) and isinstance(own, dict):
-        for key in [*own, *other]:
-            if key not in other or key not in own:
-                return f"{key!r} is only {'here' if key in own else 'there'}"
-            if other[key] != own[key]:
-                return f"{key!r}: {_difference(other[key], own[key])}"
-    if isinstance(other, list) and isinstance(own, list) and len(other) == len(own):
-        return next(_difference(a, b) for a, b in zip(other, own, strict=True) if a != b)
-    return f"{other} there, {own} here"

@@ -22,7 +22,6 @@ u16_in = types.Array(types.uint16, 1, "C", readonly=True)
 i8_in = types.Array(types.int8, 1, "C", readonly=True)
 f32_out = types.float32[::1]
 u16_out = types.uint16[::1]
-u32_out = types.uint32[::1]
 i8_out = types.int8[::1]
 f32 = types.float32
 

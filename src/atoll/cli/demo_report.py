@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from atoll.cli.words import byte_count, count, duration, share
+from atoll.cli.words import count, duration, share
+from atoll.protocol.text import byte_count
 
 FP32_BYTES = 4
 BF16_BYTES = 2

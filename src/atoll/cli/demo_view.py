@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from atoll.cli.status import table
-from atoll.cli.words import byte_count, share
+from atoll.cli.words import share
+from atoll.protocol.text import byte_count
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from atoll.cli.status import whole
-from atoll.cli.words import byte_count, count
+from atoll.cli.words import count
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
 from atoll.node.daemon.config import NodeConfig, default_home
 from atoll.node.daemon.room import room_of
@@ -19,6 +19,7 @@ from atoll.protocol.disk import Disk
 from atoll.protocol.errors import AtollError, HostError, InvalidMessage, PeerError
 from atoll.protocol.layout import Layout, Manifest
 from atoll.protocol.settings import RunSettings, settings_from_json
+from atoll.protocol.text import byte_count
 
 SCRIPT_LIMIT_S = 600.0
 """From the start of a script to its atoll.join."""

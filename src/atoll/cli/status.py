@@ -16,8 +16,8 @@ import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from atoll.cli.words import byte_count, share
-from atoll.protocol.text import CONTINUED, clean, last_line
+from atoll.cli.words import share
+from atoll.protocol.text import CONTINUED, byte_count, clean, last_line
 
 if TYPE_CHECKING:
     from rich.table import Table

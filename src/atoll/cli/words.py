@@ -3,15 +3,6 @@
 from __future__ import annotations
 
 
-def byte_count(num_bytes: float) -> str:
-    """`1.5 MiB`"""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1024
-    return f"{num_bytes:.1f} TiB"
-
-
 def duration(seconds: float) -> str:
     """`3 min 20 s`"""
     minutes, rest = divmod(round(seconds), 60)

@@ -10,9 +10,10 @@ import pytest
 
 from atoll.cli.demo_report import Baselines, Report, SiteReport, as_document, as_text, data_parallel_bytes, failures
 from atoll.cli.recorded import default_file, find_recorded, read_entries
-from atoll.cli.words import byte_count, count, duration, share
+from atoll.cli.words import count, duration, share
 from atoll.protocol.errors import ConfigError
 from atoll.protocol.settings import MODELS, RunSettings, SyncSettings
+from atoll.protocol.text import byte_count
 from benchmarks.record import add_entry
 
 HASH = "ab" * 32

@@ -290,12 +290,12 @@ def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"run_id": "other"}, "it is of other run: run there, other here"),
-        ({"world": 2}, "it is of other rank: 0 of 1 there, 0 of 2 here"),
-        ({"make": OPTIMIZERS["SGD"]}, "it is of other optimizers: AdamW there, SGD here"),
-        ({"make": OPTIMIZERS["groups"]}, "it is of other groups: "),
-        ({"width": 5}, "it is of other slices: '0.weight': 4 there, 5 here"),
-        ({"make": SWITCHED["AdamW amsgrad"][1]}, "it is of other switches: 'amsgrad' is only here"),
+        ({"run_id": "other"}, 'layout: run was "run", now "other"'),
+        ({"world": 2}, 'layout: rank was "0 of 1", now "0 of 2"'),
+        ({"make": OPTIMIZERS["SGD"]}, 'layout: optimizers[0] was "AdamW", now "SGD"'),
+        ({"make": OPTIMIZERS["groups"]}, "layout: groups[0] was "),
+        ({"width": 5}, "layout: slices.0.weight[1][1] was 4, now 5"),
+        ({"make": SWITCHED["AdamW amsgrad"][1]}, "layout: switches[0][0].amsgrad was null, now true"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -626,7 +626,7 @@ def test_an_optimizer_that_would_keep_something_else_starts_fresh(
     first.write(2)
     again = Rank(tmp_path, after)
     assert not again.go_on()
-    assert "it is of other switches: " in capsys.readouterr().err
+    assert "layout: switches[0]" in capsys.readouterr().err
     again.train(1)
     assert Rank(tmp_path, before).go_on()
 
