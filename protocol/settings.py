@@ -264,7 +264,7 @@ def _validate_sync(sync: SyncSettings) -> None:
     if sync.fragments > sync.every:
         raise ConfigError(
             f"sync.fragments = {sync.fragments} is more than sync.every = {sync.every}: each fragment has a sync of "
-            f"its own every {sync.every} steps, with at least one step between two; choose at most {sync.every} fragments"
+            f"its own every {sync.every} steps, with a step or more between two; choose at most {sync.every} fragments"
         )
     if sync.fragments > 1 and sync.overlap_steps > (shortest := sync.every // sync.fragments):
         raise ConfigError(
