@@ -28,6 +28,7 @@ from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
 from atoll.protocol.sample_order import GLOBAL_LINE
 from atoll.protocol.settings import RunSettings
@@ -129,7 +130,7 @@ class Checks:
         self._store = store
         self._kept = _Kept(store)
         self._tell = tell
-        self._layout = Layout(manifest, settings.sync.chunk_elements)
+        self._layout = Layout(manifest, settings.sync.chunk_elements, settings.sync.fragments)
         self._states: dict[int, tuple[str, bytes]] = {}  # commit -> who said it first, state hash
         self._starts: dict[bytes, dict[int, bytes]] = {}  # state hash -> chunk records of commit 0, attested or not
         self._contributions: dict[tuple[int, int, int], Sealed] = {}  # (sync, site, incarnation)
@@ -275,7 +276,8 @@ class Checks:
         slots = OuterOptimizer(self._settings.outer).slots
         folder, saved = node.folder / "model", saved_model.load_manifest(node.folder / "model")
         self.require(saved.commit == commit, f"{node.process} saved commit {saved.commit} in place of {commit}")
-        found = OuterState.create(node.folder / "as-saved", self._layout, slots, self._settings.run_id)
+        layout = Layout(self._layout.manifest, self._layout.chunk_elements)
+        found = OuterState.create(node.folder / "as-saved", layout, slots, self._settings.run_id)
         saved_model.restore(folder, found)
         found.close()
         shutil.rmtree(node.folder / "as-saved")
@@ -304,15 +306,28 @@ class Checks:
         assert sealed is not None
         first = self._contributions.setdefault((plan.sync, site_id, incarnation), sealed)
         self.require(first == sealed, f"11: the contribution of {node.process} to sync {plan.sync} has changed")
+        fragments = self._fragments(plan.fragment)
+        bases = {f: self._last_of(f, plan.base_commit) for f in fragments}
+        found = {f: self._last_of(f, part.base) for f, part in sealed.parts.items()}
         self.require(
-            sealed.base == plan.base_commit,
-            f"1: {node.process} contributes from base {sealed.base} to a sync on commit {plan.base_commit}",
+            found == bases,
+            f"1: {node.process} contributes from {found} to a sync on commit {plan.base_commit}, which has {bases}",
         )
         true = node.hands.true_tokens_a_step * len(sealed.steps)
         self.require(
             output.tokens == sealed.tokens == true or (sealed.tokens > true and output.tokens <= sealed.tokens),
             f"12: {node.process} has weight {output.tokens} for {len(sealed.steps)} steps, and says {sealed.tokens}",
         )
+
+    def _fragments(self, fragment: int) -> list[int]:
+        """One, or all."""
+        num = self._settings.sync.fragments
+        return [fragment] if fragment < num else list(range(num))
+
+    def _last_of(self, fragment: int, commit: int) -> int:
+        """The last commit up to `commit` that touched the fragment. -1: none was taken."""
+        log = self.commits[: max(commit, 0)]
+        return max((c.commit for c in log if fragment in self._fragments(c.fragment)), default=min(commit, 0))
 
     def site_ended(self, node: SimNode) -> None:
         if node.failure is not None and not isinstance(node.failure, OSError | InvalidMessage):
@@ -348,8 +363,9 @@ class Checks:
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
         for sealed in self._sealed:
-            if 0 <= sealed.base <= last_valid:  # the starting state has no base
-                self._base_and_steps_only(sealed, states)
+            for fragment, part in sealed.parts.items():
+                if 0 <= part.base <= last_valid:  # the starting state has no base
+                    self._base_and_steps_only(sealed, fragment, states)
         for number, state in enumerate(states):
             self.require(self._is_sane(state), f"commit {number} has an absurd contribution in it")
         slots = OuterOptimizer(self._settings.outer).slots
@@ -372,10 +388,11 @@ class Checks:
         for number, (who, value) in sorted(self._models.items()):
             if number <= last_valid or number == len(commits):
                 self.require(hashes[number] == value, f"{who} saved another model of commit {number} than the run's")
-        num_survivors = 0
+        num_survivors, run_id = 0, self._settings.run_id
+        history = History((0,) * self._settings.sync.fragments, (c.fragment for c in commits))
         for node in ended:
             if node.result is not None and node.result[0] in codes and OuterState.exists(node.folder / "state"):
-                outer = OuterState.open(node.folder / "state", self._layout, slots, self._settings.run_id)
+                outer = OuterState.open(node.folder / "state", self._layout, slots, run_id, history=lambda: history)
                 commit = outer.commit
                 if commit and not self._is_void(node, commit):  # a commit 0 that was never attested may still lie there
                     self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
@@ -388,28 +405,29 @@ class Checks:
                 outer.close()
         self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
 
-    def _base_and_steps_only(self, sealed: Sealed, states: Sequence[Records]) -> None:
+    def _base_and_steps_only(self, sealed: Sealed, fragment: int, states: Sequence[Records]) -> None:
         """A snapshot is the base that the site was given, plus what its steps changed. The hashes of all sites agree on
         garbage, too."""
-        steps = {*sealed.steps, *(sealed.mixed.steps if sealed.mixed is not None else ())}
+        part = sealed.parts[fragment]
+        steps = {*part.steps, *(part.mixed.steps if part.mixed is not None else ())}
         learned = {
             s: learned_in(self._layout.manifest, sealed.site_id, sealed.incarnation, s.generation, s.number)
             for s in steps
         }
         for chunk in self._layout.chunks:
-            if chunk.role is not Role.TRAINABLE:
+            if chunk.role is not Role.TRAINABLE or self._layout.fragment_of[chunk.index] != fragment:
                 continue
             name, elements = self._layout.name_of(chunk.index), elements_of(chunk)
-            start = np.frombuffer(states[sealed.base][chunk.index][: chunk.num_bytes], "<f4")
+            start = np.frombuffer(states[part.base][chunk.index][: chunk.num_bytes], "<f4")
             steps_here = {step: found[name].ravel()[elements] for step, found in learned.items()}
-            expected = trained(sealed, chunk, states, steps_here)
+            expected = trained(part, chunk, states, steps_here, bf16=sealed.bf16)
             found = np.frombuffer(cut_out(sealed.values, chunk), "<f4")
             if not (np.abs(found) < MOST).all():
                 continue  # the faults that make a NaN or an absurd value; no commit may hold it
             rounding = MOST_ROUNDING[sealed.bf16] * (2 + len(learned)) * (1 + np.abs(found) + np.abs(start))
             self.require(
                 bool(np.all(np.abs(found - expected) <= rounding)),
-                f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {sealed.base}; its base and its "
+                f"1: site {sealed.site_id} sealed {found} of {name!r} on commit {part.base}; its base and its "
                 f"{len(learned)} steps make {expected}",
             )
 

@@ -17,7 +17,7 @@ from atoll.protocol.layout import Chunk, Layout, Role
 from atoll.protocol.messages import Commit
 from atoll.protocol.settings import RunSettings
 from tests.harness.chunks import cut_out
-from tests.simulation.sites import Sealed, Step, to_bf16
+from tests.simulation.sites import Part, Sealed, Step, to_bf16
 
 F32 = npt.NDArray[np.float32]
 Records = dict[int, bytes]
@@ -38,6 +38,8 @@ def replay(
         state = dict(states[-1])
         total = sum(member.tokens for member in commit.contributors)
         for chunk in layout.chunks[: layout.num_sync_chunks]:
+            if commit.fragment not in (layout.fragment_of[chunk.index], len(layout.fragments)):
+                continue
             size, values = chunk.num_bytes, state[chunk.index]
             locals_ = [cut_out(s.values, chunk) for s in handed_in[commit]]
             if chunk.role is Role.BUFFER_LOWEST:
@@ -66,20 +68,21 @@ def replay(
     return states
 
 
-def trained(sealed: Sealed, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32]) -> F32:
-    """What a snapshot holds: the outer values that the site was given last, and what its steps changed since the
-    snapshot before. Where it mixed, the local copy of then has a part in them: that snapshot and the steps since."""
+def trained(part: Part, chunk: Chunk, states: Sequence[Records], learned: Mapping[Step, F32], *, bf16: bool) -> F32:
+    """What a snapshot holds of a fragment: the outer values that the site was given last, and what its steps changed
+    since the snapshot before. Where it mixed, the local copy of then has a part in them: that snapshot and the steps
+    since."""
 
     def outer(commit: int) -> F32:
         return np.frombuffer(states[commit][chunk.index][: chunk.num_bytes], "<f4")
 
-    base, mixed = outer(sealed.base), sealed.mixed
+    base, mixed = outer(part.base), part.mixed
     if mixed is None:
-        return sum((learned[s] for s in sealed.steps), to_bf16(base) if sealed.bf16 else base)
+        return sum((learned[s] for s in part.steps), to_bf16(base) if bf16 else base)
     before = sum((learned[s] for s in mixed.steps), np.frombuffer(cut_out(mixed.snapshot, chunk), "<f4"))
     start = np.float32(mixed.alpha) * before + np.float32(1 - mixed.alpha) * outer(mixed.version)
     start = start + (base - outer(mixed.version))  # shifts since
-    return sum((learned[s] for s in sealed.steps if s not in mixed.steps), start)
+    return sum((learned[s] for s in part.steps if s not in mixed.steps), start)
 
 
 def _through(codec: str, values: F32, settings: RunSettings) -> F32:

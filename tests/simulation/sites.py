@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
 from atoll.node.local_protocol import Piece
 from atoll.protocol import PROTOCOL_VERSION, wire
-from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
+from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.settings import settings_from_json
 from atoll.protocol.v1 import local_pb2
 
@@ -43,6 +43,13 @@ MANIFEST = Manifest.canonical(
         TensorSpec(name="table", shape=(5,), dtype="F32", role=Role.FROZEN),
     ]
 )
+LAYERED = Manifest.canonical(
+    [
+        *MANIFEST.tensors,
+        *(TensorSpec(name=f"l.{i}.w", shape=(i,), dtype="F32", role=Role.TRAINABLE) for i in range(1, 9)),
+    ]
+)
+"""For as many fragments."""
 MASK = (np.finfo(np.float32).min, -np.inf, 1.0)
 """Never changed: an average of it would be -inf, or no number, or not quite 1."""
 ABSURD = np.float32(1e30)
@@ -72,20 +79,41 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a rank handed in of one fragment: what it was given last, and the steps since."""
+
+    base: int
+    """-1: nothing yet."""
+    steps: tuple[Step, ...]
+    mixed: Mixed | None = None
+    """The last mix since the base was taken anew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
-    """What a rank handed in: the values, and the steps they hold that no commit has yet."""
+    """What a rank handed in: values of one fragment or of all, and the steps that no commit lists yet."""
 
     site_id: int
     incarnation: int
     generation: int
-    base: int
     tokens: int
     steps: tuple[Step, ...]
+    parts: dict[int, Part]
+    """By fragment."""
     values: bytes
     """SNAPSHOT as it was."""
     bf16: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Copy:
+    """A rank's own, of one fragment."""
+
+    version: int = -1
+    steps: deque[Step] = field(default_factory=deque)
+    """Since its base."""
+    in_snapshot: tuple[Step, ...] = ()
     mixed: Mixed | None = None
-    """The last mix since the base was taken anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,10 +309,10 @@ class Worker:
         self._connection: SimConnection | None = None
         self._step = 0
         self._trained_s = self._sealed_s = 0.0  # in the pending steps, and in those of the snapshot
-        self._version = -1
-        self._pending: deque[Step] = deque()
+        self._copies: list[Copy] = []  # by fragment
+        self._fragments: dict[str, int] = {}  # by tensor
+        self._pending: deque[Step] = deque()  # that no commit lists
         self._in_snapshot: tuple[Step, ...] = ()
-        self._mixed: Mixed | None = None
         self._alpha = 0.0
         self._data_epoch = 0
         self._num_used = self._num_drawn = 0  # batches, since the epoch began
@@ -302,6 +330,11 @@ class Worker:
         self.values["mask"][...] = MASK
         self._round()
 
+    @property
+    def _num(self) -> int:
+        """Of fragments: the number that stands for all."""
+        return len(self._copies)
+
     def hang_up(self) -> None:
         if self._connection is not None:
             self._connection.hang_up()
@@ -316,7 +349,10 @@ class Worker:
         )
         if (greeting := await self._hear("greeting")) is None:
             return "refused"
-        self._alpha = settings_from_json(greeting.greeting.settings_json).sync.alpha
+        sync = settings_from_json(greeting.greeting.settings_json).sync
+        self._alpha = sync.alpha
+        self._copies = [Copy() for _ in range(sync.fragments)]
+        self._fragments = fragments_of(self._manifest, sync.fragments)
         dtype = "BF16" if hands.bf16 else "F32"
         pieces = [
             Piece(
@@ -429,7 +465,10 @@ class Worker:
             if spec.name in learned:
                 self.values[spec.name] += learned[spec.name]
         self._round()
-        self._pending.append(Step(generation=self._generation, number=self._step, positions=positions))
+        step = Step(generation=self._generation, number=self._step, positions=positions)
+        self._pending.append(step)
+        for copy in self._copies:
+            copy.steps.append(step)
         self._num_used += 1
         self._step += 1
         hands.num_steps += 1
@@ -453,8 +492,15 @@ class Worker:
         assert self._server.buffers is not None
         assert self._connection is not None
         snapshot = self._server.buffers[0]
+        is_seed = all(copy.version < 0 for copy in self._copies)
         for name, place in self._places(snapshot).items():
-            place[...] = self.values[name]
+            if is_seed if name not in self._fragments else fragment in (self._fragments[name], self._num):
+                place[...] = self.values[name]
+        parts = {}
+        for number, copy in enumerate(self._copies):
+            if fragment in (number, self._num):
+                copy.in_snapshot = tuple(copy.steps)
+                parts[number] = Part(base=copy.version, steps=copy.in_snapshot, mixed=copy.mixed)
         self._in_snapshot, self._sealed_s = tuple(self._pending), self._trained_s
         tokens = self._hands.tokens_a_step * len(self._pending)
         if self._hands.windows_without_tokens:
@@ -464,12 +510,11 @@ class Worker:
             site_id=self._site_id,
             incarnation=self._incarnation,
             generation=self._generation,
-            base=self._version,
             tokens=tokens,
             steps=self._in_snapshot,
+            parts=parts,
             values=bytes(snapshot),
             bf16=self._hands.bf16,
-            mixed=self._mixed,
         )
         sealed = local_pb2.SealedReport(
             step=self._step,
@@ -493,18 +538,19 @@ class Worker:
         assert self._server.buffers is not None
         assert self._connection is not None
         snapshot, publish = (self._places(b) for b in self._server.buffers)
-        mode = MergeMode(answer.mode)
+        mode, copy = MergeMode(answer.mode), self._copies[answer.fragment]
         is_shift = mode is MergeMode.SHIFT
         if mode is MergeMode.MIX:
-            since = tuple(s for s in self._pending if s not in self._in_snapshot)
-            self._mixed = Mixed(
+            since = tuple(s for s in copy.steps if s not in copy.in_snapshot)
+            copy.mixed = Mixed(
                 snapshot=bytes(self._server.buffers[0]), steps=since, version=answer.version, alpha=self._alpha
             )
         elif not is_shift:
-            self._mixed = None
+            copy.mixed = None
         for spec in self._manifest.tensors:
             local = self.values[spec.name]
-            if spec.role is Role.FROZEN and not answer.fresh:
+            is_wanted = answer.fresh if spec.role is Role.FROZEN else self._fragments[spec.name] == answer.fragment
+            if not is_wanted:
                 continue
             is_kept = is_shift or not np.array_equal(local, snapshot[spec.name])  # of a buffer
             if mode is MergeMode.REPLACE or (spec.role is not Role.TRAINABLE and not is_kept):
@@ -517,11 +563,14 @@ class Worker:
         self._round()
         if mode is MergeMode.REPLACE:
             self._pending.clear()
+            copy.steps.clear()
             self._trained_s = 0.0
         elif not is_shift:
             self._trained_s -= self._sealed_s
+            self._sealed_s = 0.0
             self._pending = deque(s for s in self._pending if s not in self._in_snapshot)
-        self._version = answer.version
+            copy.steps = deque(s for s in copy.steps if s not in copy.in_snapshot)
+        copy.version = answer.version
         if answer.data_epoch != self._data_epoch:
             self._data_epoch = answer.data_epoch
             self._num_used = self._num_drawn = 0

@@ -43,7 +43,7 @@ from tests.simulation.processes import (
     copy_of,
     small_parts,
 )
-from tests.simulation.sites import MANIFEST, TOKENS_A_STEP, Data, Hands
+from tests.simulation.sites import LAYERED, MANIFEST, TOKENS_A_STEP, Data, Hands
 
 LIMIT_S = 600.0
 """Of simulated time, from the last fault to the end of the run."""
@@ -121,7 +121,9 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
     save_s = tuple(slow.choice([0.0, 0.0, 0.2, 1.0, 5.0]) for _ in range(num_sites))
     settings = replace(settings, save_every=slow.choice([0, 0, 1, 2, 3]), sync=_overlapped(settings.sync, seed))
     shape = replace(shape, settings=settings, publish_s=publish_s, save_s=save_s)
-    return with_a_straggler(shape, slow) if num_sites > 2 and slow.random() < 0.2 else shape
+    if num_sites > 2 and slow.random() < 0.2:
+        shape = with_a_straggler(shape, slow)
+    return in_fragments(shape, seed)
 
 
 def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
@@ -132,6 +134,20 @@ def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
     if not overlap_steps and generator.random() < 0.8:
         merge, alpha = "keep", 0.0
     return replace(sync, overlap_steps=overlap_steps, merge=merge, alpha=alpha)
+
+
+def in_fragments(shape: Shape, seed: int, num: int = 0) -> Shape:
+    """Half of the schedules sync the model in several fragments. `num` 0: drawn."""
+    generator = random.Random(f"fragments {seed}")
+    num = num or generator.choice([1, 1, 1, 2, 3, 8])
+    sync = shape.settings.sync
+    if num == 1:
+        return shape
+    every = max(sync.every, num)  # of a cycle: the number of its syncs grows with the fragments
+    sync = replace(sync, every=every, fragments=num, overlap_steps=min(sync.overlap_steps, every // num))
+    num_syncs = shape.settings.steps // shape.settings.sync.every
+    steps = num_syncs * max(1, every // num) + generator.choice([0, 0, 1])
+    return replace(shape, settings=replace(shape.settings, sync=sync, steps=steps), manifest=LAYERED)
 
 
 def with_a_straggler(shape: Shape, generator: random.Random) -> Shape:
