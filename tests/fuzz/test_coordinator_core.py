@@ -19,13 +19,13 @@ from atoll.protocol import PROTOCOL_VERSION, wire
 from atoll.protocol import messages as m
 from atoll.protocol.errors import InvalidMessage
 from tests.harness.coordinator_questions import decisions
-from tests.harness.coordinator_story import Story, a_hash, a_manifest, some_settings
+from tests.harness.coordinator_story import Story, a_hash, a_manifest, some_settings, three_layers
 from tests.harness.fuzzing import SITE_MESSAGES, SMALL, fuzz, instances
 
 NAMES = ("a", "b", "c")
 STATES = {bytes(32): "other", **{a_hash(f"s{n}"): f"s{n}" for n in range(4)}}
 HASHES = st.sampled_from([b"", *STATES, b"\1" * 31])
-MODELS = st.sampled_from([a_manifest().digest, a_manifest(7).digest, bytes(32)])
+MODELS = st.sampled_from([a_manifest().digest, a_manifest(7).digest, three_layers().digest, bytes(32)])
 PARTS = st.sampled_from([b"", b"x", wire.encode(a_manifest()), wire.encode(a_manifest(7)), bytes(100)])
 MESSAGES = st.one_of(
     [instances(cls) for cls in SITE_MESSAGES]
@@ -60,7 +60,9 @@ HEADERS = instances(m.Header, protocol_version=st.just(PROTOCOL_VERSION), run_id
 class World:
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
-        self.story = Story(some_settings(min_sites=2, quorum=data.draw(st.integers(1, 2))))
+        quorum, fragments = data.draw(st.integers(1, 2)), data.draw(st.sampled_from([1, 1, 2, 3]))
+        settings = some_settings(min_sites=2, quorum=quorum, fragments=fragments)
+        self.story = Story(settings, manifest=three_layers() if fragments > 1 else None)
 
     def draw(self, *choices: Any) -> Any:
         return self.data.draw(st.sampled_from(choices))

@@ -221,7 +221,7 @@ MUTATIONS = (
         name="sites mislead each other in each sync",
         rule="where sites averaged with other weights than Readys said, no plan comes with a commit for some syncs",
         where="coordinator.core.sync.driver:_carry_out_in",
-        old="            run.trouble.misled.note([sync.open.fragment], sync.open.sync)\n",
+        old="            run.trouble.note_misled(sync.open.sync)\n",
         new="",
         tests=("tests/unit/coordinator/test_hostile_contributors.py",),
     ),

@@ -61,6 +61,33 @@ def test_they_are_those_of_the_chunks_of_the_layout(
     assert [sizes.bytes_of(i, 1) for i in range(len(sizes))] == expected
 
 
+@given(st.lists(st.tuples(SHAPES, st.sampled_from(list(Role))), max_size=8), st.integers(1, 9), st.integers(2, 4))
+@fuzz(200)
+def test_in_a_sync_of_a_fragment_the_other_chunks_have_nothing(
+    tensors: list[tuple[tuple[int, ...], Role]], chunk_elements: int, num_fragments: int
+) -> None:
+    manifest = Manifest.canonical([w(*shape, role=role, name=f"t.{i}") for i, (shape, role) in enumerate(tensors)])
+    settings = SyncSettings(codec="int8", chunk_elements=chunk_elements, fragments=num_fragments)
+    try:
+        layout = Layout(manifest, chunk_elements, num_fragments)
+    except ConfigError as error:
+        with pytest.raises(ConfigError, match="choose sync.fragments = "):
+            ChunkSizes.of(manifest, settings)
+        assert "would be empty" in str(error)
+        return
+    whole = ChunkSizes.of(manifest, settings)
+    for fragment in range(num_fragments + 1):
+        sizes, places = whole.of_sync(fragment), range(layout.num_sync_chunks)
+        assert len(sizes) == len(places)
+        own = [fragment in (layout.fragment_of[i], num_fragments) for i in places]
+        assert [sizes.bytes_of(i, 1) for i in places] == [whole.bytes_of(i, 1) * own[i] for i in places]
+        assert [sizes.has_payload(i) for i in places] == [layout.travels(i, fragment) for i in places]
+        assert sizes.num_payloads == len(layout.chunks_of(fragment))
+        for trees in [direct(sizes, [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in range(3)])]:
+            assert sum(tree.num_chunks for tree in trees) == len(places)
+            assert all(sizes.bytes_of(tree.first_chunk, tree.num_chunks) for tree in trees)
+
+
 @given(RUNS, st.data())
 @fuzz(300)
 def test_what_is_asked_of_them_is_what_a_list_says(runs: list[tuple[int, int]], data: st.DataObject) -> None:

@@ -45,13 +45,14 @@ def test_the_first_difference(chunk: int) -> None:
     assert hash_at(other, chunk) != hash_at(one, chunk) == some_hashes(1000)[chunk]
 
 
-def sizes_of(shapes: list[int]) -> tuple[ChunkSizes, Layout]:
+def sizes_of(shapes: list[int], num_fragments: int = 1) -> tuple[ChunkSizes, Layout]:
     roles = [Role.TRAINABLE, Role.BUFFER_MEAN, Role.FROZEN]
     specs = [
         TensorSpec(name=f"{i:03d}", shape=(size,), dtype="F32", role=roles[i % 3]) for i, size in enumerate(shapes)
     ]
     manifest = Manifest.canonical(specs)
-    return ChunkSizes.of(manifest, SyncSettings(chunk_elements=4)), Layout(manifest, 4)
+    sync = SyncSettings(chunk_elements=4, fragments=num_fragments)
+    return ChunkSizes.of(manifest, sync), Layout(manifest, 4, num_fragments)
 
 
 SHAPES = st.lists(st.integers(0, 11), min_size=1, max_size=12)
@@ -85,3 +86,16 @@ def test_a_list_is_checked_in_parts_of_any_size(shapes: list[int], cuts: list[in
         for first, last in itertools.pairwise(bounds):
             check.more(data[first:last])
         assert (check.finish() == expected) is is_right
+
+
+@fuzz(100)
+@given(st.lists(st.integers(1, 11), min_size=6, max_size=12), st.lists(st.integers(0, 12 * 4), max_size=6))
+def test_a_list_of_a_fragment_is_that_of_its_payloads(shapes: list[int], cuts: list[int]) -> None:
+    whole, layout = sizes_of(shapes, 2)
+    for fragment in range(3):
+        hashes, sizes = some_hashes(len(whole)), whole.of_sync(fragment)
+        expected = Digest("x").digests(b"".join(hashes[chunk] for chunk in layout.chunks_of(fragment))).finish()
+        check = ListCheck(Digest("x"), len(sizes), sizes)
+        for first, last in itertools.pairwise(sorted({0, len(hashes), *(cut for cut in cuts if cut < len(hashes))})):
+            check.more(b"".join(hashes[first:last]))
+        assert check.finish() == expected
