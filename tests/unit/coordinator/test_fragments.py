@@ -357,7 +357,6 @@ def test_a_commit_of_the_fragment_that_it_contributed_to_clears_it(settings: dic
         commit_one(story, "a", "b", "c")
     for name in "abc":
         story.ready(name)
-    assert story.plan().fragment == (num_between + 1) % 2 if settings["steps"] else 1
     story.failed("a", tensor="weight", outliers="c")
     assert not story.num("c", m.Evicted)
     assert len(story.view.excluded) == 2
