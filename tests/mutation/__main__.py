@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,9 +16,13 @@ from pathlib import Path
 
 from tests.mutation.mutation import DoesNotFit, Mutation
 from tests.mutation.table import FILE_OF, MUTATIONS
+from tests.mutation.warm_pytest import WarmPytest
 
 ROOT = Path(__file__).resolve().parents[2]
+NOT_NEEDED = ("cacheprovider", "xdist", "pytest_cov")
+"""Plugins of pytest."""
 COPIED = ("protocol", "coordinator", "node", "src", "tests", "benchmarks", "docs", "pyproject.toml", "README.md")
+NUMBERS = itertools.count(1)
 LIMIT_S = 180.0
 ALL_LIMIT_S = 900.0
 """Of all their tests once, without a mutation."""
@@ -37,43 +41,52 @@ class Verdict:
     num_tries: int = 1
 
 
-def copy_tree(target: Path) -> None:
-    for name in COPIED:
-        source = ROOT / name
-        if source.is_dir():  # compiled kernels too: numba finds them by the time of the file beside them
-            shutil.copytree(source, target / name, symlinks=True)
-        else:
-            shutil.copy2(source, target / name)
+class Tree:
+    """A copy of the repository, and a process that runs pytest in it."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():  # compiled kernels too: numba finds them by the time of the file beside them
+                # Compiled modules name the path that they were compiled at.
+                shutil.copytree(source, folder / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc"))
+            else:
+                shutil.copy2(source, folder / name)
+        self._pytest = WarmPytest()
 
-def pytest(tree: Path, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=line"]
-    command += ["-o", "timeout=30"]  # a mutation may let a test hang
-    command += [f"--basetemp={tree / 'tmp'}", *arguments]
-    # A mutated file and its original may have the same size and second: no compiled form of it may stay.
-    environment = os.environ | {"PYTHONPATH": str(tree / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    def pytest(self, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
+        options = ["-q", "-x", "--no-header", "--tb=line", *(f"-pno:{name}" for name in NOT_NEEDED)]
+        options += ["-o", "timeout=30"]  # a mutation may let a test hang
+        options += [
+            "-W",
+            "ignore:Module already imported so cannot be rewritten",
+        ]  # libraries, which assert nothing here
+        code, output = self._pytest.run(
+            self.folder, [*options, f"--basetemp={self.folder / 'tmp'}", *arguments], limit_s
         )
-    except subprocess.TimeoutExpired:
-        return -1, f"the tests did not end within {limit_s:.0f} s"
-    return done.returncode, done.stdout + done.stderr
+        return (-1, f"the tests did not end within {limit_s:.0f} s") if code is None else (code, output)
+
+    def close(self) -> None:
+        self._pytest.close()
 
 
-def judge(tree: Path, mutation: Mutation) -> Verdict:
+def judge(tree: Tree, mutation: Mutation) -> Verdict:
     began = time.monotonic()
-    path = tree / mutation.file
+    path = tree.folder / mutation.file
     caught_by, problem = "", ""
     try:
-        mutated = mutation.source_in(tree)
+        mutated = mutation.source_in(tree.folder)
     except DoesNotFit as error:
         problem = f"{FILE_OF[mutation.name]}: {error}"
     else:
         before, stat = path.read_text(encoding="utf-8"), path.stat()
         path.write_text(mutated, encoding="utf-8")
+        # Python knows compiled modules by the second and the size of their source: no two may have the same.
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + next(NUMBERS) * 1_000_000_000))
         try:
-            code, output = pytest(tree, *mutation.tests)
+            code, output = tree.pytest(*mutation.tests)
         finally:
             path.write_text(before, encoding="utf-8")
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -87,12 +100,12 @@ def judge(tree: Path, mutation: Mutation) -> Verdict:
     return Verdict(mutation=mutation, problem=problem, caught_by=caught_by, wall_s=time.monotonic() - began)
 
 
-def run_all(trees: list[Path], mutations: tuple[Mutation, ...]) -> list[Verdict]:
+def run_all(trees: list[Tree], mutations: tuple[Mutation, ...]) -> list[Verdict]:
     """In as many processes as there are trees, each with a tree of its own."""
     waiting = deque(mutations)
     verdicts: dict[str, Verdict] = {}
 
-    def work(tree: Path) -> None:
+    def work(tree: Tree) -> None:
         while waiting:
             try:
                 mutation = waiting.popleft()
@@ -123,17 +136,16 @@ def main() -> int:
     options = parser.parse_args()
     chosen = tuple(m for m in MUTATIONS if not options.names or any(word in m.name for word in options.names))
     with tempfile.TemporaryDirectory(prefix="atoll-mutation-") as folder:
-        trees = [Path(folder) / str(i) for i in range(options.processes)]
-        for tree in trees:
-            tree.mkdir()
-            copy_tree(tree)
+        trees = [Tree(Path(folder) / str(i)) for i in range(options.processes)]
         if not options.tests_pass:  # tests that fail anyway would seem to catch everything
-            code, output = pytest(trees[0], *sorted({test for m in chosen for test in m.tests}), limit_s=ALL_LIMIT_S)
+            code, output = trees[0].pytest(*sorted({test for m in chosen for test in m.tests}), limit_s=ALL_LIMIT_S)
             if code:
                 print(output)
                 print("these tests fail without any mutation")
                 return 1
         verdicts = run_all(trees, chosen)
+        for tree in trees:
+            tree.close()
     survived = [v for v in verdicts if v.problem]
     for verdict in survived:  # again: they are lost among the others
         print(f"{verdict.mutation.name}: {verdict.problem}")
