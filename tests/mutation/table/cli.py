@@ -11,7 +11,7 @@ MUTATIONS = (
         where="src.atoll.cli.dry_run:_print",
         old="{whole(text)}",
         new="{text}",
-        tests=("tests/unit/cli/test_dry_run.py",),
+        tests=("tests/unit/cli/test_dry_run.py::test_what_a_coordinator_says_does_not_steer_the_terminal",),
     ),
     Mutation(
         name="text is not drawn from a model whose save was killed",
@@ -19,7 +19,9 @@ MUTATIONS = (
         where="src.atoll.cli.sample:run",
         old="if not where_saved(args.folder).is_dir():",
         new="if not args.folder.is_dir():",
-        tests=("tests/unit/worker/test_worker_model.py",),
+        tests=(
+            "tests/unit/worker/test_worker_model.py::test_a_model_between_the_two_renames_of_a_save_is_found_by_its_own_name",
+        ),
     ),
     Mutation(
         name="people are not told of a weight that was cut",

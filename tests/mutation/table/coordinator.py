@@ -86,7 +86,9 @@ MUTATIONS = (
         where="coordinator.service:CoordinatorServer.start",
         old="            max_calls_each=MAX_CALLS_EACH,\n",
         new="",
-        tests=("tests/process/test_coordinator_session.py",),
+        tests=(
+            "tests/process/test_coordinator_session.py::test_a_connection_has_few_calls_at_once_and_the_next_when_one_ends",
+        ),
     ),
     Mutation(
         name="who looks at a run waits for a stuck store",

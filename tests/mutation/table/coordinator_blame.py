@@ -137,7 +137,9 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:stuck_at.seen_at",
         old="            progress_at = min(progress_at, next(",
         new="            progress_at = max(progress_at, next(",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py::test_7_three_honest_sites_keep_their_pace_beside_two_strangers",
+        ),
     ),
     Mutation(
         name="who waits for a slow site is heard too soon",
@@ -145,7 +147,7 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:stuck_at",
         old="due_at(site_id, *_waits_of(run, site_id, contributors).all)",
         new="due_at(site_id)",
-        tests=("tests/unit/coordinator/test_waits.py",),
+        tests=("tests/unit/coordinator/test_waits.py::test_7_who_waits_for_a_reducer_that_gets_on_is_waited_for",),
     ),
     Mutation(
         name="waiting has no end",
@@ -153,7 +155,7 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:decide",
         old="        if run.now >= attempt.planned_at + deadline_s + patience_s:",
         new="        if False:",
-        tests=("tests/unit/coordinator/test_waits.py",),
+        tests=("tests/unit/coordinator/test_waits.py::test_7_the_deadline_is_for_those_too_who_say_that_they_wait",),
     ),
     Mutation(
         name="what all say is looked at again for each of them",
@@ -161,7 +163,9 @@ MUTATIONS = (
         where="coordinator.core.sync.standstill:decide",
         old="        named = said[site.site_id].all\n",
         new="        named = _said(run, attempt)[site.site_id].all\n",
-        tests=("tests/unit/coordinator/test_waits.py",),
+        tests=(
+            "tests/unit/coordinator/test_waits.py::test_what_many_say_that_they_wait_for_is_looked_at_once_for_all",
+        ),
     ),
     Mutation(
         name="heard for ever",

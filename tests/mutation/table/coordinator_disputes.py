@@ -235,7 +235,9 @@ MUTATIONS = (
         where="coordinator.core.log.states:find_sources",
         old="    site.num_sources_asked += 1\n",
         new="",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=(
+            "tests/unit/coordinator/test_listed_donors.py::test_a_site_is_told_of_a_few_and_of_others_whenever_it_asks_again",
+        ),
     ),
     Mutation(
         name="anybody is told to dial",

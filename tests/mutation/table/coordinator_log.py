@@ -11,7 +11,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.append",
         old="        oldest = self.last - max(self._keep, REPORTS_OF_COMMITS)",
         new="        oldest = self.last - self._keep",
-        tests=("tests/unit/coordinator/test_hostile_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",
+        ),
     ),
     Mutation(
         name="a report of old attests anew",
@@ -19,7 +21,9 @@ MUTATIONS = (
         where="coordinator.core.log.commits:CommitLog.append",
         old="            for n in [n for n in known if 0 < n <= oldest]:",
         new="            for n in [n for n in known if 0 < n <= oldest and known is self.attested]:",
-        tests=("tests/unit/coordinator/test_hostile_disputes.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_disputes.py::test_a_lie_is_not_attested_again_when_the_log_has_gone_on",
+        ),
     ),
     Mutation(
         name="who is no party is not heard",
@@ -107,7 +111,9 @@ MUTATIONS = (
         where="coordinator.core.log.donors:chosen",
         old="to_dial = [s for s in holders if s.site_id in undialled_ids]",
         new="to_dial: list[Site] = []",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=(
+            "tests/unit/coordinator/test_listed_donors.py::test_a_donor_that_cannot_be_dialled_stays_and_is_asked_to_dial",
+        ),
     ),
     Mutation(
         name="a crowd is told of the same donors",
@@ -115,7 +121,9 @@ MUTATIONS = (
         where="coordinator.core.log.donors:chosen",
         old="ring.place(asking.site_id, len(others)) + moved",
         new="moved",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=(
+            "tests/unit/coordinator/test_listed_donors.py::test_sites_that_join_together_are_told_of_different_ones",
+        ),
     ),
     Mutation(
         name="donors of an old state are listed before new ones",
@@ -123,7 +131,9 @@ MUTATIONS = (
         where="coordinator.core.log.donors:chosen",
         old="    if not is_of_all:\n",
         new="    if False:\n",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=(
+            "tests/unit/coordinator/test_listed_donors.py::test_the_newest_are_told_of_first_and_all_of_them_in_turn",
+        ),
     ),
     Mutation(
         name="the newest donors hide all others",
@@ -131,7 +141,7 @@ MUTATIONS = (
         where="coordinator.core.log.donors:chosen",
         old="    if not is_of_all:\n",
         new="    if True:\n",
-        tests=("tests/unit/coordinator/test_listed_donors.py",),
+        tests=("tests/unit/coordinator/test_listed_donors.py::test_the_newest_hide_nobody_for_ever",),
     ),
     Mutation(
         name="gone back before anybody has the commit",
@@ -187,7 +197,7 @@ MUTATIONS = (
         where="coordinator.core.data.ledger:_check_account",
         old="            if first < place:\n",
         new="            if False:\n",
-        tests=("tests/unit/coordinator/test_ledger.py",),
+        tests=("tests/unit/coordinator/test_ledger.py::test_records_that_are_no_account_are_refused",),
     ),
     Mutation(
         name="the account grows with the holes in it",
@@ -195,7 +205,7 @@ MUTATIONS = (
         where="coordinator.core.data.ledger:Ledger.grant",
         old="max(RETURNED_TAKEN, len(line.returned) // RETURNED_SHARE)",
         new="RETURNED_TAKEN",
-        tests=("tests/unit/coordinator/test_ledger.py",),
+        tests=("tests/unit/coordinator/test_ledger.py::test_a_scattered_pool_does_not_make_an_endless_list",),
     ),
     Mutation(
         name="a lease without bounds",
@@ -203,7 +213,7 @@ MUTATIONS = (
         where="coordinator.core.data.ledger:Ledger.grant",
         old="if missing and (len(lease) < MAX_GRANTED or lease.holds(line.frontier - 1, line.frontier)):",
         new="if missing:",
-        tests=("tests/unit/coordinator/test_ledger.py",),
+        tests=("tests/unit/coordinator/test_ledger.py::test_a_lease_always_fits_into_a_message",),
     ),
     Mutation(
         name="done range is leased again",

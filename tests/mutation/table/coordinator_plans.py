@@ -217,7 +217,9 @@ MUTATIONS = (
         where="coordinator.core.sync.exclusions:Exclusions.note",
         old="        self._of.setdefault(start, {}).setdefault(exclusion.kind, exclusion)\n",
         new="        self._of.setdefault(start, {})[exclusion.kind] = exclusion\n",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
+        ),
     ),
     Mutation(
         name="a loss that no number holds is kept",

@@ -127,7 +127,7 @@ MUTATIONS = (
         where="coordinator.core.sites.forgetting:advance",
         old="    gone = [s for s in run.members.gone() if not s.contributed]\n",
         new="    gone = run.members.gone()\n",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=("tests/unit/coordinator/test_forgetting.py::test_a_site_that_contributed_comes_back_as_the_one_it_was",),
     ),
     Mutation(
         name="a site that only an earlier attempt names is forgotten",
@@ -151,7 +151,9 @@ MUTATIONS = (
         where="coordinator.core.sites.admission:offer",
         old="        site.waits(None)  # else its time",
         new="        # else its time",
-        tests=("tests/unit/coordinator/test_hostile_members.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_members.py::test_an_offer_whose_time_comes_after_the_end_of_the_run_is_answered_once",
+        ),
     ),
     Mutation(
         name="a crowd of passers-by clears a name",
@@ -159,7 +161,9 @@ MUTATIONS = (
         where="coordinator.core.sites.forgetting:advance",
         old="[s for s in gone if not s.conduct.strikes], KEPT_GONE)",
         new="gone, KEPT_GONE)",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_a_site_that_an_earlier_attempt_named_is_known_when_the_sync_is_committed",
+        ),
     ),
     Mutation(
         name="any number of sites that were found out stays known",
@@ -183,7 +187,9 @@ MUTATIONS = (
         where="coordinator.core.sites.forgetting:_beyond",
         old="key=lambda s: (s.conduct.strikes, holds_newest[s], s.heard_at, s.site_id)",
         new="key=lambda s: (holds_newest[s], s.heard_at, s.site_id)",
-        tests=("tests/unit/coordinator/test_forgetting.py",),
+        tests=(
+            "tests/unit/coordinator/test_forgetting.py::test_25_of_those_that_were_found_out_so_many_stay_known_who_cost_the_most_first",
+        ),
     ),
     Mutation(
         name="who is kept out is forgotten",

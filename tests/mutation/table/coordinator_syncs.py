@@ -61,7 +61,9 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:done",
         old='        run.evict(site, f"it exchanged from',
         new='        run.report(logging.ERROR, f"it exchanged from',
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
+        ),
     ),
     Mutation(
         name="reducer is to blame for an average",
@@ -223,7 +225,9 @@ MUTATIONS = (
         where="coordinator.core.sync.driver:_carry_out_in",
         old="            run.trouble.note_misled(sync.open.sync)\n",
         new="",
-        tests=("tests/unit/coordinator/test_hostile_contributors.py",),
+        tests=(
+            "tests/unit/coordinator/test_hostile_contributors.py::test_7_a_member_that_contributes_cannot_cost_each_sync_an_attempt",
+        ),
     ),
     Mutation(
         name="weights that Ready does not say",
@@ -335,7 +339,9 @@ MUTATIONS = (
         where="coordinator.core.core:_looks_for_donors",
         old="site.live and (site.applied is None or site.catching_up)",
         new="site.live",
-        tests=("tests/unit/coordinator/test_liveness.py",),
+        tests=(
+            "tests/unit/coordinator/test_liveness.py::test_7_a_member_that_asks_for_donors_of_what_it_holds_is_evicted",
+        ),
     ),
     Mutation(
         name="whoever was asked may leave instead",

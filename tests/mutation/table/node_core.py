@@ -19,7 +19,7 @@ MUTATIONS = (
         where="node.core.events:MergeMode.base",
         old="return before if self is MergeMode.SHIFT else snapshot",
         new="return now if self is MergeMode.SHIFT else snapshot",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_tokens_and_steps_follow_the_base",),
     ),
     Mutation(
         name="steps beyond the boundary are lost",

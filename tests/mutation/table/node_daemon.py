@@ -322,7 +322,9 @@ MUTATIONS = (
         where="node.daemon.main:run_node",
         old='giving_way(MAX_DISK_THREADS, "disk", config.nice)',
         new='giving_way(MAX_DISK_THREADS, "disk", 0)',
-        tests=("tests/process/test_giving_way.py",),
+        tests=(
+            "tests/process/test_giving_way.py::test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not",
+        ),
     ),
     Mutation(
         name="exchanges compute at the event loop's priority",
@@ -330,6 +332,8 @@ MUTATIONS = (
         where="node.daemon.main:_meet_peers",
         old='giving_way(config.num_kernel_threads, "exchange", config.nice)',
         new='giving_way(config.num_kernel_threads, "exchange", 0)',
-        tests=("tests/process/test_giving_way.py",),
+        tests=(
+            "tests/process/test_giving_way.py::test_all_threads_of_a_node_that_compute_give_way_and_its_workers_do_not",
+        ),
     ),
 )

@@ -259,7 +259,9 @@ MUTATIONS = (
         where="node.dataplane.snapshot:Snapshots.write",
         old="[f for f in self.files[keep:] if f.newest != self.spared]",
         new="list(self.files[keep:])",
-        tests=("tests/unit/dataplane/test_rebuild.py",),
+        tests=(
+            "tests/unit/dataplane/test_rebuild.py::test_a_record_is_found_while_another_thread_takes_snapshots_away",
+        ),
     ),
     Mutation(
         name="base without the cast",

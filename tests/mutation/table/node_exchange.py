@@ -334,7 +334,7 @@ MUTATIONS = (
         where="node.exchange.sync.retained:Retained.keep",
         old="arrived[first : first + AT_ONCE]",
         new="arrived[first:]",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),
     ),
     Mutation(
         name="contributions are freed in the loop",
@@ -401,7 +401,7 @@ MUTATIONS = (
         where="node.exchange.sync.upstream:Upstream._in_pool",
         old="        return await self.attempt.in_pool(lambda: [chunk for chunk in strand.chunks if chosen(chunk)])\n",
         new="        return [chunk for chunk in strand.chunks if chosen(chunk)]\n",
-        tests=("tests/unit/local/test_steps_in_a_loop.py",),
+        tests=("tests/unit/local/test_steps_in_a_loop.py::test_no_callback_of_an_exchange_goes_through_all_chunks",),
     ),
     Mutation(
         name="contributions that are taken for ever",
@@ -576,7 +576,9 @@ MUTATIONS = (
         where="node.exchange.sync.attempt:Attempt.hurry",
         old="        self._hurried.set()\n",
         new="",
-        tests=("tests/unit/exchange/test_pacing.py",),
+        tests=(
+            "tests/unit/exchange/test_pacing.py::test_frames_that_wait_go_as_soon_as_a_contributor_waits_and_in_their_order",
+        ),
     ),
     Mutation(
         name="a site does not say how long it can wait",

@@ -63,7 +63,9 @@ MUTATIONS = (
         where="node.exchange.catchup.fetch:Fetch._payloads",
         old="except (PeerError, StateError) as error:",
         new="except StateError as error:",
-        tests=("tests/process/test_catchup.py",),
+        tests=(
+            "tests/process/test_catchup.py::test_a_donor_of_wrong_payloads_that_falls_silent_when_it_is_asked_alone_holds_up_nobody",
+        ),
     ),
     Mutation(
         name="a donor of wrong payloads is asked with the others at each commit",
@@ -71,7 +73,9 @@ MUTATIONS = (
         where="node.exchange.catchup.fetch:Fetch._payloads",
         old="self._asked_alone = key",
         new="pass",
-        tests=("tests/process/test_catchup.py",),
+        tests=(
+            "tests/process/test_catchup.py::test_a_donor_of_wrong_payloads_that_falls_silent_when_it_is_asked_alone_holds_up_nobody",
+        ),
     ),
     Mutation(
         name="a commit that a donor has made up is waited for",
@@ -79,7 +83,7 @@ MUTATIONS = (
         where="node.exchange.catchup.fetch:Fetch._list_of",
         old="if version > self._index.newest:",
         new="if False:",
-        tests=("tests/process/test_catchup.py",),
+        tests=("tests/process/test_catchup.py::test_a_donor_of_a_commit_that_nobody_knows_is_passed_over_at_once",),
     ),
     Mutation(
         name="payloads that some lack are waited for from the others for ever",
@@ -87,7 +91,9 @@ MUTATIONS = (
         where="node.exchange.catchup.donors:Donors.share_out",
         old="if all_may_lack and lacking and self._is_stalled:",
         new="if False:",
-        tests=("tests/process/test_catchup.py",),
+        tests=(
+            "tests/process/test_catchup.py::test_where_some_lack_payloads_and_another_is_always_busy_chunks_are_fetched",
+        ),
     ),
     Mutation(
         name="a donor does not say that it dialled in vain",
@@ -146,7 +152,9 @@ MUTATIONS = (
         where="node.exchange.catchup.donors:Donors.ask_again",
         old="here = [donor for donor in self.index.donors if self.expected.is_here(donor)]",
         new="here: list[Donor] = []",
-        tests=("tests/unit/exchange/test_donors.py",),
+        tests=(
+            "tests/unit/exchange/test_donors.py::test_one_that_dialled_is_asked_though_the_coordinator_tells_of_others_now",
+        ),
     ),
     Mutation(
         name="a stream that ends is an answer",

@@ -95,7 +95,7 @@ MUTATIONS = (
         where="node.worker.pieces:SharedTensors.apply",
         old="new.mul_(1 - self._alpha).add_(kept, alpha=self._alpha)",
         new="new.mul_(self._alpha).add_(kept, alpha=1 - self._alpha)",
-        tests=("tests/unit/worker/test_worker_pieces.py",),
+        tests=("tests/unit/worker/test_worker_pieces.py::test_mix_weighs_the_local_copy_with_alpha",),
     ),
     Mutation(
         name="a buffer forgets the steps beyond a snapshot",
@@ -103,7 +103,9 @@ MUTATIONS = (
         where="node.worker.pieces:SharedTensors.apply",
         old=" and _is_as(snapshot, local)",
         new="",
-        tests=("tests/unit/worker/test_worker_pieces.py",),
+        tests=(
+            "tests/unit/worker/test_worker_pieces.py::test_a_buffer_keeps_what_training_made_of_it_since_the_snapshot",
+        ),
     ),
     Mutation(
         name="outer parameters are read while they change",
@@ -111,7 +113,7 @@ MUTATIONS = (
         where="node.worker.joined_site:JoinedSite.has_outer_parameters",
         old=" and not self._publish_changes",
         new="",
-        tests=("tests/unit/worker/test_worker_site.py",),
+        tests=("tests/unit/worker/test_worker_site.py::test_outer_parameters_cannot_be_read_while_they_change",),
     ),
     Mutation(
         name="the last sync is overlapped",

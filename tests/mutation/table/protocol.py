@@ -99,7 +99,7 @@ MUTATIONS = (
         where="protocol.pages:Pages._serve",
         old="if len(self._silent) + len(self._busy) > MAX_CONNECTIONS:",
         new="if False:",
-        tests=("tests/unit/protocol/test_pages.py",),
+        tests=("tests/unit/protocol/test_pages.py::test_silent_connections_make_room_the_oldest_first",),
     ),
     Mutation(
         name="weights are left out of the digest",
@@ -142,7 +142,9 @@ MUTATIONS = (
         where="protocol.sources_parts:split",
         old="        if commits and num_bytes + size_bytes > MAX_PART_BYTES:\n",
         new="        if commits and num_bytes > 1 << 60:\n",
-        tests=("tests/unit/protocol/test_sources_parts.py",),
+        tests=(
+            "tests/unit/protocol/test_sources_parts.py::test_a_thousand_contributors_and_a_log_of_1100_commits_can_be_heard",
+        ),
     ),
     Mutation(
         name="a line end forges a line of the log",
@@ -182,7 +184,7 @@ MUTATIONS = (
         where="protocol.transport:server_options",
         old='("grpc.max_concurrent_streams", max_calls_each)',
         new='("grpc.max_concurrent_streams", 1 << 20)',
-        tests=("tests/unit/protocol/test_transport.py",),
+        tests=("tests/unit/protocol/test_transport.py::test_a_connection_has_a_bound_of_calls_at_once",),
     ),
     Mutation(
         name="a crowd's calls are cancelled while they wait",
