@@ -75,6 +75,7 @@ class Open:
     run_tokens: int
     num_steps: int
     overlap_steps: int = 0
+    resting: tuple[int, ...] = bounded(MAX_MEMBERS, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from atoll.coordinator.core.sync.exclusions import Kind, LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
 from atoll.coordinator.core.sync.links import Links
 from atoll.coordinator.core.sync.pace import Pace
+from atoll.coordinator.core.sync.resting import Resting
 from atoll.coordinator.core.sync.stragglers import Stragglers
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
@@ -83,6 +84,7 @@ class Run:
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble(settings.sync.fragments)
         self.links = Links()
+        self.resting = Resting()
         self.pace = Pace()
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         excluded = persisted.all(e.ExclusionRecord)
@@ -293,6 +295,7 @@ class Run:
         site.goes(reason, evicted=evicted, newest=self.log.last)
         self.stragglers.forget(site.site_id)
         self.links.forget(site.site_id)
+        self.resting.forget(site.site_id)
         if was_live:
             if planned := [sync.open.sync for sync in self.lanes.values() if sync.has_planned(site.start)]:
                 site.voids(max(planned))

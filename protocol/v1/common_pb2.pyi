@@ -245,6 +245,7 @@ class Open(_message.Message):
     RUN_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_STEPS_FIELD_NUMBER: _builtins.int
     OVERLAP_STEPS_FIELD_NUMBER: _builtins.int
+    RESTING_FIELD_NUMBER: _builtins.int
     sync: _builtins.int
     fragment: _builtins.int
     base_commit: _builtins.int
@@ -255,6 +256,10 @@ class Open(_message.Message):
     num_steps: _builtins.int
     overlap_steps: _builtins.int
     """that sites may train beyond their snapshots before the commit; 0: it may be the last one"""
+    @_builtins.property
+    def resting(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """ids of sites that receive and train on meanwhile, and are not waited for; ascending"""
+
     def __init__(
         self,
         *,
@@ -265,10 +270,11 @@ class Open(_message.Message):
         run_tokens: _builtins.int = ...,
         num_steps: _builtins.int = ...,
         overlap_steps: _builtins.int = ...,
+        resting: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_commit", b"base_commit", "fragment", b"fragment", "num_steps", b"num_steps", "overlap_steps", b"overlap_steps", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_commit", b"base_commit", "fragment", b"fragment", "num_steps", b"num_steps", "overlap_steps", b"overlap_steps", "resting", b"resting", "run_step", b"run_step", "run_tokens", b"run_tokens", "sync", b"sync"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

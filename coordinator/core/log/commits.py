@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from atoll.coordinator.core.events import AttestationRecord, CommitRecord
@@ -144,6 +145,18 @@ class CommitLog:
             if any((c.site_id, c.incarnation) == (site_id, incarnation) for c in r.commit.contributors)
         )
         return next(steps, None)
+
+    def rested_steps(self, site_id: int, since: int) -> int:
+        """Steps of the run since that one in which the site was told to rest, as far back as the log goes."""
+        steps = (
+            after.commit.run_step - before.commit.run_step
+            for before, after in pairwise(self.records)
+            if before.commit.run_step >= since
+            and before.commit.next is not None
+            and before.commit.next.sync == after.commit.sync
+            and site_id in before.commit.next.resting
+        )
+        return sum(steps)
 
     def stood_out(self, commit: int) -> Outlier | None:
         """The contribution to it that did so; None if none did, or the commit is older than the log."""

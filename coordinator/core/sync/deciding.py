@@ -33,17 +33,18 @@ def decide(run: Run, sync: Sync) -> d.Decision:
 
 def waiting_for(run: Run, sync: Sync) -> list[Site]:
     """Expected sites that are not ready, and ready ones whose stream is being renewed."""
-    spared = run.trouble.spared(sync.open.sync)
+    spared, turns = run.trouble.spared(sync.open.sync), run.resting.turns(sync.open.sync)
+
+    def may_come(site: Site) -> bool:
+        return site.site_id in sync.expected and (not site.catching_up or site.site_id in turns)
+
     return [
         s
         for s in run.members.live()
         if not sync.exclusions.bars(s.start)
         and s.site_id not in spared
         and not s.conduct.is_on_trial
-        and (
-            (s.site_id in sync.expected and s.site_id not in sync.ready and not s.catching_up)
-            or (s.site_id in sync.ready and s.stream is None)
-        )
+        and ((may_come(s) and s.site_id not in sync.ready) or (s.site_id in sync.ready and s.stream is None))
     ]
 
 
@@ -73,6 +74,8 @@ def _collecting(run: Run, sync: Sync) -> d.Decision:
     waiting = waiting_for(run, sync)
     if not sync.ready or sync.first_ready_at is None:
         barred = _barred(run, sync) if not waiting else []
+        if sync.open.resting and not waiting:
+            barred = barred or ["nobody is here but sites that rest"]
         return d.Abandon(reason="; ".join(barred)) if barred else d.Wait()
     if run.now < sync.not_before:
         return d.Wait(sync.not_before)
@@ -110,11 +113,13 @@ def _too_few(run: Run, sync: Sync, waiting: list[Site], able: list[Site]) -> d.D
     until = sync.first_ready_at + run.limits.sync_wait_s
     if waiting and run.now < until:
         return d.Wait(until)  # those who are late are needed
-    return _paused(run, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
+    return _paused(run, sync, f"sync {sync.open.sync} has {num} of the {quorum} contributors of the quorum")
 
 
-def _paused(run: Run, reason: str) -> d.Decision:
-    """Until something happens; a run that is to stop ends there."""
+def _paused(run: Run, sync: Sync, reason: str) -> d.Decision:
+    """Until something happens; a run that is to stop ends there. Sites that rest are asked first."""
+    if sync.open.resting:
+        return d.Abandon(reason=reason)
     return d.Finish(f"{run.stop_reason} ({reason})") if run.stop_reason else d.Wait(reason=reason)
 
 
@@ -195,7 +200,7 @@ def _nobody_reduces(run: Run, sync: Sync, contributors: list[Site], problem: str
             return _train_on(empty, problem)
     if barred := _barred(run, sync):
         return d.Abandon(reason="; ".join([problem, *barred]))  # one of them may reduce in the next one
-    return _paused(run, problem)
+    return _paused(run, sync, problem)
 
 
 # --- planned

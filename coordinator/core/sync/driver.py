@@ -50,6 +50,8 @@ def ready(run: Run, site: Site, message: m.Ready) -> None:
             f"{site.label} is ready for sync {message.sync} without having applied commit {sync.open.base_commit}",
         )
         return
+    if site.site_id in sync.open.resting:
+        return  # it was told; its turn is in another sync
     if sync.exclusions.is_void(site.start):
         return  # reducers may hold what it discarded, under the same key; it contributes to the next sync
     known = sync.ready.get(site.site_id)
@@ -162,7 +164,8 @@ def _carry_out(run: Run, sync: Sync, decision: d.OfSync | d.OfAttempt) -> None:
             _propose(run, sync, decision)
         case d.CollectAgain(reason):
             run.report(logging.WARNING, f"sync {sync.open.sync} attempt {sync.last_attempt} is given up: {reason}")
-            sync.collect_again(reason, [s.site_id for s in run.members.holding(sync.open.base_commit)], run.now)
+            at_base = {s.site_id for s in run.members.holding(sync.open.base_commit)}
+            sync.collect_again(reason, at_base.difference(sync.open.resting), run.now)
         case d.Abandon(reason=reason, without_tokens=without_tokens, error=error):
             if error:
                 run.report(logging.ERROR, error)

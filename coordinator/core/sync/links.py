@@ -66,6 +66,16 @@ class Links:
         """The same of what it receives, as it says itself."""
         return _of_site(self._into.get(site_id, {}), self._out_of)
 
+    def exchange_s(self, site_id: int, sync_bytes: int, num_peers: int) -> float:
+        """How long the links of a site that reduces nothing are busy with a sync: all of it goes out once, and comes in
+        once. A direction that is not known takes no time."""
+        return sum(sync_bytes / num_peers / rate for rate in self._known(site_id))
+
+    def forget_uplink(self, site_id: int) -> None:
+        """The site may send faster now than others said."""
+        for receiver in self._out_of.pop(site_id, ()):
+            del self._into[receiver][site_id]
+
     def slowest(self, count: int) -> list[Link]:
         """The first ones, the slowest first."""
         links = (Link(s, r, rate) for r, into in self._into.items() for s, rate in into.items())

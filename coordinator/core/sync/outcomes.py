@@ -16,6 +16,7 @@ from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import plans, weighing
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.exclusions import Kind
+from atoll.coordinator.core.sync.resting import Committed
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.protocol import messages as m
 from atoll.protocol.plans import weighed
@@ -67,8 +68,10 @@ def _next(run: Run, base: int, run_step: int, run_tokens: int, window: tuple[int
     )
 
 
-def _open(run: Run, opened: m.Open, expected: Sequence[Site], pause_s: float = 0.0) -> Sync:
-    record = OpenRecord(open=opened, expected=tuple(sorted(s.site_id for s in expected)))
+def _open(run: Run, opened: m.Open, at_base: Sequence[Site], pause_s: float = 0.0) -> Sync:
+    turns = [i for i in run.resting.turns(opened.sync) if run.members.known(i).standing is Standing.MEMBER]
+    expected = {s.site_id for s in at_base}.union(turns).difference(opened.resting)
+    record = OpenRecord(open=opened, expected=tuple(sorted(expected)))
     run.persist(record)
     run.last_sync = opened.sync
     sync = Sync(record, run.now, earlier=run.trouble.links(opened.sync), not_before=run.now + pause_s)
@@ -93,8 +96,8 @@ def last_in_words(run: Run) -> str:
 
 
 def may_be_last(run: Run, opened: m.Open) -> bool:
-    """Whether the run can end with the sync: it is of all fragments, and nothing is trained beyond it."""
-    return opened.fragment == run.settings.sync.all_fragments and not opened.overlap_steps
+    """Whether the run can end with the sync: it is of all fragments and sites, and nothing is trained beyond it."""
+    return opened.fragment == run.settings.sync.all_fragments and not opened.overlap_steps and not opened.resting
 
 
 def _turn(run: Run, fragment: int) -> int:
@@ -140,12 +143,16 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
     final = may_be_last(run, sync.open) and _ends(run, run_step, run_tokens)
     del run.lanes[plan.fragment]
     at_base = run.members.holding(plan.base_commit)
+    _learn_links(run, sync, attempt)
     following: m.Open | None = None
     if not final:
         turn, trained_steps = _turn(run, plan.fragment), max(1, sync.open.overlap_steps)
         tokens_per_step = tokens / plan.num_steps
         window = _window(run, run_step, run_tokens, tokens_per_step, turn=turn, trained_steps=trained_steps)
         following = _next(run, number, run_step, run_tokens, window)
+        num_steps = following.num_steps
+        if not _ends(run, run_step + num_steps, run_tokens + math.ceil(num_steps * tokens_per_step)):
+            following = replace(following, resting=_sitting_out(run, following.sync, at_base))
     message = m.Commit(
         commit=number,
         sync=plan.sync,
@@ -189,12 +196,9 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
         if before != contributor.record():
             run.persist(contributor.record())
     run.exchange_times.note(ids, run.now - attempt.planned_at)
-    run.stragglers.note_commit(ids, sync.expected - sync.late - set(sync.ready), run.now)
+    waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
+    run.stragglers.note_commit(ids, waited_for, run.now)
     _learn(run, sync, attempt)
-    run.pace.note_commit(run.now)
-    if run.pace.period_s:
-        here = [site.site_id for site in run.members.live()]
-        run.links.settle(here, run.chunk_sizes.of_sync(plan.fragment).total_bytes, run.pace.period_s)
     words = f", loss {record.median_loss:.4f}" if record.median_loss is not None else ""
     run.report(
         logging.INFO,
@@ -236,6 +240,39 @@ def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:
     run.trouble.held_up_others.note(demoted | at_fault, number)
     run.trouble.receive_only.note(_in_good_standing(run, demoted | left_behind), number)
     run.trouble.ended_attempts.note(exclusions.ended_attempts(attempt.plan.attempt), number)
+
+
+def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
+    """What is known of each link from now on, and who rests because of it."""
+    run.pace.note_commit(run.now)
+    if not run.pace.period_s:
+        return
+    here = [site.site_id for site in run.members.live()]
+    sync_bytes = run.chunk_sizes.of_sync(attempt.plan.fragment).total_bytes
+    run.links.settle(here, sync_bytes, run.pace.period_s)
+    ready_at = [sync.ready_at[i] for i in attempt.ids() if i in sync.ready_at and run.resting.every(i) == 1]
+    is_first = attempt.plan.attempt == 1 and ready_at
+    committed = Committed(
+        sync=sync.open.sync,
+        site_ids=here,
+        sync_bytes=sync_bytes,
+        period_s=run.pace.period_s,
+        hidden_s=run.stragglers.typical_s(here, sync.open.overlap_steps) or 0.0,
+        waited_s=run.now - max(ready_at) if is_first else None,
+        most_every=run.settings.sync.log_commits,
+    )
+    for site_id in run.resting.settle(run.links, committed):
+        every = run.resting.every(site_id)
+        often = "every sync again" if every == 1 else f"every {every}. sync"
+        why = f", which its link makes {run.resting.extra_s(site_id):.1f} s longer" if every > 1 else ""
+        run.report(logging.INFO, f"{run.members.known(site_id).label} contributes to {often}{why}")
+
+
+def _sitting_out(run: Run, sync: int, at_base: Sequence[Site]) -> tuple[int, ...]:
+    """Who rests in the next sync: nobody if the others are no quorum."""
+    resting = tuple(s.site_id for s in run.members.live() if run.resting.rests(s.site_id, sync))
+    others = [s for s in at_base if s.site_id not in resting]
+    return resting if len(others) >= run.settings.quorum else ()
 
 
 def _in_good_standing(run: Run, site_ids: Collection[int]) -> list[int]:
@@ -284,7 +321,7 @@ def abandon(run: Run, sync: Sync, reason: str, *, without_tokens: bool = False) 
         run.send_all(members, m.Abandoned(sync=open_.sync, reason=reason))
         finish(run, f"{run.stop_reason} (the last sync was abandoned: {reason})")
         return
-    following = replace(open_, sync=run.last_sync + 1)
+    following = replace(open_, sync=run.last_sync + 1, resting=())  # whoever rested may be needed
     # Sites say Ready again at once; what failed a moment ago is not tried at the network's speed.
     pause_s = run.limits.heartbeat_s * 2.0 ** min(run.num_abandoned_in_a_row - 1, 16)
     _open(run, following, run.members.holding(open_.base_commit), min(pause_s, run.limits.sync_wait_s))

@@ -115,12 +115,15 @@ def within_commit(sync: Sync, contributors: list[Site]) -> list[Site]:
 
 def make_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     """The plan of a sync that is being opened, to be sent with the commit of `before`: only if everybody who is here
-    was in that one, and nothing is known that speaks against all of them being in this one too."""
-    sites = run.members.live()
+    and does not rest was in that one, and nothing is known that speaks against all of them being in this one too."""
+    resting = sync.open.resting
+    sites = [s for s in run.members.live() if s.site_id not in resting]
+    receivers = [s for s in run.members.live() if s.site_id in resting]
     ids = tuple(s.site_id for s in sites)
+    contributors = [(c.site_id, c.incarnation) for c in before.plan.contributors if c.site_id not in resting]
     if before.weights.tokens != before.weights.said:
         return None  # by the headers of contributions each site would say its whole weight again
-    if [(s.site_id, s.incarnation) for s in sites] != [(c.site_id, c.incarnation) for c in before.plan.contributors]:
+    if [s.start for s in sites] != contributors:
         return None
     if any(s.stream is None or s.standing is not Standing.MEMBER or s.catching_up for s in sites):
         return None
@@ -135,7 +138,7 @@ def make_ahead(run: Run, sync: Sync, before: Attempt) -> m.Plan | None:
     if choice.problem or choice.left_out:
         return None
     try:
-        made = make(run, sync, sites, [], choice.not_reducing, ahead=True)
+        made = make(run, sync, sites, receivers, choice.not_reducing, ahead=True)
     except ConfigError:
         return None  # is said when it is planned after Ready
     return made and made[0]
@@ -154,6 +157,7 @@ def gives_way(run: Run, sync: Sync, attempt: Attempt) -> str:
         return f"site {empty[0]} has trained nothing"
     known = set(ids)
     sites = [s for s in run.members.live() if s.site_id in known]
+    known.update(sync.open.resting)
     if joined := [s for s in run.members.holding(sync.open.base_commit) if s.site_id not in known]:
         return f"{joined[0].label} has joined"
     if all(i in sync.ready for i in ids) and len(within_commit(sync, sites)) < len(sites):

@@ -77,6 +77,7 @@ class Sync:
         self.phase = Phase.COLLECTING
         self.expected: set[int] = set(record.expected)
         self.ready: dict[int, Ready] = {}
+        self.ready_at: dict[int, float] = {}
         self.losses: dict[int, float] = {}
         self.opened_at = now
         self.first_ready_at: float | None = None
@@ -211,6 +212,7 @@ class Sync:
     def take_ready(self, site_id: int, message: Ready, now: float) -> None:
         """The site has sealed what it contributes."""
         self.ready[site_id] = message
+        self.ready_at.setdefault(site_id, now)
         if message.num_steps:  # a snapshot that is taken again, or a script without a loss, says nothing about it
             self.losses[site_id] = message.mean_loss
         if self.first_ready_at is None:
@@ -245,6 +247,7 @@ class Sync:
             self.exclude(start, Kind.LEFT_DONE if was_done else Kind.GONE, reason, now)
         self.unexpect(site_id)
         self.ready.pop(site_id, None)
+        self.ready_at.pop(site_id, None)
         self.losses.pop(site_id, None)
         if not self.ready:
             self.first_ready_at = None

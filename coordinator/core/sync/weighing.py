@@ -4,7 +4,8 @@ What a site says of itself is bounded twice. Tokens of positions that it leases 
 can hold is refused. Whatever it leases, its pace is compared with that of the others, and what is beyond the bound does
 not count: a site that says 2^44 tokens a step would be the run otherwise. That is no refusal, because a site may
 be so much faster than the others; the log, the status page and the commit's record say it. No more windows than that
-ratio count either: a site that stays away, on purpose or not, would be nearly the whole average once it is back.
+ratio count either, beside those in which the site was told to rest: a site that stays away, on purpose or not, would be
+nearly the whole average once it is back.
 """
 
 from __future__ import annotations
@@ -43,7 +44,12 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     longest = settings.window_steps(settings.all_fragments)
     most_steps = settings.max_weight_ratio * max(longest, sync.open.num_steps)
     ready = [sync.ready[i] for i in attempt.ids()]
-    covered = [min(_steps_covered(sync, run.members.known(i)), most_steps) for i in attempt.ids()]
+    begun = [_trains_since(sync, run.members.known(i)) for i in attempt.ids()]
+    end = sync.open.run_step + sync.open.num_steps
+    covered = [
+        min(end - since, most_steps + run.log.rested_steps(i, since))
+        for i, since in zip(attempt.ids(), begun, strict=True)
+    ]
     return WeightsRecord(
         sync=sync.open.sync,
         attempt=attempt.plan.attempt,
@@ -77,10 +83,9 @@ def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
     )
 
 
-def _steps_covered(sync: Sync, site: Site) -> int:
-    """Steps of the run since the site's last contribution, or since it held its first state: as the coordinator saw it.
+def _trains_since(sync: Sync, site: Site) -> int:
+    """The step of the run at the site's last contribution, or when it held its first state: as the coordinator saw it.
     A site that missed some syncs contributes what it trained in all of them."""
-    begun = sync.open.run_step
-    if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
-        begun = min(site.counts_from_step, begun)
-    return sync.open.run_step + sync.open.num_steps - begun
+    if site.counts_from_step is None:  # its Ready is from before this start of the coordinator
+        return sync.open.run_step
+    return min(site.counts_from_step, sync.open.run_step)
