@@ -112,8 +112,10 @@ class SiteStory(SiteQuestions):
     def admitted(self, as_what: str) -> None:
         self.hears(m.Admitted(site_id=1, admitted_as=m.AdmittedAs[as_what.upper()], run_seed=7))
 
-    def open(self, sync: int, base: int, steps: int = NUM_STEPS, overlap: int | None = None) -> m.Open:
-        """As long as the run allows, the ranks train on beyond its snapshot."""
+    def open(
+        self, sync: int, base: int, steps: int = NUM_STEPS, overlap: int | None = None, resting: str = ""
+    ) -> m.Open:
+        """As long as the run allows, the ranks train on beyond its snapshot. `resting`: names, by commas."""
         run_step = base * NUM_STEPS
         overlap_steps = self.settings.sync.overlap_steps if overlap is None else overlap
         return m.Open(
@@ -123,6 +125,7 @@ class SiteStory(SiteQuestions):
             run_tokens=base * 200,
             num_steps=steps,
             overlap_steps=overlap_steps,
+            resting=tuple(_id(name) for name in resting.split(",") if name),
         )
 
     def plan(self, name: str, *sites: str, base: int = 0, to: str = "", term: int = 0, ahead: bool = False) -> None:
@@ -148,7 +151,7 @@ class SiteStory(SiteQuestions):
             self.hears(m.Weights(sync=sync, attempt=attempt, term=plan.term, tokens=tokens), term)
 
     def commit(
-        self, number: int, of: str, by: str, *, final: bool = False, term: int = 0, **following: int
+        self, number: int, of: str, by: str, *, final: bool = False, term: int = 0, **following: Any
     ) -> m.Commit:
         """`following`: of the sync that it opens, what is not as always."""
         sync, attempt = (int(n) for n in of.split("."))
@@ -398,7 +401,7 @@ def _verbs(story: SiteStory) -> dict[str, Told]:
         r"welcome": story.welcome,
         r"admitted as (\w+)": story.admitted,
         r"refused (.+)": lambda text: story.hears(m.Refused(kind=m.RefusedKind.STATE, text=text)),
-        r"open (\d+) on (\d+)": lambda n, base: story.hears(story.open(int(n), int(base))),
+        r"open (\d+) on (\d+)": lambda n, base, **kw: story.hears(story.open(int(n), int(base), **kw)),
         r"plan (\d+\.\d+)((?: \w:\d+)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), **kw),
         r"plan ahead (\d+\.\d+)((?: \w)*)": lambda n, sites, **kw: story.plan(n, *sites.split(), ahead=True, **kw),
         r"commit (\d+) of (\d+\.\d+) by (\S+)": lambda n, of, by, **kw: story.hears(story.commit(int(n), of, by, **kw)),

@@ -20,6 +20,11 @@ EARLY = 0.1
 LOOK_AGAIN = 1 / 16
 """Of the time since the snapshot was sealed: when the ranks ask again for an update that is later than expected."""
 
+LOOK_WHILE_RESTING = 1 / 8
+"""Of a window: when the ranks of a site that rests ask again whether its turn has come."""
+MOST_RESTED = 128
+"""Windows that a site trains without contributing because it was told to: twice as many as a coordinator asks for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hold:
@@ -41,6 +46,14 @@ def merge_mode(copy: LocalCopy, step: int, *, final: bool, mixes: bool) -> Merge
     if copy.contributed is not None:
         return MergeMode.REPLACE if step == copy.contributed else MergeMode.MERGE
     return MergeMode.REPLACE if step == copy.base_step else MergeMode.SHIFT
+
+
+def rests(site: SiteState, open_: Open, step: int, *, away: bool) -> bool:
+    """Whether the site sits that sync out: its ranks train on, and take commits by a difference, also while the site is
+    behind. Not without a coordinator, which may have given its turn to it meanwhile."""
+    if away or site.site_id not in open_.resting:
+        return False
+    return step < site.workers.window_step + MOST_RESTED * open_.num_steps
 
 
 def steps_until_the_others(site: SiteState, open_: Open, now: float) -> int:
@@ -73,7 +86,7 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
     step = site.workers.ask.step
     if any(copy.offered is not None for copy in site.workers.copies):
         return Hold("other ranks have not taken the last version yet")
-    decision = _decide(site, step, now, mixes=settings.sync.merge == "mix")
+    decision = _decide(site, step, now, mixes=settings.sync.merge == "mix", away=away)
     if isinstance(decision, Hold):
         overrun_steps = (settings.overrun_steps or settings.sync.every) if away else 0
         return _train_on(site, step, now, overrun_steps) or decision
@@ -99,7 +112,7 @@ def _train_on(site: SiteState, step: int, now: float, overrun_steps: int) -> Ans
     return Answer(kind=AnswerKind.CONTINUE, next_step=next_step, version=outer.commit if is_here else 0)
 
 
-def _decide(site: SiteState, step: int, now: float, *, mixes: bool) -> Decision:
+def _decide(site: SiteState, step: int, now: float, *, mixes: bool, away: bool) -> Decision:
     disk, outer, workers = site.disk, site.disk.outer, site.workers
     if outer is None:
         whole = site.lanes[-1]
@@ -112,24 +125,32 @@ def _decide(site: SiteState, step: int, now: float, *, mixes: bool) -> Decision:
         if site.leaving and step == site.base_step:
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]
+    open_ = next((lane.open for lane in site.lanes if lane.open is not None), None)
+    is_resting = open_ is not None and rests(site, open_, step, away=away)
+    if open_ is not None and open_.base_commit != outer.commit and not is_resting:
+        open_ = None  # of another state
     if stale:
-        return _apply(site, stale, step, now, mixes=mixes)
+        return _apply(site, stale, open_, step, now, mixes=mixes)
     if any(lane.snapshot.is_sealed for lane in site.lanes):
         return Hold("waiting for the commit")
-    lane = site.open_lane
-    if lane is None or lane.open is None:
+    if open_ is None:
         return Hold("waiting for the coordinator to open the next sync")
-    target = workers.window_step + lane.open.num_steps
+    target = workers.window_step + open_.num_steps
+    if is_resting:
+        target = max(target, step + math.ceil(LOOK_WHILE_RESTING * open_.num_steps))
     if step < target:
         return Answer(kind=AnswerKind.CONTINUE, next_step=target)
-    return Answer(kind=AnswerKind.SNAPSHOT, fragment=lane.fragment)
+    return Answer(kind=AnswerKind.SNAPSHOT, fragment=open_.fragment)
 
 
-def _apply(site: SiteState, stale: Sequence[int], step: int, now: float, *, mixes: bool) -> Decision:
-    """The workers take the newest commit into the first of these fragments, and ask again for the others."""
+def _apply(
+    site: SiteState, stale: Sequence[int], open_: Open | None, step: int, now: float, *, mixes: bool
+) -> Decision:
+    """The workers take the newest commit into the first of these fragments, and ask again for the others. `open_`: the
+    sync that they train for."""
     disk, outer, workers, fragment = site.disk, site.disk.outer, site.workers, stale[0]
     assert outer is not None
-    copy, open_ = workers.copies[fragment], site.open_lane.open if site.open_lane is not None else None
+    copy = workers.copies[fragment]
     mode = merge_mode(copy, step, final=disk.final, mixes=mixes)
     # What PUBLISH holds for it: all but SHIFT read the same bytes.
     is_shift = mode is MergeMode.SHIFT
