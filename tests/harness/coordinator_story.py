@@ -685,7 +685,9 @@ class Story(CoordinatorQuestions):
         of = self._fragment_in_words(message.fragment)
         beyond = f", and up to {message.overlap_steps} beyond" if message.overlap_steps else ""
         steps = f"{message.num_steps} steps from step {message.run_step}{beyond}"
-        return f"sync {message.sync}{of} on commit {message.base_commit}, {steps}"
+        rest = "s" * (len(message.resting) == 1)
+        resting = f"; {' '.join(map(str, message.resting))} rest{rest}" if message.resting else ""
+        return f"sync {message.sync}{of} on commit {message.base_commit}, {steps}{resting}"
 
     def _fragment_in_words(self, fragment: int) -> str:
         num = self.settings.sync.fragments
@@ -810,6 +812,14 @@ def play(text: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def _links(story: Story, text: str) -> tuple[m.LinkUse, ...]:
+    """`a:1000,b:10`: bytes a second that came from each."""
+    pairs = [part.split(":") for part in text.split(",") if part]
+    return tuple(
+        m.LinkUse(site_id=story.id_of(name), received_bytes=1000, seconds=1000 / float(rate)) for name, rate in pairs
+    )
+
+
 def _none(_: object) -> None:
     """A command's result is in the log."""
 
@@ -855,7 +865,11 @@ def _command(story: Story, words: list[str], arguments: dict[str, str]) -> None:
             "ready": lambda: story.ready(name, **values | {"data": ranges_of(arguments.get("data", ""))}),
             "wants": lambda: _none(story.wants(name, int(rest[0]), **values)),
             "done": lambda: story.done(
-                name, rest[0], payloads=arguments.get("payloads", "p"), plan=story.plan_named(arguments.get("of", ""))
+                name,
+                rest[0],
+                payloads=arguments.get("payloads", "p"),
+                plan=story.plan_named(arguments.get("of", "")),
+                links=_links(story, arguments.get("links", "")),
             ),
             "failed": lambda: story.failed(name, *rest, **values),
             "asks": lambda: story.sources(name, **values),

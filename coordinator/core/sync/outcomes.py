@@ -263,7 +263,7 @@ def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
     )
     for site_id in run.resting.settle(run.links, committed):
         every = run.resting.every(site_id)
-        often = "every sync again" if every == 1 else f"every {every}. sync"
+        often = "every sync again" if every == 1 else f"one sync of {every}"
         why = f", which its link makes {run.resting.extra_s(site_id):.1f} s longer" if every > 1 else ""
         run.report(logging.INFO, f"{run.members.known(site_id).label} contributes to {often}{why}")
 

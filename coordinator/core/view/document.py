@@ -42,6 +42,10 @@ class SiteView(Figures):
     """To one of the others while it sends to all of them, as most of them say; None if that is not known."""
     down_bytes_per_s: float | None
     """The same of what it receives."""
+    contributes_every: int
+    """Syncs: 1, or more where its link is thin, and it rests in the others."""
+    extra_s: float
+    """By so much its link makes a sync longer in which it contributes, as far as that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,6 +136,8 @@ def _site_view(run: Run, site: Site, now: float, not_dialled_by: tuple[str, ...]
         not_dialled_by=not_dialled_by if site.live else (),
         up_bytes_per_s=run.links.up_bytes_per_s(site.site_id),
         down_bytes_per_s=run.links.down_bytes_per_s(site.site_id),
+        contributes_every=run.resting.every(site.site_id),
+        extra_s=round(run.resting.extra_s(site.site_id), 3),
     )
 
 

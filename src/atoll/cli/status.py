@@ -106,6 +106,12 @@ def notes(status: RunView) -> list[str]:
             for site in status.sites
             if site.not_dialled_by
         ),
+        *(
+            f"{site.name} contributes to one sync of {site.contributes_every}: its link makes each {site.extra_s:.1f} s "
+            "longer"
+            for site in status.sites
+            if site.contributes_every > 1
+        ),
         *_slow_links(status),
         *_at_the_door(status),
         *(f"a site left for good: {whole(text)}" for text in status.errors),

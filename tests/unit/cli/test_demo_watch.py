@@ -23,7 +23,7 @@ def site(name: str, **changes: Any) -> dict[str, Any]:
         "inner_step": 20, "steps_per_s": 4.0, "loss": 2.5, "sent_bytes": 1000, "received_bytes": 2000, "train_s": 9.0,
         "wait_s": 1.0, "utilization": 0.9, "last_commit": 1, "state_hash": "ab" * 32, "incarnation": 1, "silent_s": 0.1,
         "num_ranks": 1, "num_wrong_states": 0, "doing": "", "still_s": 0.1, "not_dialled_by": [],
-        "up_bytes_per_s": None, "down_bytes_per_s": 1e6,
+        "up_bytes_per_s": None, "down_bytes_per_s": 1e6, "contributes_every": 1, "extra_s": 0.0,
     } | changes  # fmt: skip
 
 
@@ -221,6 +221,12 @@ def test_the_slowest_links_are_named_below_the_table() -> None:
     link = {"sender": "thin", "receiver": "a", "bytes_per_s": 31250.0}
     status = parse_status(document(slow_links=[link, link | {"sender": "a", "receiver": "thin"}]))
     assert text_lines(status).splitlines()[-1] == "the slowest links: thin to a 30.5 KiB/s, a to thin 30.5 KiB/s"
+
+
+def test_a_site_that_rests_is_named_below_the_table_with_the_reason() -> None:
+    status = parse_status(document(sites=[site("a"), site("thin", contributes_every=8, extra_s=2.8)]))
+    said = "thin contributes to one sync of 8: its link makes each 2.8 s longer"
+    assert text_lines(status).splitlines()[-1] == said
 
 
 def test_who_cannot_be_dialled_is_named_below_the_table() -> None:
