@@ -64,6 +64,7 @@ def some_settings(**changes: Any) -> RunSettings:
         fragments=values.pop("fragments", 1),
         max_chunks=values.pop("max_chunks", 10_000),
         log_commits=8,
+        max_weight_ratio=values.pop("ratio", 16),
     )
     return RunSettings(sync=sync, **values)
 

@@ -59,6 +59,9 @@ class Network:
         self.on_message: Callable[[str, str, Any], None] = lambda source, target, item: None
         self.undialable: set[str] = set()
         """Machines that nothing connects to; what they dial themselves gets through, both ways."""
+        self.thin: dict[str, float] = {}
+        """Bytes a second of machines with a thin link, in each direction, to and from all other sites together."""
+        self._busy_until: dict[tuple[str, str], float] = {}  # of these links: machine and direction
         self._blocked: dict[tuple[str, str], list[Callable[[], None]]] = {}  # held back until it is open again
         self._context = contextvars.Context()  # of no process: what is under way arrives whatever becomes of its sender
         self._numbers = itertools.count(1)
@@ -133,6 +136,14 @@ class Network:
         self.loop.call_at(at, arrive, context=self._context)
         return at
 
+    def is_through_at(self, source: str, target: str, num_bytes: int) -> float:
+        """When the last of these bytes has left the thin links on its way, if there are any."""
+        at = self.loop.time()
+        for way in (("from", source), ("to", target)):
+            if (bytes_per_s := self.thin.get(way[1])) is not None:
+                at = self._busy_until[way] = max(at, self._busy_until.get(way, 0.0)) + num_bytes / bytes_per_s
+        return at
+
     # --- in place of protocol/transport.py
 
     def open_channel(self, address: str, *, credentials: Any, max_message_bytes: int) -> Any:
@@ -189,10 +200,13 @@ class Pipe:
         copies = 1
         if weather.duplicate and not between_nodes and item is not None and network.random.random() < weather.duplicate:
             copies = 2
+        through_at = self._last_at
+        if between_nodes:  # sessions have few bytes
+            through_at = max(through_at, network.is_through_at(self._source, self._target, len(item)))
         for _ in range(copies):
             self._num_unread += 1
             self._order.append(item)
-            self._last_at = network.send(self._source, self._target, self._arrive, self._last_at)
+            self._last_at = network.send(self._source, self._target, self._arrive, through_at)
 
     def _arrive(self) -> None:
         item = self._order.popleft()

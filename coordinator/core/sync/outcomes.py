@@ -89,10 +89,14 @@ def _ends(run: Run, run_step: int, run_tokens: int) -> bool:
     return bool(run.stop_reason) or _is_over(run, run_step, run_tokens)
 
 
+def is_followed(run: Run) -> bool:
+    """Whether a run that is to stop has one more sync after those that are open."""
+    return not all(may_be_last(run, sync.open) for sync in run.lanes.values())
+
+
 def last_in_words(run: Run) -> str:
     """Which sync is the last one of a run that is to stop."""
-    last = all(may_be_last(run, sync.open) for sync in run.lanes.values())
-    return f"{'' if last else 'the one after '}the sync that is open is the last"
+    return f"{'the one after ' if is_followed(run) else ''}the sync that is open is the last"
 
 
 def may_be_last(run: Run, opened: m.Open) -> bool:

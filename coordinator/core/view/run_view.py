@@ -37,8 +37,7 @@ def _state(run: Run) -> tuple[str, str]:
         return "waiting", _waiting(run)
     if reason := next((w.reason for w in run.waits if w.reason), ""):
         return "paused", f": {last_line(reason)}"
-    is_last = all(outcomes.may_be_last(run, sync.open) for sync in run.lanes.values())
-    ending = f" (the last sync{'' if is_last else ' but one'})" if run.stop_reason else ""
+    ending = f" (the last sync{' but one' if outcomes.is_followed(run) else ''})" if run.stop_reason else ""
     if any(sync.phase is Phase.EXCHANGING for sync in run.lanes.values()):
         return "syncing", ending
     if all(site.applied is None for site in run.members.live()):
