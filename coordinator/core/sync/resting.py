@@ -26,6 +26,8 @@ SLACK = 4.0
 MOST_FACTOR = 8.0
 RECOVERED = 2.0
 """A link that receives so many times as fast as after the last turn may send faster as well."""
+ASKED = 32
+"""Sites whose links say what is usual."""
 REMEMBERED = 8
 """Syncs without a turn."""
 
@@ -93,23 +95,17 @@ class Resting:
         for site_id in recovered:  # its turn comes at once, and says how fast it sends now
             links.forget_uplink(site_id)
             self.forget(site_id)
-        num_peers = max(1, len(committed.site_ids) - 1)
-        times = {i: links.exchange_s(i, committed.sync_bytes, num_peers) for i in committed.site_ids}
-        usual_s = max(committed.hidden_s, statistics.median_low(times.values()))
-        longer = {i: max(0.0, s - usual_s) for i, s in times.items() if links.share(i) < 1 and i not in recovered}
+        longer = _longer(links, committed)
+        for site_id in recovered:
+            longer.pop(site_id, None)
         self._measure(longer, committed)
-        changed = recovered
-        for site_id in committed.site_ids:
-            thin = self._thin.get(site_id, Thin())
-            thin.extra_s = thin.factor * longer.get(site_id, 0.0)
-            every = _every(thin, committed)
+        changed = recovered + [i for i, thin in self._thin.items() if thin.every > 1 and i not in longer]
+        self._thin = {i: self._thin.get(i, Thin()) for i in longer}
+        for site_id, thin in self._thin.items():
+            thin.extra_s = thin.factor * longer[site_id]
+            every, thin.every = thin.every, _every(thin, committed)
             if every != thin.every:
                 changed.append(site_id)
-            thin.every = every
-            if site_id in longer:  # else nothing that its last turn said is of use
-                self._thin[site_id] = thin
-            else:
-                self.forget(site_id)
         if changed:
             self._without.clear()
         return changed
@@ -138,6 +134,18 @@ class Resting:
         elif thin.down_bytes_per_s is None:
             thin.down_bytes_per_s = now
         return thin.down_bytes_per_s is not None and now >= RECOVERED * thin.down_bytes_per_s
+
+
+def _longer(links: Links, committed: Committed) -> dict[int, float]:
+    """Of each site with a thin link: by how much its exchange is longer than usual, by what its links carry."""
+
+    def exchange_s(site_id: int) -> float:
+        return links.exchange_s(site_id, committed.sync_bytes, len(committed.site_ids) - 1)
+
+    thin = [i for i in committed.site_ids if links.share(i) < 1]
+    others = [i for i in committed.site_ids if links.share(i) >= 1][:ASKED]
+    usual_s = max(committed.hidden_s, statistics.median(map(exchange_s, others)) if thin and others else 0.0)
+    return {i: max(0.0, exchange_s(i) - usual_s) for i in thin}
 
 
 def _every(thin: Thin, committed: Committed) -> int:
