@@ -18,9 +18,7 @@ LEARNT = 16
 """Commits until it is known what a turn costs."""
 MENDED = 33
 NUM_SYNCS = 42
-MANIFEST = replace(
-    SMALL, tensors=tuple(replace(t, shape=(128, 128)) if t.name == "w" else t for t in SMALL.tensors)
-)
+MANIFEST = replace(SMALL, tensors=tuple(replace(t, shape=(128, 128)) if t.name == "w" else t for t in SMALL.tensors))
 """Each contribution is several frames: only what follows the first one shows a link."""
 
 

@@ -83,7 +83,9 @@ def test_in_a_sync_of_a_fragment_the_other_chunks_have_nothing(
         assert [sizes.bytes_of(i, 1) for i in places] == [whole.bytes_of(i, 1) * own[i] for i in places]
         assert [sizes.has_payload(i) for i in places] == [layout.travels(i, fragment) for i in places]
         assert sizes.num_payloads == len(layout.chunks_of(fragment))
-        for trees in [direct(sizes, [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in range(3)])]:
+        for trees in [
+            direct(sizes, [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in range(3)])
+        ]:
             assert sum(tree.num_chunks for tree in trees) == len(places)
             assert all(sizes.bytes_of(tree.first_chunk, tree.num_chunks) for tree in trees)
 
