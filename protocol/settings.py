@@ -166,12 +166,17 @@ class RunSettings:
     """Seconds that a site may announce for one thing without progress (an evaluation, a compilation) before it is
     evicted all the same."""
     overrun_steps: int = within(0, 1 << 32, 0)
-    """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as `sync.every`. Not
-    less than `sync.overlap_steps`."""
+    """With the coordinator away, sites train at most so many steps beyond a boundary; 0 is as many as a window
+    has, `sync.every` / `sync.fragments`. Not less than `sync.overlap_steps`."""
     model: ModelSettings = field(default_factory=ModelSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     sync: SyncSettings = field(default_factory=SyncSettings)
     outer: OuterSettings = field(default_factory=OuterSettings)
+
+    @property
+    def most_overrun_steps(self) -> int:
+        """Beyond a boundary, with the coordinator away."""
+        return self.overrun_steps or self.sync.window_steps(self.sync.all_fragments)
 
 
 MODELS = {

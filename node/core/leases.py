@@ -144,7 +144,7 @@ def _ask(ctx: Context) -> None:
     if not (site.connected and site.welcomed and site.admitted):
         return
     window = data.per_step * settings.sync.every
-    overrun = data.per_step * (settings.overrun_steps or settings.sync.every)
+    overrun = data.per_step * settings.most_overrun_steps
     needed = data.used + 2 * window + overrun + data.announced.rounds_ahead * data.announced.round_samples
     for draw in data.draws.values():
         if draw.epoch == data.epoch:

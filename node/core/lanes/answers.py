@@ -88,7 +88,7 @@ def decide(site: SiteState, settings: RunSettings, *, away: bool, now: float) ->
         return Hold("other ranks have not taken the last version yet")
     decision = _decide(site, step, now, mixes=settings.sync.merge == "mix", away=away)
     if isinstance(decision, Hold):
-        overrun_steps = (settings.overrun_steps or settings.sync.every) if away else 0
+        overrun_steps = settings.most_overrun_steps if away else 0
         return _train_on(site, step, now, overrun_steps) or decision
     return decision
 

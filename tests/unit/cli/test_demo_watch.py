@@ -51,7 +51,7 @@ def document(**changes: Any) -> dict[str, Any]:
 
 SYNC = {
     "base_commit": 1, "num_steps": 20, "expected": ["a", "b"],
-    "sync": 2, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": [],
+    "sync": 2, "fragment": 0, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": [],
 }  # fmt: skip
 
 

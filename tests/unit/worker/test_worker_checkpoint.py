@@ -294,7 +294,7 @@ def test_what_is_left_of_a_torn_write_is_removed(tmp_path: Path) -> None:
         ({"world": 2}, 'layout: rank was "0 of 1", now "0 of 2"'),
         ({"make": OPTIMIZERS["SGD"]}, 'layout: optimizers[0] was "AdamW", now "SGD"'),
         ({"make": OPTIMIZERS["groups"]}, "layout: groups[0] was "),
-        ({"width": 5}, "layout: slices.0.weight[1][1] was 4, now 5"),
+        ({"width": 5}, "layout: slices.0.weight[1][0] was 4, now 5"),
         ({"make": SWITCHED["AdamW amsgrad"][1]}, "layout: switches[0][0].amsgrad was null, now true"),
     ],
 )
