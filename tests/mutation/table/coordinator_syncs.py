@@ -148,8 +148,8 @@ MUTATIONS = (
         name="who says that it can dial nobody reduces all",
         rule="who is to reduce nothing does not become the one who reduces by its own word",
         where="coordinator.core.sync.deciding:_propose",
-        old="partial(plans.fit, run), held_back)",
-        new="partial(plans.fit, run))",
+        old="partial(plans.fit, sizes), held_back)",
+        new="partial(plans.fit, sizes))",
         tests=(
             "tests/unit/coordinator/test_hostile_contributors.py"
             "::test_7_a_reducer_that_gives_nothing_to_one_site_does_not_hold_up_each_sync",
@@ -159,7 +159,7 @@ MUTATIONS = (
         name="who brings no room pauses the run",
         rule="where contributions do not fit, those who offer the least room receive",
         where="coordinator.core.sync.deciding:_propose",
-        old="    contributors = plans.with_room(run, choice.contributors, run.settings.quorum, no_reducers)\n",
+        old="    contributors = plans.with_room(sizes, choice.contributors, run.settings.quorum, no_reducers)\n",
         new="    contributors = choice.contributors\n",
         tests=("tests/unit/coordinator/test_core_scenarios.py",),
     ),

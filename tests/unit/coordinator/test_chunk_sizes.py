@@ -70,10 +70,9 @@ def test_in_a_sync_of_a_fragment_the_other_chunks_have_nothing(
     settings = SyncSettings(codec="int8", chunk_elements=chunk_elements, fragments=num_fragments)
     try:
         layout = Layout(manifest, chunk_elements, num_fragments)
-    except ConfigError as error:
-        with pytest.raises(ConfigError, match="choose sync.fragments = "):
+    except ConfigError:
+        with pytest.raises(ConfigError, match=r"would be empty.*choose sync\.fragments = "):
             ChunkSizes.of(manifest, settings)
-        assert "would be empty" in str(error)
         return
     whole = ChunkSizes.of(manifest, settings)
     for fragment in range(num_fragments + 1):
@@ -83,11 +82,10 @@ def test_in_a_sync_of_a_fragment_the_other_chunks_have_nothing(
         assert [sizes.bytes_of(i, 1) for i in places] == [whole.bytes_of(i, 1) * own[i] for i in places]
         assert [sizes.has_payload(i) for i in places] == [layout.travels(i, fragment) for i in places]
         assert sizes.num_payloads == len(layout.chunks_of(fragment))
-        for trees in [
-            direct(sizes, [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in range(3)])
-        ]:
-            assert sum(tree.num_chunks for tree in trees) == len(places)
-            assert all(sizes.bytes_of(tree.first_chunk, tree.num_chunks) for tree in trees)
+        reducers = [Reducer(site_id=i, bandwidth_bytes_per_s=0, max_retained_bytes=1 << 60) for i in range(3)]
+        trees = direct(sizes, reducers)
+        assert sum(tree.num_chunks for tree in trees) == len(places)
+        assert all(sizes.bytes_of(tree.first_chunk, tree.num_chunks) for tree in trees)
 
 
 @given(RUNS, st.data())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -219,9 +220,9 @@ def test_a_model_that_cannot_be_cut_so_is_refused_with_what_to_choose() -> None:
 # --- which commit touched which fragment
 
 
-def touched(story: Story, name: str, **asked: int) -> tuple[list[int], tuple[int, ...]]:
+def touched(story: Story, name: str, after: int | None = None) -> tuple[list[int], tuple[int, ...]]:
     """Commits that are listed for a site that asks for sources, and what was touched before."""
-    story.sources(name, **asked)
+    story.sources(name, after)
     sources = story.last(name, m.Sources)
     return [c.commit for c in sources.commits], sources.touched
 
@@ -349,7 +350,7 @@ def test_who_is_left_out_of_two_syncs_of_a_fragment_begins_anew(restart: bool) -
 @pytest.mark.parametrize(
     ("settings", "num_between"), [({"steps": 1000}, 2), ({"steps": 0, "tokens": 1000, "every": 4}, 1)]
 )
-def test_a_commit_of_the_fragment_that_it_contributed_to_clears_it(settings: dict[str, int], num_between: int) -> None:
+def test_a_commit_of_the_fragment_that_it_contributed_to_clears_it(settings: dict[str, Any], num_between: int) -> None:
     """A commit of all is one of each; the first sync of a run with a length in tokens may be the last."""
     story = a_story(2, "a", "b", "c", quorum=1, **settings)
     left_out(story, "b")
