@@ -3,8 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_ARGS ?=
 ARGS ?=
-JOBS ?= 3
-IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order: fast ones first
+JOBS ?= 4
+IN_PARALLEL = -n $(JOBS) --dist load --maxschedchunk 1# in their order, which tests/conftest.py makes: fast ones first
+export PYTHONDONTWRITEBYTECODE :=# hundreds of processes would each compile the same modules
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all lint type proto proto-check sim mutate structure bench soak clean
