@@ -76,8 +76,9 @@ def _ended(pid: int, limit_s: float) -> int | None:
         in_time = bool(select.select([descriptor], [], [], limit_s)[0])
     finally:
         os.close(descriptor)
-    with contextlib.suppress(ProcessLookupError):  # what it started and left behind, too
-        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)  # has no effect on one that has ended
+    with contextlib.suppress(ProcessLookupError):  # before it had a group of its own
+        os.killpg(pid, signal.SIGKILL)  # what it started, too
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return code if in_time else None
 
