@@ -158,8 +158,8 @@ def _measure(bench: _Bench, args: argparse.Namespace) -> None:
         bench.hosts.set_rate(thin_host, int(args.fast_mbit * 1e6))
         bench.until_it_contributes_always(4)
         print(
-            f"its link is like the others: {time.monotonic() - at:.1f} s and {len(bench.commits) - before} commits until "
-            "it contributed to four in a row",
+            f"its link is like the others: {time.monotonic() - at:.1f} s and {len(bench.commits) - before} commits "
+            "until it has contributed to four in a row",
             flush=True,
         )
         bench.goes()

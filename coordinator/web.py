@@ -109,11 +109,7 @@ def metrics(d: Document) -> Iterator[Metric]:
         ("silent_s", "atoll_site_silent_seconds", "Since its last message."),
         ("up_bytes_per_s", "atoll_site_up_bytes_per_second", "To one of the others, in the middle of them."),
         ("down_bytes_per_s", "atoll_site_down_bytes_per_second", "From one of the others, in the middle of them."),
-        (
-            "contributes_every",
-            "atoll_site_contributes_every",
-            "Of so many syncs it contributes to one: its link is thin.",
-        ),
+        ("contributes_every", "atoll_site_contributes_every", "Syncs, to one of which it contributes."),
         ("extra_s", "atoll_site_extra_seconds", "By which its link makes a sync longer in which it contributes."),
     ):
         known = {site["name"]: site[key] for site in here if site[key] is not None}

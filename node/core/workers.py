@@ -25,6 +25,7 @@ class Workers:
     step_s: float | None = None  # of one step in their last window
     copies: tuple[LocalCopy, ...] = field(default_factory=lambda: (LocalCopy(),))  # by fragment
     window_step: int = 0  # the generation step from which the steps of the next snapshot count
+    taken_step: int = 0  # the generation step at which a version was taken last
     sealed_in_vain: bool = False  # a snapshot was ready when a commit came without it
 
     def is_current(self, generation: int) -> bool:
@@ -51,7 +52,7 @@ class Workers:
 
     def offer(self, answer: Answer, *, step: int) -> None:
         """They take this version of a fragment at `step`."""
-        copy = self.copies[answer.fragment]
+        copy, self.taken_step = self.copies[answer.fragment], step
         self.window_step = answer.mode.base(before=self.window_step, snapshot=copy.contributed or 0, now=step)
         copy.offer(answer, step=step)
         if answer.mode is not MergeMode.SHIFT:

@@ -16,6 +16,7 @@ from atoll.coordinator.core.sites import liveness, manifests
 from atoll.coordinator.core.sites.membership import Site, Standing
 from atoll.coordinator.core.sync import outcomes
 from atoll.coordinator.core.sync.attempts import Attempt
+from atoll.coordinator.core.sync.resting import Thin
 from atoll.coordinator.core.sync.syncs import Sync
 from atoll.coordinator.core.view.document import RunView
 from atoll.protocol import messages as m
@@ -357,6 +358,18 @@ class CoordinatorQuestions:
     def put_on_probation(self, kind: str, name: str, *, sync: int, times: int = 1) -> None:
         """`kind`: receive_only or reduce_nothing; from that sync on."""
         getattr(self.core.run.trouble, kind).note([self._site(name).site_id] * times, sync)
+
+    def let_rest(self, name: str, every: int) -> None:
+        """As if the link of that site alone were so thin. What is measured of links changes nothing meanwhile."""
+        resting = self.core.run.resting
+        resting._thin = {self._site(name).site_id: Thin(every=every)}
+        resting.settle = lambda links, committed: []  # type: ignore[method-assign]
+
+    def let_nobody_rest(self) -> None:
+        """What is measured of links counts again."""
+        resting = self.core.run.resting
+        resting._thin = {}
+        vars(resting).pop("settle", None)
 
     def forget_who_is_gone(self) -> None:
         for site in self.core.run.members.gone():

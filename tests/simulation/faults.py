@@ -13,6 +13,7 @@ from atoll.node.core import events as e
 from atoll.node.core import outputs as out
 from atoll.node.exchange.sync.exchange import Exchange
 from tests.harness import hostile
+from tests.harness.coordinator_questions import of_server
 from tests.simulation import liars
 from tests.simulation.liars import SORTS, Liar, LiarWhenAsked
 from tests.simulation.processes import COORDINATOR, MuteCoordinator, SimNode
@@ -589,6 +590,19 @@ def keep_out(world: World, fault: Fault, generator: random.Random) -> None:
         world.keep_out(name, max(fault.lasts_s, 0.5))
 
 
+def thin_link(world: World, fault: Fault, generator: random.Random) -> None:
+    """A site contributes to every 2nd or 4th sync, with all that it trained, as if its link were that thin."""
+    name, server = _site(world, generator), world.server_that_answers()
+    if name is None or server is None or not of_server(server).is_known(name):
+        return
+    if not of_server(server).is_live(name):
+        return
+    every = generator.choice([2, 4])
+    world.story.tell("world", f"{name} contributes to one sync of {every}, as if its link were thin")
+    of_server(server).let_rest(name, every)
+    world.later(fault.lasts_s, of_server(server).let_nobody_rest)
+
+
 def join(world: World, fault: Fault, generator: random.Random) -> None:
     if len(world.hands) < 2 * world.shape.num_sites:
         world.start_site(f"site{len(world.hands) + 1}")
@@ -674,10 +688,12 @@ FAULTS: dict[str, tuple[Strike, int]] = {
     "lies_in_a_dispute": (lies_in_a_dispute, 0),
     "pulls_again": (pulls_again, 0),
     "stop_run": (stop_run, 0),
+    "thin_link": (thin_link, 0),
 }
 """With how often each is drawn; those of 0 come on top, see `draw_faults`."""
-ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind != "stop_run")
+ON_TOP = tuple(kind for kind, (_, weight) in FAULTS.items() if not weight and kind not in ("stop_run", "thin_link"))
 ON_TOP_OF = STOPPED = 0.08
+THIN = 0.15
 """Of the schedules."""
 
 
@@ -691,6 +707,9 @@ def draw_faults(seed: int) -> tuple[Fault, ...]:
     end = random.Random(f"end {seed}")
     if end.random() < STOPPED:
         drawn.insert(end.randrange(len(drawn) + 1), replace(_draw_fault(end), kind="stop_run"))
+    thin = random.Random(f"thin {seed}")
+    if thin.random() < THIN:
+        drawn.insert(0, replace(_draw_fault(thin), kind="thin_link"))
     return tuple(drawn)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import pytest
-
 from atoll.protocol import messages as m
+from tests.simulation.__main__ import one
+from tests.simulation.faults import Fault, draw_faults
 from tests.simulation.sites import MANIFEST as SMALL
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
@@ -96,4 +96,21 @@ def test_others_keep_their_pace_beside_a_thin_link_whose_site_counts_all_the_sam
     assert found.steps_per_s(LEARNT, MENDED) >= 0.9 * without.steps_per_s(2, 9), found.outcome.story
     turns = found.turns(LEARNT, MENDED)
     assert 2 <= len(turns) <= 4, found.outcome.story
-    assert found.turns(MENDED + 3, NUM_SYNCS), found.outcome.story
+    assert found.turns(NUM_SYNCS - 2, NUM_SYNCS) == [NUM_SYNCS - 2, NUM_SYNCS - 1, NUM_SYNCS], found.outcome.story
+
+
+def test_whatever_breaks_while_a_site_rests_the_invariants_hold() -> None:
+    """In runs of many syncs, so that there are turns between the faults."""
+    num_turns = 0
+    for seed in range(24):
+        outcome = beside_faults(seed)
+        assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
+        num_turns += "as if its link were thin" in outcome.story
+    assert num_turns > 16
+
+
+def beside_faults(seed: int) -> Outcome:
+    shape = draw_shape_of(seed, num_sites=2 + seed % 3)
+    settings = replace(shape.settings, steps=24 * shape.settings.sync.every, quorum=1)
+    rests = Fault(kind="thin_link", after_events=30 + seed, delay_s=0.0, lasts_s=30.0, draw=seed)
+    return one(seed, [rests, *draw_faults(seed)], replace(shape, settings=settings))

@@ -420,7 +420,7 @@ class World:
 
     def num_who_attest(self, commit: int, but: Collection[str] = ()) -> int:
         """Contributors of that commit that the coordinator hears, `but` these; none of commit 0."""
-        server = self._server_that_answers()
+        server = self.server_that_answers()
         if server is None:
             return 0
         asked = of_server(server)
@@ -436,7 +436,7 @@ class World:
 
     def go_back(self, generator: random.Random) -> None:
         """An operator says `atoll rollback --to` some commit that sites have passed, as far as one can tell."""
-        server = self._server_that_answers()
+        server = self.server_that_answers()
         last = of_server(server).last_commit() if server is not None else 0
         if server is None or not last:
             return
@@ -452,13 +452,13 @@ class World:
 
     def stop_run(self) -> None:
         """An operator says `atoll stop`."""
-        server = self._server_that_answers()
+        server = self.server_that_answers()
         if server is not None and of_server(server).last_commit():
             self.story.tell("operator", "atoll stop")
             self.checks.may_end_early = True
             self._ask(server.ask(StopAsked("enough")))
 
-    def _server_that_answers(self) -> CoordinatorServer | None:
+    def server_that_answers(self) -> CoordinatorServer | None:
         coordinator = self.coordinator
         return None if coordinator is None or coordinator.process.stopped else coordinator.server
 
@@ -469,7 +469,7 @@ class World:
 
     def keep_out(self, name: str, lasts_s: float) -> None:
         """An operator says `atoll evict NAME --keep-out`, and `--let-in` later, until that is done."""
-        server = self._server_that_answers()
+        server = self.server_that_answers()
         if server is None:
             return
 
@@ -482,7 +482,7 @@ class World:
             self.story.tell("operator", f"{name} may come in")
 
         def back() -> None:
-            server = self._server_that_answers()
+            server = self.server_that_answers()
             if server is None or of_server(server).is_kept_out(name):
                 if server is not None:
                     self._ask(let_in(server))
@@ -500,7 +500,7 @@ class World:
         def look() -> None:
             if self.nodes.get(name) is not liar:
                 return
-            server = self._server_that_answers()
+            server = self.server_that_answers()
             disputed = of_server(server).disputed() if server is not None else ""
             if f"{name} (" not in disputed or "are being checked" in disputed:
                 self.later(looks_every_s, look)

@@ -22,8 +22,9 @@ LOOK_AGAIN = 1 / 16
 
 LOOK_WHILE_RESTING = 1 / 8
 """Of a window: when the ranks of a site that rests ask again whether its turn has come."""
-MOST_RESTED = 128
-"""Windows that a site trains without contributing because it was told to: twice as many as a coordinator asks for."""
+MOST_RESTED = 8
+"""Windows that the ranks of a site that rests train without a commit: the run may stand still, and what is trained
+beyond `sync.max_weight_ratio` times its pace does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ def rests(site: SiteState, open_: Open, step: int, *, away: bool) -> bool:
     behind. Not without a coordinator, which may have given its turn to it meanwhile."""
     if away or site.site_id not in open_.resting:
         return False
-    return step < site.workers.window_step + MOST_RESTED * open_.num_steps
+    return step < site.workers.taken_step + MOST_RESTED * open_.num_steps
 
 
 def steps_until_the_others(site: SiteState, open_: Open, now: float) -> int:

@@ -107,8 +107,8 @@ def notes(status: RunView) -> list[str]:
             if site.not_dialled_by
         ),
         *(
-            f"{site.name} contributes to one sync of {site.contributes_every}: its link makes each {site.extra_s:.1f} s "
-            "longer"
+            f"{site.name} contributes to one sync of {site.contributes_every}: "
+            f"its link makes each {site.extra_s:.1f} s longer"
             for site in status.sites
             if site.contributes_every > 1
         ),

@@ -37,10 +37,8 @@ class World:
                 self.contributed[i].append(self.sync)
             for receiver in SITES:
                 rates = {i: min(self.up[i], self.down[receiver]) for i in contributors if i != receiver}
-                self.links.note(
-                    receiver,
-                    [LinkUse(site_id=i, received_bytes=1000, seconds=1000 / rate) for i, rate in rates.items()],
-                )
+                uses = (LinkUse(site_id=i, received_bytes=1000, seconds=1000 / rate) for i, rate in rates.items())
+                self.links.note(receiver, uses)
             self.links.settle(SITES, SYNC_BYTES, self.period_s)
             expected = [100 / self.up[i] + 100 / self.down[i] for i in contributors]
             waited_s = max(expected)
@@ -107,9 +105,7 @@ def test_a_link_that_recovers_has_its_turn_at_once_and_soon_rests_no_more() -> N
     assert world.resting.every(3) == 64
     world.makes_thin(3, FAST_BYTES_PER_S)
     world.goes_on(12)
-    assert [sync for sync in world.contributed[3] if sync > 40] == [42, *range(44, 53)], (
-        "sync 41 shows it; 42 is a turn"
-    )
+    assert [sync for sync in world.contributed[3] if sync > 40] == [42, *range(44, 53)], "sync 41 shows it"
 
 
 def test_a_link_that_only_receives_faster_is_tried_once() -> None:

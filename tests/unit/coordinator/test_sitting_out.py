@@ -1,4 +1,4 @@
-"""A site whose link is thin sits syncs out: nobody waits for it in these, and at its turn all that it trained counts."""
+"""A site whose link is thin sits syncs out: nobody waits for it then, and at its turn all that it trained counts."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_where_others_rest_ranks_write_their_snapshot() -> None:
     assert answer.kind is AnswerKind.SNAPSHOT
 
 
-def test_ranks_rest_for_a_bounded_number_of_windows() -> None:
+def test_ranks_train_a_bounded_number_of_windows_without_a_commit() -> None:
     drive, step, num_asked = resting(), EVERY, 0
     while (answer := asked(drive, step)) is not None and answer.kind is AnswerKind.CONTINUE:
         step, num_asked = answer.next_step, num_asked + 1
