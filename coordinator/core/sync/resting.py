@@ -91,7 +91,7 @@ class Resting:
 
     def settle(self, links: Links, committed: Committed) -> list[int]:
         """After a commit: n of each site anew. The sites of which it is another one."""
-        recovered = [i for i in committed.site_ids if self._has_recovered(i, committed.sync, links)]
+        recovered = [i for i, thin in self._thin.items() if self._has_recovered(i, thin, committed.sync, links)]
         for site_id in recovered:  # its turn comes at once, and says how fast it sends now
             links.forget_uplink(site_id)
             self.forget(site_id)
@@ -125,15 +125,14 @@ class Resting:
             for site_id in turns:
                 self._thin[site_id].factor = min(max(factor, 1 / MOST_FACTOR), MOST_FACTOR)
 
-    def _has_recovered(self, site_id: int, sync: int, links: Links) -> bool:
-        thin, now = self._thin.get(site_id), links.down_bytes_per_s(site_id)
-        if thin is None or now is None:
-            return False
+    def _has_recovered(self, site_id: int, thin: Thin, sync: int, links: Links) -> bool:
+        now = links.down_bytes_per_s(site_id)
         if not self.rests(site_id, sync):
             thin.down_bytes_per_s = None
         elif thin.down_bytes_per_s is None:
             thin.down_bytes_per_s = now
-        return thin.down_bytes_per_s is not None and now >= RECOVERED * thin.down_bytes_per_s
+        before = thin.down_bytes_per_s
+        return now is not None and before is not None and now >= RECOVERED * before
 
 
 def _longer(links: Links, committed: Committed) -> dict[int, float]:

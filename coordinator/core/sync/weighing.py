@@ -44,12 +44,7 @@ def weigh(run: Run, sync: Sync, attempt: Attempt) -> WeightsRecord:
     longest = settings.window_steps(settings.all_fragments)
     most_steps = settings.max_weight_ratio * max(longest, sync.open.num_steps)
     ready = [sync.ready[i] for i in attempt.ids()]
-    begun = [_trains_since(sync, run.members.known(i)) for i in attempt.ids()]
-    end = sync.open.run_step + sync.open.num_steps
-    covered = [
-        min(end - since, most_steps + run.log.rested_steps(i, since))
-        for i, since in zip(attempt.ids(), begun, strict=True)
-    ]
+    covered = [_steps_covered(run, sync, run.members.known(i), most_steps) for i in attempt.ids()]
     return WeightsRecord(
         sync=sync.open.sync,
         attempt=attempt.plan.attempt,
@@ -83,9 +78,14 @@ def beyond_bounds(ready: Ready, settings: SyncSettings) -> str:
     )
 
 
-def _trains_since(sync: Sync, site: Site) -> int:
-    """The step of the run at the site's last contribution, or when it held its first state: as the coordinator saw it.
-    A site that missed some syncs contributes what it trained in all of them."""
-    if site.counts_from_step is None:  # its Ready is from before this start of the coordinator
-        return sync.open.run_step
-    return min(site.counts_from_step, sync.open.run_step)
+def _steps_covered(run: Run, sync: Sync, site: Site, most_steps: int) -> int:
+    """Steps of the run since the site's last contribution, or since it held its first state: as the coordinator saw it.
+    A site that missed some syncs contributes what it trained in all of them; beyond `most_steps` only those in which it
+    was told to rest count."""
+    begun = sync.open.run_step
+    if site.counts_from_step is not None:  # else its Ready is from before this start of the coordinator
+        begun = min(site.counts_from_step, begun)
+    num_steps = sync.open.run_step + sync.open.num_steps - begun
+    if num_steps <= most_steps:
+        return num_steps
+    return min(num_steps, most_steps + run.log.rested_steps(site.site_id, begun))
