@@ -109,7 +109,15 @@ def a_site(site_id: int = 1, **changes: object) -> e.SiteRecord:
 
 
 def an_open(sync: int, base: int = 0, fragment: int = 0) -> e.OpenRecord:
-    opened = Open(sync=sync, fragment=fragment, base_commit=base, run_step=10 * base, run_tokens=base, num_steps=10)
+    opened = Open(
+        sync=sync,
+        fragment=fragment,
+        base_commit=base,
+        run_step=10 * base,
+        run_tokens=base,
+        num_steps=10,
+        resting=(7, 9),
+    )
     return e.OpenRecord(open=opened, expected=(1, 2))
 
 

@@ -63,7 +63,7 @@ def test_a_commit_with_its_next_sync_comes_back_equal() -> None:
         payload_digest=bytes(range(32)),
         run_step=80,
         run_tokens=1 << 40,
-        next=messages.Open(sync=7, base_commit=4, run_step=80, run_tokens=1 << 40, num_steps=20),
+        next=messages.Open(sync=7, base_commit=4, run_step=80, run_tokens=1 << 40, num_steps=20, resting=(2, 5)),
     )
     header, body = wire.unpack(response(commit, HEADER, seq=3, ack=2))
     assert (header, body) == (HEADER, commit)
