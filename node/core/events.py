@@ -104,13 +104,14 @@ class Received:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersJoined:
-    """Every rank has connected, their pieces tile every tensor exactly once, and the model fits on this machine."""
+    """Every rank has connected and their pieces tile every tensor exactly once. The core hears of it once the node has
+    found room for the model."""
 
     generation: int
     manifest: Manifest
     data_fingerprint: bytes
-    max_retained_bytes: int
-    """What this node may hold as a reducer."""
+    max_retained_bytes: int = 0
+    """What this node may hold as a reducer; said with the room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ class LocalServer:
         server = LocalServer(on_event, on_failure)
         await server.start()
         server.begin(group, greeting)                     # then launch workers with ATOLL_SOCKET=server.path
-        await server.send_layout(...)                     # after RanksJoined
+        await server.send_layout(...)                     # after WorkersJoined
         server.answer(generation, step, seq, answer)      # after BoundaryAsked
         await server.close()                              # workers that are still there end themselves
 
@@ -76,7 +76,7 @@ class LocalServer:
 
     @property
     def pieces(self) -> SitePieces | None:
-        """What the ranks hold together; known from RanksJoined on."""
+        """What the ranks hold together; known from WorkersJoined on."""
         return self._group.pieces if self._group else None
 
     async def start(self) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from atoll.node.core.events import WorkersExited, WorkersFailed, WorkersLost
+from atoll.node.core.events import WorkersExited, WorkersFailed, WorkersJoined, WorkersLost
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
@@ -29,7 +29,7 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             found.set_exception(error)
 
     def happened(event: GroupEvent) -> None:
-        if isinstance(event, RanksJoined) and not found.done():
+        if isinstance(event, WorkersJoined) and not found.done():
             found.set_result(event.manifest)
         elif isinstance(event, WorkersFailed | WorkersLost):
             failed(WorkerError(f"the script cannot join: {event.text}"))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.disk_jobs import DiskJobs
 from atoll.node.daemon.exchanges import Exchanges
 from atoll.node.daemon.launcher import Launcher
@@ -112,12 +113,12 @@ class WorkerControl:
     # --- what happens to them
 
     def _heard(self, event: GroupEvent) -> None:
-        if isinstance(event, RanksJoined):
+        if isinstance(event, e.WorkersJoined):
             self._shell.spawn(self._joined(event))
         else:
             self._shell.handle(event)
 
-    async def _joined(self, ranks: RanksJoined) -> None:
+    async def _joined(self, ranks: e.WorkersJoined) -> None:
         """Their model is known: what does not fit on this machine is refused before the site offers itself."""
         config, home, hub, plane = self._shell.config, self._shell.home, self._shell.hub, self._disk.plane
         settings = self._shell.core.settings
@@ -134,14 +135,7 @@ class WorkerControl:
         max_retained_bytes = hub.max_retained_bytes or room.max_retained_bytes
         hub.allow(max_retained_bytes, room.reduce_buffer_bytes)
         log.info("as a reducer this node holds %s", room)
-        self._shell.handle(
-            e.WorkersJoined(
-                generation=ranks.generation,
-                manifest=ranks.manifest,
-                data_fingerprint=ranks.data_fingerprint,
-                max_retained_bytes=max_retained_bytes,
-            )
-        )
+        self._shell.handle(replace(ranks, max_retained_bytes=max_retained_bytes))
 
     def _describe_crash(self, output: out.DescribeCrash) -> None:
         assert self.launcher is not None

@@ -136,7 +136,7 @@ class Site:
                 piece = local_pb2.Piece(name="w", offsets=[0], sizes=[4], dtype="F32")
                 join = local_pb2.LocalJoin(manifest=wire.to_proto(MANIFEST), pieces=[piece])
                 self.say(connection, self.request(rank, join=join))
-            case "LAYOUT" if group.pieces is not None:  # the node sends it after RanksJoined
+            case "LAYOUT" if group.pieces is not None:  # the node sends it after WorkersJoined
                 group.layout_sent(100.0)
             case "BOUNDARY" if point is not None:
                 self.say(connection, self.request(rank, boundary=local_pb2.Boundary(step=point.step, seq=point.seq)))

@@ -21,9 +21,10 @@ from atoll.node.core.events import (
     MergeMode,
     SnapshotSealed,
     WorkersExited,
+    WorkersJoined,
     WorkersLeft,
 )
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
@@ -89,7 +90,7 @@ def apply(mode: MergeMode, version: int, next_step: int, fresh: bool = False) ->
 
 async def follow(node: ScriptedNode) -> tuple[list[float], list[float]]:
     """One life of a site. Returns the biases that the outer and the local parameters have at its end."""
-    joined = await node.expect(RanksJoined)
+    joined = await node.expect(WorkersJoined)
     assert {t.name: t.shape for t in joined.manifest.tensors} == {**SHAPES, "seen": (2,)}
     layout = Layout(joined.manifest)
     node.layout = layout

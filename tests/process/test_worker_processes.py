@@ -30,10 +30,11 @@ from atoll.node.core.events import (
     SnapshotSealed,
     WorkersExited,
     WorkersFailed,
+    WorkersJoined,
     WorkersLeft,
     WorkersLost,
 )
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon import processes
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
@@ -101,7 +102,7 @@ class Site:
 
     async def admit(self, generation: int = 1) -> Layout:
         event = await self.events.get()
-        assert isinstance(event, RanksJoined), event
+        assert isinstance(event, WorkersJoined), event
         layout = Layout(event.manifest)
         self.buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
         await self.server.send_layout(
@@ -382,7 +383,7 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE
         )
-        assert isinstance(await events.get(), RanksJoined)
+        assert isinstance(await events.get(), WorkersJoined)
         await server.close()
         async with asyncio.timeout(NONE_LEFT_S):
             _, errors = await worker.communicate()

@@ -14,10 +14,10 @@ import os
 import re
 import sys
 
-from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked
+from atoll.node.core.events import Answer, AnswerKind, BoundaryAsked, WorkersJoined
 from atoll.node.core.ranks.group import WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.daemon.config import NodeConfig
 from atoll.node.daemon.launcher import Launcher
 from atoll.node.daemon.local_server import LocalServer
@@ -55,7 +55,7 @@ class TinyNode:
         await asyncio.Event().wait()
 
     def happened(self, event: GroupEvent) -> None:
-        if isinstance(event, RanksJoined):
+        if isinstance(event, WorkersJoined):
             layout = Layout(event.manifest)
             buffers = [SharedBuffer(layout.buffer_bytes, name) for name in ("SNAPSHOT", "PUBLISH")]
             layout_sent = self.server.send_layout(

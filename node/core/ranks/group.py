@@ -19,11 +19,12 @@ from atoll.node.core.events import (
     FailureKind,
     Merged,
     WorkersFailed,
+    WorkersJoined,
     WorkersLeft,
     WorkersLost,
 )
 from atoll.node.core.ranks.liveness import StepTimes, Watch, first_to_hang
-from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply
+from atoll.node.core.ranks.outcomes import AllJoined, Outcome, Reply
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces
 from atoll.node.core.ranks.reports import check_report, differing_replicas, in_words, sealed_by_all, wrong_in_data
 from atoll.node.core.ranks.said import DataSet, SealedReport
@@ -120,7 +121,7 @@ class WorkerGroup:
             return self.fail(pieces)
         self.pieces = pieces
         fingerprint = self._tensors[0][1]
-        return [RanksJoined(generation=self.generation, manifest=pieces.manifest, data_fingerprint=fingerprint)]
+        return [WorkersJoined(generation=self.generation, manifest=pieces.manifest, data_fingerprint=fingerprint)]
 
     def layout_sent(self, now: float) -> None:
         """Every rank has its layout: they go on from `checkpoint`, and may ask at step 0."""
@@ -303,7 +304,7 @@ class WorkerGroup:
         return self._over(WorkersLost(self.generation, lost))
 
     def reader_of(self, rank: int) -> tuple[int, int]:
-        """The place of the rank's data rank among the site's, and how many there are. Known from RanksJoined on."""
+        """The place of the rank's data rank among the site's, and how many there are. Known from WorkersJoined on."""
         data_ranks = sorted({data_rank for _, _, data_rank in self._tensors.values()})
         return data_ranks.index(self._tensors[rank][2]), len(data_ranks)
 
@@ -314,7 +315,7 @@ class WorkerGroup:
 
     @property
     def checkpoint(self) -> CheckpointId | None:
-        """The newest checkpoint of the inner optimizer that every rank can go on from. Known from RanksJoined on."""
+        """The newest checkpoint of the inner optimizer that every rank can go on from. Known from WorkersJoined on."""
         return max(frozenset.intersection(*self._checkpoints.values()), default=None)
 
     # --- what the node says

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from atoll.node.core.events import Answer, FromRanks, WorkersLost
+from atoll.node.core.events import Answer, FromRanks, WorkersJoined, WorkersLost
 from atoll.node.core.ranks.pieces import RankTensors, SitePieces, merge_ranks
 from atoll.protocol.errors import ConfigError
-from atoll.protocol.layout import Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +34,5 @@ def site_pieces(joined: AllJoined) -> SitePieces | str:
         return str(error)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RanksJoined:
-    """Every rank has connected and their pieces tile every tensor exactly once."""
-
-    generation: int
-    manifest: Manifest
-    data_fingerprint: bytes
-
-
-GroupEvent = RanksJoined | FromRanks | WorkersLost
+GroupEvent = WorkersJoined | FromRanks | WorkersLost
 Outcome = list[GroupEvent | Reply | AllJoined]

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from atoll.cli.client import parse_status
+from atoll.cli.demo_report import Totals
 from atoll.cli.demo_view import View, picture, sync_in_words
 from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.status import COLUMNS, table, text_lines

@@ -28,11 +28,12 @@ from atoll.node.core.events import (
     MergeMode,
     SnapshotSealed,
     WorkersFailed,
+    WorkersJoined,
     WorkersLeft,
     WorkersLost,
 )
 from atoll.node.core.outputs import AnswerDraw
-from atoll.node.core.ranks.outcomes import GroupEvent, RanksJoined
+from atoll.node.core.ranks.outcomes import GroupEvent
 from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
 from atoll.node.daemon.local_server import LocalServer
 from atoll.node.daemon.shared_memory import SharedBuffer
@@ -128,7 +129,7 @@ def test_two_ranks_from_hello_to_goodbye() -> None:
                 asyncio.create_task(asyncio.to_thread(c.join, offer(half(r), b"print", r)))
                 for r, c in enumerate(clients)
             ]
-            assert await site.event() == RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
+            assert await site.event() == WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"print")
             assert site.server.pieces is not None
             assert site.server.pieces.dtypes == {"a": "F32", "b": "BF16"}
             layout = Layout(MANIFEST, 4)

@@ -21,7 +21,6 @@ import pytest
 
 from atoll.node.core import events as e
 from atoll.node.core import outputs as out
-from atoll.node.core.ranks.outcomes import RanksJoined
 from atoll.node.daemon import node as node_module
 from atoll.node.daemon import worker_control
 from atoll.node.daemon.config import NodeConfig
@@ -290,7 +289,7 @@ def test_what_fails_for_workers_that_are_gone_is_not_told_to_those_who_came_afte
         monkeypatch.setattr(node.workers.server, "refuse", refused.append)
         node.workers.server.begin(a_group(1, 1), GREETING)
         joined = asyncio.create_task(
-            node.workers._joined(RanksJoined(generation=1, manifest=MANIFEST, data_fingerprint=b""))
+            node.workers._joined(e.WorkersJoined(generation=1, manifest=MANIFEST, data_fingerprint=b""))
         )
         await measuring.wait()
         node.workers.server.begin(a_group(2, 1), GREETING)
@@ -415,7 +414,7 @@ def test_workers_that_join_again_leave_what_the_site_offered_as_it_is(
         node.hub.spill = Spill(tmp_path / "spill")
         with patch.object(node.shell, "handle", lambda event: offered.append(event.max_retained_bytes)):
             for generation in (1, 2):
-                ranks = RanksJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"")
+                ranks = e.WorkersJoined(generation=generation, manifest=MANIFEST, data_fingerprint=b"")
                 await node.workers._joined(ranks)
         assert (node.hub.max_retained_bytes, node.hub.spill.memory_limit_bytes) == (1000, 5)
         node.leave_now("enough")

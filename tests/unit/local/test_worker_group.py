@@ -17,12 +17,13 @@ from atoll.node.core.events import (
     Merged,
     SnapshotSealed,
     WorkersFailed,
+    WorkersJoined,
     WorkersLeft,
     WorkersLost,
 )
 from atoll.node.core.ranks.group import REPLICAS_EVERY_SYNCS, WorkerGroup
 from atoll.node.core.ranks.liveness import StepTimes
-from atoll.node.core.ranks.outcomes import AllJoined, Outcome, RanksJoined, Reply, site_pieces
+from atoll.node.core.ranks.outcomes import AllJoined, Outcome, Reply, site_pieces
 from atoll.node.core.ranks.pieces import RankTensors
 from atoll.node.core.ranks.said import DataSet, PieceHash, SealedReport
 from atoll.node.local_protocol import CheckpointId, Piece
@@ -61,7 +62,7 @@ def joined(num_ranks: int, data_ranks: tuple[int, ...] = ()) -> WorkerGroup:
     for rank in range(num_ranks):
         assert outcome == []
         outcome = group.join(rank, TENSORS, b"f", (data_ranks or range(num_ranks))[rank], 0.0)
-    assert put_together(group, outcome) == [RanksJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
+    assert put_together(group, outcome) == [WorkersJoined(generation=3, manifest=MANIFEST, data_fingerprint=b"f")]
     group.layout_sent(0.0)
     return group
 
