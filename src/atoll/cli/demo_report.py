@@ -13,15 +13,21 @@ BF16_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SiteReport:
+class Totals:
+    """Of a site, or of all."""
+
+    sent_bytes: int
+    received_bytes: int
+    utilization: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteReport(Totals):
     name: str
     state_hash: str
     """Of the model that it saved, hexadecimal; empty if it saved none."""
     commit: int | None
     """The same."""
-    sent_bytes: int
-    received_bytes: int
-    utilization: float | None
     note: str = ""
 
 

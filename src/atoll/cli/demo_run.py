@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from atoll.cli import demo_report, demo_setup
@@ -18,7 +19,7 @@ from atoll.cli.demo import DemoOptions
 from atoll.cli.demo_processes import Child, Processes
 from atoll.cli.demo_report import Report, SiteReport
 from atoll.cli.demo_view import View
-from atoll.cli.demo_watch import KillPlan, SiteTotals, Watch
+from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.recorded import default_file, find_recorded
 from atoll.coordinator.core.view.document import RunView
 from atoll.node.dataplane.saved_manifest import load_manifest
@@ -137,18 +138,15 @@ class Demo:
         )
 
     def _site_report(self, name: str, model: Path) -> SiteReport:
-        totals = self._watch.totals.get(name, SiteTotals())
         try:
             saved = load_manifest(model)
         except ConfigError:
             saved = None
         return SiteReport(
+            **asdict(self._watch.totals(name)),
             name=name,
             state_hash=saved.state_hash.hex() if saved else "",
             commit=saved.commit if saved else None,
-            sent_bytes=totals.sent_bytes,
-            received_bytes=totals.received_bytes,
-            utilization=totals.utilization,
             note=self._notes().get(name, ""),
         )
 

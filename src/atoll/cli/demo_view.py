@@ -49,16 +49,15 @@ def picture(status: RunView, watch: Watch, notes: dict[str, str], width: int) ->
 
     bar = Table.grid(padding=(0, 2))
     bar.add_row(ProgressBar(total=max(1, status.steps), completed=status.run_step, width=50), f"step {status.run_step}")
-    sent = sum(t.sent_bytes for t in watch.totals.values())
-    used = [t.utilization for t in watch.totals.values() if t.utilization is not None]
-    mean = sum(used) / len(used) if used else None
+    totals = watch.totals()
+    used = f"{byte_count(totals.sent_bytes)} sent, {share(totals.utilization)} of the time spent training"
     return Group(
         table(status, width),
         Text(),
         bar,
         Text(sync_in_words(status)),
         *(Text(f"{name}: {note}", style="yellow") for name, note in notes.items() if note),
-        Text(f"all sites: {byte_count(sent)} sent, {share(mean)} of the time spent training"),
+        Text(f"all sites: {used}"),
     )
 
 

@@ -4,40 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from atoll.cli.demo_report import Totals
 from atoll.coordinator.core.view.document import RunView, SiteView
-
-COUNTERS = ("sent_bytes", "received_bytes", "train_s", "wait_s")
-
-
-@dataclass(slots=True)
-class SiteTotals:
-    """Counters of a site that go on when its node starts again (a node counts from its own start)."""
-
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    train_s: float = 0.0
-    wait_s: float = 0.0
-    _last: SiteView | None = None
-
-    def observe(self, site: SiteView) -> None:
-        last, self._last = self._last, site
-        if last is not None and any(getattr(site, name) < getattr(last, name) for name in COUNTERS):
-            last = None
-        for name in COUNTERS:
-            more = getattr(site, name) - (0 if last is None else getattr(last, name))
-            setattr(self, name, getattr(self, name) + more)
-
-    @property
-    def utilization(self) -> float | None:
-        total_s = self.train_s + self.wait_s
-        return self.train_s / total_s if total_s > 0 else None
 
 
 @dataclass(slots=True)
 class Watch:
     """`observe` returns one line for each commit and each change of a state."""
 
-    totals: dict[str, SiteTotals] = field(default_factory=dict)
+    _sites: dict[tuple[str, int], SiteView] = field(default_factory=dict)  # each start of a node: it counts from there
     _commit: int = 0
     _state: str = ""
     _site_states: dict[str, str] = field(default_factory=dict)
@@ -57,11 +32,21 @@ class Watch:
                     f"commit {commit.commit}: step {commit.run_step}, {', '.join(commit.contributors)}{loss}{again}"
                 )
         for site in status.sites:
-            self.totals.setdefault(site.name, SiteTotals()).observe(site)
+            self._sites[site.name, site.incarnation] = site
             if self._site_states.get(site.name) != site.state:
                 self._site_states[site.name] = site.state
                 lines.append(f"{site.name}: {site.state}")
         return lines
+
+    def totals(self, name: str = "") -> Totals:
+        """Of all starts of a site; without a name, of all sites."""
+        seen = [site for (known, _), site in self._sites.items() if name in ("", known)]
+        train_s, wait_s = sum(site.train_s for site in seen), sum(site.wait_s for site in seen)
+        return Totals(
+            sent_bytes=sum(site.sent_bytes for site in seen),
+            received_bytes=sum(site.received_bytes for site in seen),
+            utilization=train_s / (train_s + wait_s) if train_s + wait_s > 0 else None,
+        )
 
 
 ACTS = ("killed at commit", "restarted at", "back in commit")

@@ -13,7 +13,7 @@ from rich.console import Console
 from atoll.cli.client import parse_status
 from atoll.cli.demo_report import Totals
 from atoll.cli.demo_view import View, picture, sync_in_words
-from atoll.cli.demo_watch import KillPlan, Watch
+from atoll.cli.demo_watch import KillPlan, Totals, Watch
 from atoll.cli.status import COLUMNS, table, text_lines
 from atoll.protocol.errors import InvalidMessage
 
@@ -127,12 +127,13 @@ def test_one_line_for_each_commit_and_change() -> None:
 
 def test_counters_go_on_when_a_node_starts_again() -> None:
     watch = Watch()
-    for sent, train_s, wait_s in ((100, 4.0, 1.0), (150, 6.0, 1.0), (10, 1.0, 0.0), (20, 2.0, 1.0)):
-        watch.observe(parse_status(document(sites=[site("a", sent_bytes=sent, train_s=train_s, wait_s=wait_s)])))
-    totals = watch.totals["a"]
-    assert totals.sent_bytes == 170
-    assert (totals.train_s, totals.wait_s) == (8.0, 2.0)
-    assert totals.utilization == 0.8
+    for start, sent, train_s, wait_s in ((1, 100, 4.0, 1.0), (1, 150, 6.0, 1.0), (2, 10, 1.0, 0.0), (2, 20, 2.0, 1.0)):
+        seen = site("a", incarnation=start, sent_bytes=sent, train_s=train_s, wait_s=wait_s)
+        watch.observe(parse_status(document(sites=[seen, site("b")])))
+    totals = watch.totals("a")
+    assert totals == Totals(sent_bytes=170, received_bytes=4000, utilization=0.8)
+    assert watch.totals().sent_bytes == 1170
+    assert watch.totals("c") == Totals(sent_bytes=0, received_bytes=0, utilization=None)
 
 
 def test_the_kill_comes_after_a_third_and_the_return_two_commits_later() -> None:
