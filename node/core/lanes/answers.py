@@ -22,7 +22,7 @@ LOOK_AGAIN = 1 / 16
 
 LOOK_WHILE_RESTING = 1 / 8
 """Of a window: when the ranks of a site that rests ask again whether its turn has come."""
-MOST_RESTED = 4
+MOST_RESTED = 3
 """Windows that the ranks of a site that rests train without a commit. The run may stand still, and what is beyond
 `sync.max_weight_ratio` (16) times the pace of others does not count; a site may be faster than they are by itself."""
 
