@@ -13,7 +13,7 @@ from rich.console import Console
 from atoll.cli.client import parse_status
 from atoll.cli.demo_report import Totals
 from atoll.cli.demo_view import View, picture, sync_in_words
-from atoll.cli.demo_watch import KillPlan, Totals, Watch
+from atoll.cli.demo_watch import KillPlan, Watch
 from atoll.cli.status import COLUMNS, table, text_lines
 from atoll.protocol.errors import InvalidMessage
 
@@ -52,7 +52,8 @@ def document(**changes: Any) -> dict[str, Any]:
 
 SYNC = {
     "base_commit": 1, "num_steps": 20, "expected": ["a", "b"],
-    "sync": 2, "fragment": 0, "attempt": 0, "ready": ["a"], "waiting_for": ["b"], "contributors": [], "done": [], "receivers": [],
+    "sync": 2, "fragment": 0, "attempt": 0, "ready": ["a"], "waiting_for": ["b"],
+    "contributors": [], "done": [], "receivers": [],
 }  # fmt: skip
 
 
