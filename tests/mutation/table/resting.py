@@ -99,6 +99,14 @@ MUTATIONS = (
         tests=RUN,
     ),
     Mutation(
+        name="who is far behind at its turn is not expected",
+        rule="at a site's turn the others wait, for a bounded time, even if it still fetches",
+        where=f"{OUTCOMES}:_open",
+        old=".union(turns)",
+        new="",
+        tests=RUN,
+    ),
+    Mutation(
         name="who rests contributes all the same",
         rule="a Ready of a site that rests is not heard",
         where="coordinator.core.sync.driver:ready",

@@ -42,8 +42,9 @@ class ThinLink:
                 found.append(m.LinkUse(site_id=self.story.id_of(other), received_bytes=100, seconds=100 / rate))
         return tuple(found)
 
-    def sync(self, *, misses: bool = False, tokens: int = 100) -> m.Plan:
-        """One commit; `misses`: the thin site is not ready, whether it is its turn or not."""
+    def sync(self, *, misses: bool = False, is_behind: bool = False, tokens: int = 100) -> m.Plan:
+        """One commit; `misses`: the thin site is not ready, whether it is its turn or not; `is_behind`: it does not
+        apply the commit."""
         story, last = self.story, self.story.last_commit()
         story.wait(TRAIN_S)
         contributors = tuple(n for n in NAMES if n != THIN or not (misses or self.rests()))
@@ -57,7 +58,8 @@ class ThinLink:
         for name in contributors:
             story.done(name, f"s{last}", links=self.uses(name, contributors))
         for name in NAMES:
-            story.applied(name, last + 1, f"s{last + 1}")
+            if name != THIN or not is_behind:
+                story.applied(name, last + 1, f"s{last + 1}")
         return plan
 
     def sync_until_its_turn(self) -> None:
@@ -158,18 +160,27 @@ def test_a_turn_that_is_missed_is_used_and_the_next_one_is_waited_for_again() ->
     run.sync_until_its_turn()
     for name in set(NAMES) - {THIN}:
         run.story.ready(name, train=TRAIN_S)
-    assert run.story.view.sync is not None
-    assert run.story.view.sync.waiting_for == (THIN,)
+    assert not run.story.attempt(), "nothing is planned without it at once"
 
 
 def test_at_its_turn_it_is_waited_for_though_it_fetches() -> None:
     run = ThinLink()
     run.sync_until_its_turn()
-    run.story.sources(THIN, after=run.story.last_commit() - 1)
+    run.sync()
+    while run.opened.sync % EVERY < EVERY - 2:
+        run.sync()
+    held = run.story.last_commit()
+    run.sync(is_behind=True)
+    run.story.sources(THIN, after=held)
+    run.sync(is_behind=True)
+    assert not run.rests()
     for name in set(NAMES) - {THIN}:
         run.story.ready(name, train=TRAIN_S)
+    assert not run.story.attempt()
     assert run.story.view.sync is not None
     assert run.story.view.sync.waiting_for == (THIN,)
+    run.story.wait(TRAIN_S + run.story.limits.lease_s)
+    assert run.story.attempt(), "for a bounded time"
 
 
 def test_nobody_rests_in_the_last_sync() -> None:
