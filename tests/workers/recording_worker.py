@@ -1,6 +1,6 @@
 """A small regression with torch and atoll.join, which writes down its parameters around every `site.step`.
 
-atoll node ... -- recording_worker.py FILE [--step-delay-s SECONDS]
+atoll node ... -- recording_worker.py FILE [--step-delay-s SECONDS] [--layers]
 """
 
 from __future__ import annotations
@@ -18,16 +18,23 @@ import atoll
 TOKENS = 8
 
 
+def values_of(model: torch.nn.Module) -> list[float]:
+    found: list[float] = torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    return found
+
+
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--step-delay-s", type=float, default=0.0)
+    parser.add_argument("--layers", action="store_true", help="two of them, each a tensor of its own")
     options = parser.parse_args(argv)
     torch.manual_seed(1)
-    model = torch.nn.Linear(8, 1, bias=False)
+    layers = [torch.nn.Linear(8, 8, bias=False)] if options.layers else []
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(8, 1, bias=False))
     num_steps = torch.tensor(0)
     model.register_buffer("num_steps", num_steps)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01 if options.layers else 0.05)
     target = torch.arange(8.0)
     with atoll.join(model, optimizer) as site, options.file.open("w", encoding="utf-8", buffering=1) as file:
         samples = torch.Generator().manual_seed(site.site_id)
@@ -39,13 +46,13 @@ def main(argv: list[str]) -> None:
             loss.backward()
             optimizer.step()
             num_steps += 1
-            before = model.weight.detach().flatten().tolist()
+            before = values_of(model)
             step = site.step(tokens=TOKENS, loss=loss)
-            line = {"loss": float(loss), "before": before, "after": model.weight.detach().flatten().tolist()}
+            line = {"loss": float(loss), "before": before, "after": values_of(model)}
             line["num_steps"] = int(num_steps)
             if step.synced:
                 with site.outer_parameters():
-                    line["outer"] = model.weight.detach().flatten().tolist()
+                    line["outer"] = values_of(model)
             file.write(json.dumps(line) + "\n")
 
 
