@@ -154,9 +154,8 @@ class DataPlane:
 
         def work() -> tuple[int, bytes] | None:
             self.log.roll_back(commit)
-            for fragment, content in list(self._published.items()):
-                if content.version > commit:  # another commit has that number soon
-                    del self._published[fragment]
+            kept = {f: content for f, content in self._published.items() if content.version <= commit}
+            self._published = kept  # another commit has a later number soon
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if self.outer is not None and is_void:
                 self.outer.close()

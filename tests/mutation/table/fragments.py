@@ -1,10 +1,11 @@
-"""Fragments that take turns, in the coordinator."""
+"""Fragments that take turns, in the coordinator and at a site."""
 
 from __future__ import annotations
 
 from tests.mutation.mutation import Mutation
 
 TESTS = ("tests/unit/coordinator/test_fragments.py",)
+SITE = ("tests/unit/node_core/test_fragments.py",)
 
 MUTATIONS = (
     Mutation(
@@ -166,5 +167,69 @@ MUTATIONS = (
         old="    longest = settings.window_steps(settings.all_fragments)\n",
         new="    longest = settings.every\n",
         tests=TESTS,
+    ),
+    Mutation(
+        name="ranks train on before they have all fragments",
+        rule="the ranks take all fragments that have changed before they train on",
+        where="node.core.lanes.answers:_apply",
+        old=" and len(stale) == 1:",
+        new=":",
+        tests=SITE,
+    ),
+    Mutation(
+        name="a difference is made to a commit of another fragment",
+        rule="a difference starts from the values of its fragment that the ranks took last",
+        where="node.core.lanes.answers:_apply",
+        old="Difference(copy.taken,",
+        new="Difference(copy.version or 0,",
+        tests=SITE,
+    ),
+    Mutation(
+        name="a commit of one fragment is taken into all",
+        rule="what a commit did not touch the ranks hold already",
+        where="node.core.workers:Workers.applied",
+        old="                copy.untouched(commit)\n",
+        new="                pass\n",
+        tests=SITE,
+    ),
+    Mutation(
+        name="a copy that is behind counts as current",
+        rule="a copy that lacks a commit of its fragment takes it",
+        where="node.core.lanes.local_copy:LocalCopy.untouched",
+        old="        if self.version == commit - 1:\n",
+        new="        if True:\n",
+        tests=SITE,
+    ),
+    Mutation(
+        name="a snapshot of all is free when one copy has merged it",
+        rule="SNAPSHOT is kept until each copy has merged the commit that holds it",
+        where="node.core.workforce:merged",
+        old="if lane.snapshot.is_consumed and not snapshots.is_to_be_merged(workers.copies_of(lane.fragment)):",
+        new="if lane.snapshot.is_consumed:",
+        tests=SITE,
+    ),
+    Mutation(
+        name="the starting state is made of one fragment",
+        rule="commit 0 is of all fragments",
+        where="node.core.lanes.answers:_decide",
+        old="whole = site.lanes[-1]",
+        new="whole = site.lanes[0]",
+        tests=SITE,
+    ),
+    Mutation(
+        name="a rank writes another fragment's tensors",
+        rule="SNAPSHOT and local values of a fragment change with its own syncs",
+        where="node.worker.pieces:SharedTensors._is_of",
+        old="return fragment in (self._fragments[held.spec.name], self._num_fragments)",
+        new="return True",
+        tests=("tests/process/test_fragments.py",),
+    ),
+    Mutation(
+        name="all of PUBLISH is filled at once",
+        rule="PUBLISH changes where the fragment lies, and nowhere else",
+        where="node.daemon.plane:DataPlane.publish.work",
+        old="self.layout.fragments[content.fragment]",
+        new="self.layout.sync_chunks",
+        tests=("tests/unit/local/test_plane.py",),
     ),
 )

@@ -24,6 +24,7 @@ from atoll.protocol.machine import Machine
 from atoll.protocol.messages import Evidence
 from atoll.protocol.plans import payload_hash
 from atoll.protocol.settings import OuterSettings, RunSettings, SyncSettings
+from tests.harness.chunks import cut_out
 from tests.harness.data_plane import (
     DTYPES,
     RUN,
@@ -191,7 +192,15 @@ def test_no_difference_is_made_of_a_difference(home: Home, num_fragments: int) -
         asyncio.run(plane.publish(Difference(0, 0)))
     asyncio.run(plane.publish(Values(0)))
     asyncio.run(plane.apply(logged(plane.log, outer, 1, payloads(outer))))
+    assert plane.publish_buffer is not None
+    before = bytes(plane.publish_buffer.view)
     asyncio.run(plane.publish(Difference(0, 1)))
+    changed = {
+        plane.layout.fragment_of[chunk.index]
+        for chunk in plane.layout.chunks[: plane.layout.num_sync_chunks]
+        if cut_out(before, chunk) != cut_out(plane.publish_buffer.view, chunk)
+    }
+    assert changed == {0}
     asyncio.run(plane.apply(logged(plane.log, outer, 2, payloads(outer, (3,)))))
     with pytest.raises(StateError, match=r"Difference\(base=1, .* cannot be made of .*Difference\(base=0"):
         asyncio.run(plane.publish(Difference(1, 2)))
@@ -200,7 +209,6 @@ def test_no_difference_is_made_of_a_difference(home: Home, num_fragments: int) -
             with pytest.raises(StateError, match="the shared buffer holds, None"):
                 asyncio.run(plane.publish(Difference(0, 2, fragment)))
         asyncio.run(plane.publish(Values(2, fragment)))
-    assert plane.publish_buffer is not None
     expected = memoryview(bytearray(plane.layout.buffer_bytes))
     publish.publish_replace(outer, expected, range(len(outer.layout.chunks)))
     assert plane.publish_buffer.view == expected, "values can be written whatever was there"
