@@ -84,7 +84,7 @@ class Run:
         self.exchange_times = ExchangeTimes()
         self.trouble = Trouble(settings.sync.fragments)
         self.links = Links()
-        self.resting = Resting(settings.sync.fragments)
+        self.resting = Resting()
         self.pace = Pace()
         self.rollbacks = list(persisted.all(e.RollbackRecord))
         excluded = persisted.all(e.ExclusionRecord)

@@ -3,8 +3,7 @@
 A site with a thin link contributes to every n-th sync, with all that it trained since its last turn. In the syncs
 between it rests: it receives, trains on, and nobody waits for it. n is such that its turns cost the others a tenth of
 their time. n is a power of two, and turns are in the syncs whose number it divides: turns of several sites fall
-together, and the others wait once for all of them. With F fragments a turn is F syncs in a row, one of each fragment:
-every n-th sync alone would always be of the same ones.
+together, and the others wait once for all of them.
 """
 
 from __future__ import annotations
@@ -59,19 +58,18 @@ class Committed:
     waited_s: float | None
     """From when the last site that never rests was ready to the commit; None if that says nothing of links."""
     most_every: int
-    """Commits of each fragment that a site may be behind and still come up with the log."""
+    """Commits that a site may be behind and still come up with the log."""
 
 
 class Resting:
     """Over the syncs of one start of the coordinator: after a restart all sites contribute until links are known."""
 
-    def __init__(self, num_fragments: int = 1) -> None:
-        self._num_fragments = num_fragments
+    def __init__(self) -> None:
         self._thin: dict[int, Thin] = {}
         self._without: deque[float] = deque(maxlen=REMEMBERED)  # what syncs without a turn took, beyond what is hidden
 
     def every(self, site_id: int) -> int:
-        """The site contributes to every sync whose number this divides; with several fragments, to one in so many."""
+        """The site contributes to every sync whose number this divides."""
         return self._thin[site_id].every if site_id in self._thin else 1
 
     def extra_s(self, site_id: int) -> float:
@@ -80,7 +78,7 @@ class Resting:
 
     def rests(self, site_id: int, sync: int) -> bool:
         """Whether the site sits that sync out."""
-        return sync // self._num_fragments % self.every(site_id) > 0
+        return sync % self.every(site_id) > 0
 
     def turns(self, sync: int) -> set[int]:
         """Sites that rest in most syncs, and not in that one: it waits for them even if they still fetch its base. A

@@ -36,8 +36,8 @@ MUTATIONS = (
         name="an abandoned sync loses the turn of its fragment",
         rule="a sync that follows an abandoned one is of the same fragment",
         where="coordinator.core.sync.outcomes:abandon",
-        old="replace(open_, sync=run.last_sync + 1,",
-        new="replace(open_, sync=run.last_sync + 1, fragment=_turn(run, open_.fragment),",
+        old="    following = replace(open_, sync=run.last_sync + 1)\n",
+        new="    following = replace(open_, sync=run.last_sync + 1, fragment=_turn(run, open_.fragment))\n",
         tests=TESTS,
     ),
     Mutation(
@@ -52,8 +52,8 @@ MUTATIONS = (
         name="a stop ends the run with one fragment",
         rule="only a commit of all fragments is final",
         where="coordinator.core.sync.outcomes:may_be_last",
-        old="opened.fragment == run.settings.sync.all_fragments and ",
-        new="",
+        old="    return opened.fragment == run.settings.sync.all_fragments and not opened.overlap_steps\n",
+        new="    return not opened.overlap_steps\n",
         tests=TESTS,
     ),
     Mutation(
@@ -151,14 +151,6 @@ MUTATIONS = (
         old="num_fragments * length for length",
         new="length for length",
         tests=TESTS,
-    ),
-    Mutation(
-        name="a site that rests contributes to the same fragment only",
-        rule="a turn of a site with a thin link is one sync of each fragment",
-        where="coordinator.core.sync.resting:Resting.rests",
-        old="sync // self._num_fragments % self.every(site_id)",
-        new="sync % self.every(site_id)",
-        tests=("tests/unit/coordinator/test_resting.py",),
     ),
     Mutation(
         name="windows that weigh are of H steps",

@@ -18,8 +18,8 @@ USUAL_S = 0.2
 class World:
     """Syncs one after the other, a second apart. `up` and `down` are what the links of sites carry."""
 
-    def __init__(self, *, hidden_s: float = 0.0, most_every: int = 1 << 12, num_fragments: int = 1) -> None:
-        self.links, self.resting = Links(), Resting(num_fragments)
+    def __init__(self, *, hidden_s: float = 0.0, most_every: int = 1 << 12) -> None:
+        self.links, self.resting = Links(), Resting()
         self.up, self.down = dict.fromkeys(SITES, FAST_BYTES_PER_S), dict.fromkeys(SITES, FAST_BYTES_PER_S)
         self.sync, self.period_s, self.hidden_s, self.most_every = 0, 1.0, hidden_s, most_every
         self.extra_s: float | None = None  # that a turn takes; None: as long as the links say
@@ -64,19 +64,6 @@ def test_turns_of_a_thin_site_cost_the_others_a_tenth_of_their_time_and_it_has_e
     assert world.resting.extra_s(3) == pytest.approx(1.8)
     assert [sync for sync in world.contributed[3] if sync > 2] == [32, 64, 96]
     assert all(len(world.contributed[i]) == 100 for i in SITES if i != 3)
-
-
-@pytest.mark.parametrize("num_fragments", [2, 3, 8])
-def test_a_thin_site_contributes_to_each_fragment_as_often(num_fragments: int) -> None:
-    world = World(num_fragments=num_fragments)
-    world.makes_thin(3, 100.0)
-    world.goes_on(3 * 32 * num_fragments)
-    assert world.resting.every(3) == 32
-    turns = [sync for sync in world.contributed[3] if sync > 2 * num_fragments]
-    assert [sum(sync % num_fragments == fragment for sync in turns) for fragment in range(num_fragments)] == (
-        [len(turns) // num_fragments] * num_fragments
-    )
-    assert len(turns) >= num_fragments
 
 
 def test_what_a_turn_takes_counts_more_than_what_links_say() -> None:
