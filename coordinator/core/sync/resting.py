@@ -2,13 +2,13 @@
 
 A site with a thin link contributes to every n-th sync, with all that it trained since its last turn. In the syncs
 between it rests: it receives, trains on, and nobody waits for it. n is such that its turns cost the others a tenth of
-their time. n is a power of two, and turns are in the syncs whose number it divides: turns of several sites fall
-together, and the others wait once for all of them.
+their time. Turns are in the syncs whose number n divides, and n is a power of one prime: turns of several sites fall
+together, and the others wait once for all of them. The prime is the least one that does not divide the number of
+fragments, so that turns come to each fragment.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +18,8 @@ from atoll.coordinator.core.sync.links import Links
 
 COST = 0.1
 """Of the time from commit to commit: so much longer turns make it."""
+PRIMES = (2, 3, 5, 7, 11)
+"""No number of fragments is divided by all of them."""
 MOST_EVERY = 64
 LEAST_EXTRA_S = 0.1
 """A shorter delay says more of machines than of their links."""
@@ -59,6 +61,7 @@ class Committed:
     """From when the last site that never rests was ready to the commit; None if that says nothing of links."""
     most_every: int
     """Commits that a site may be behind and still come up with the log."""
+    num_fragments: int
 
 
 class Resting:
@@ -149,7 +152,9 @@ def _longer(links: Links, committed: Committed) -> dict[int, float]:
 
 def _every(thin: Thin, committed: Committed) -> int:
     needed = thin.extra_s / (COST * committed.period_s) if thin.extra_s >= LEAST_EXTRA_S else 0.0
-    most = 1 << (min(MOST_EVERY, committed.most_every).bit_length() - 1)
-    if thin.every / SLACK < needed <= thin.every <= most:
+    if thin.every / SLACK < needed <= thin.every:
         return thin.every
-    return min(most, 1 << math.ceil(math.log2(max(needed, 1.0))))
+    prime, every = next(p for p in PRIMES if committed.num_fragments % p), 1
+    while every < needed and every * prime <= min(MOST_EVERY, committed.most_every):
+        every *= prime
+    return every

@@ -18,10 +18,11 @@ USUAL_S = 0.2
 class World:
     """Syncs one after the other, a second apart. `up` and `down` are what the links of sites carry."""
 
-    def __init__(self, *, hidden_s: float = 0.0, most_every: int = 1 << 12) -> None:
+    def __init__(self, *, hidden_s: float = 0.0, most_every: int = 1 << 12, num_fragments: int = 1) -> None:
         self.links, self.resting = Links(), Resting()
         self.up, self.down = dict.fromkeys(SITES, FAST_BYTES_PER_S), dict.fromkeys(SITES, FAST_BYTES_PER_S)
         self.sync, self.period_s, self.hidden_s, self.most_every = 0, 1.0, hidden_s, most_every
+        self.num_fragments = num_fragments
         self.extra_s: float | None = None  # that a turn takes; None: as long as the links say
         self.contributed: dict[int, list[int]] = {i: [] for i in SITES}
         self.changes: list[tuple[int, int]] = []
@@ -52,6 +53,7 @@ class World:
                 hidden_s=self.hidden_s,
                 waited_s=waited_s,
                 most_every=self.most_every,
+                num_fragments=self.num_fragments,
             )
             self.changes += [(self.sync, i) for i in self.resting.settle(self.links, committed)]
 
@@ -142,6 +144,17 @@ def test_a_tenth_of_a_second_is_nothing_however_short_a_window_is() -> None:
     world.goes_on(10)
     assert world.links.share(3) == pytest.approx(0.4)
     assert not world.changes
+
+
+@pytest.mark.parametrize("num_fragments", [1, 2, 3, 4, 6, 30])
+def test_turns_come_to_each_fragment(num_fragments: int) -> None:
+    world = World(num_fragments=num_fragments)
+    world.makes_thin(3, 200.0)
+    world.goes_on(10)
+    every = world.resting.every(3)
+    assert every > 1
+    turns = [sync for sync in range(1, every * num_fragments + 1) if not world.resting.rests(3, sync)]
+    assert {sync % num_fragments for sync in turns} == set(range(num_fragments))
 
 
 def test_who_leaves_is_forgotten() -> None:
