@@ -194,17 +194,18 @@ def test_each_fragment_is_shared_out_among_its_reducers(fragments: int) -> None:
 
 
 def test_what_contributors_hold_for_each_other_is_of_one_fragment() -> None:
-    """Both offer room for the contributions to one fragment, not for those to all."""
-    story = Story(some_settings(fragments=2, steps=1000), manifest=three_layers())
+    """Together they offer room for contributions to one fragment of both; for those to all, of a alone."""
+    story = Story(some_settings(fragments=2, steps=1000, quorum=1), manifest=three_layers())
     layout = Layout(three_layers(), 4, 2)
     all_bytes = sum(layout.chunks[c].num_bytes + 16 for c in layout.sync_chunks)
-    for name in "ab":
+    for name, part in {"a": 1.2, "b": 0.2}.items():
         story.connect(name)
-        story.offer(name, retain=int(0.7 * all_bytes))
+        story.offer(name, retain=int(part * all_bytes))
         story.applied(name, 0, "s0")
     for name in "ab":
         story.ready(name)
     assert story.plan().fragment == 0
+    assert story.contributor_ids() == [1, 2]
 
 
 def test_a_model_that_cannot_be_cut_so_is_refused_with_what_to_choose() -> None:
