@@ -323,7 +323,7 @@ class Plan(_message.Message):
 
     @_builtins.property
     def trees(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tree]:
-        """ascending, covering every chunk of the fragment once"""
+        """ascending, covering every chunk that takes part in syncs once"""
 
     def __init__(
         self,

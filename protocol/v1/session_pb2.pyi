@@ -1223,7 +1223,7 @@ class PayloadList(_message.Message):
     attempt: _builtins.int
     term: _builtins.int
     hashes: _builtins.bytes
-    """32 bytes for each chunk of the sync, in order; zeros for one without elements"""
+    """32 bytes for each chunk that takes part in syncs, in order; zeros for one that did not travel"""
     def __init__(
         self,
         *,
