@@ -36,8 +36,8 @@ MUTATIONS = (
         name="an abandoned sync loses the turn of its fragment",
         rule="a sync that follows an abandoned one is of the same fragment",
         where="coordinator.core.sync.outcomes:abandon",
-        old="    following = replace(open_, sync=run.last_sync + 1)\n",
-        new="    following = replace(open_, sync=run.last_sync + 1, fragment=_turn(run, open_.fragment))\n",
+        old="replace(open_, sync=run.last_sync + 1, resting=())",
+        new="replace(open_, sync=run.last_sync + 1, fragment=_turn(run, open_.fragment))",
         tests=TESTS,
     ),
     Mutation(
@@ -52,8 +52,8 @@ MUTATIONS = (
         name="a stop ends the run with one fragment",
         rule="only a commit of all fragments is final",
         where="coordinator.core.sync.outcomes:may_be_last",
-        old="    return opened.fragment == run.settings.sync.all_fragments and not opened.overlap_steps\n",
-        new="    return not opened.overlap_steps\n",
+        old="return opened.fragment == run.settings.sync.all_fragments and not",
+        new="return not",
         tests=TESTS,
     ),
     Mutation(

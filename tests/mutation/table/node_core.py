@@ -49,7 +49,7 @@ MUTATIONS = (
         name="a difference that is written is kept back",
         rule="a difference in PUBLISH is handed out, whatever sync is open: the next one starts from values",
         where="node.core.lanes.answers:_apply",
-        old="disk.final and not (isinstance(content, Difference) and disk.published == content):\n",
+        old="disk.final and not (is_shift and disk.published == content):\n",
         new="disk.final:\n",
         tests=("tests/golden/test_site_stories.py",),
     ),

@@ -176,7 +176,7 @@ MUTATIONS = (
         name="a difference is made of a difference",
         rule="a shift starts from the values that the workers' base was taken from",
         where="node.daemon.plane:DataPlane.publish.work",
-        old="                if held != Values(content.base):\n",
+        old="                if held != Values(content.base, content.fragment):\n",
         new="                if held is None:\n",
         tests=("tests/unit/local/test_plane.py",),
     ),
