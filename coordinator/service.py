@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 import atoll
 from atoll.coordinator.config import CoordinatorConfig
@@ -83,7 +82,6 @@ class CoordinatorServer:
         self.loop_lag: LoopLag | None = None
         self._deciding = asyncio.Lock()  # from a decision until it is kept and sent
         self._events: asyncio.Queue[tuple[e.Event, Stream | None] | None] = asyncio.Queue()
-        self._health = health.aio.HealthServicer()
         self._server: grpc.aio.Server | None = None
 
     # --- life
@@ -110,7 +108,6 @@ class CoordinatorServer:
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         port = transport.bind(server, self.config.listen, self.config.credentials)
         host, _ = addresses.parse_address(self.config.listen)
         self.address = addresses.join_address(host, port)
@@ -122,8 +119,6 @@ class CoordinatorServer:
             )
         await server.start()
         self._server = server
-        for name in ("", SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
     async def run(self) -> None:
         """Handles events until `stop`. Raises what the store raises: then nothing more may be decided."""
@@ -158,7 +153,6 @@ class CoordinatorServer:
             return
         self._stopping = True
         self._events.put_nowait(None)
-        await self._health.enter_graceful_shutdown()
         for request in self._asked:
             why = "the coordinator was told to end before that was decided; ask again when it is back"
             self._answer(e.Answer(request, why))
