@@ -76,7 +76,9 @@ class History:
         return commits[place] if place < len(commits) else self.last + 1
 
     def between(self, fragment: int, after: int, last: int) -> Sequence[int]:
-        """The commits after `after`, up to `last`, that touched the fragment."""
+        """The commits after `after`, up to `last`, that touched the fragment: none where these are one."""
+        if after == last:
+            return ()
         return self._commits[fragment][self._num_until(fragment, after) : self._num_until(fragment, last)]
 
     def _num_until(self, fragment: int, commit: int) -> int:

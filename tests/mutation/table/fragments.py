@@ -224,4 +224,12 @@ MUTATIONS = (
         new="self.layout.sync_chunks",
         tests=("tests/unit/local/test_plane.py",),
     ),
+    Mutation(
+        name="a record of a commit that the log does not know ends the node",
+        rule="between a commit and itself there is none, whatever the log knows",
+        where="protocol.history:History.between",
+        old="        if after == last:\n",
+        new="        if False:\n",
+        tests=("tests/unit/dataplane/test_rebuild.py",),
+    ),
 )

@@ -128,6 +128,15 @@ def test_a_log_that_is_torn_ends_the_way_there_and_says_so(
         assert "commit 5, which was here, cannot be put together any more" in caplog.text
 
 
+def test_what_a_log_does_not_tell_of_is_kept_for_a_fetch(tmp_path: Path) -> None:
+    """The chunks of a snapshot are whole, and no commit that is known here leads to them: as after a power cut."""
+    site = Site(tmp_path, num_fragments=3)
+    site.commit(3).snapshot()
+    (site.folder / "payloads" / "commit-3.record").unlink()
+    assert site.restarted(without_outer=True).commit is None
+    assert site.outer.versions == [record.version for record in site.records[3]]
+
+
 def test_an_older_snapshot_is_used_if_the_newest_is_damaged(site: Site) -> None:
     site.commit().snapshot().commit(2).snapshot().commit()
     newest = site.folder / "snapshots" / "commit-3.snapshot"
