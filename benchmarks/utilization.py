@@ -1,8 +1,8 @@
 """What syncs cost three sites on links so thin that one takes 30 % of a window: utilization, steps/s, bytes/s at peak.
 
 Steps of fixed length, a timer, so that the ratios are of the links alone; real training is shown beside them. The same
-run without syncs, with syncs that the ranks wait for, and with syncs while they train on, paced and as fast as the
-links take them, one after the other and that several times. Each site is in a network namespace whose link is limited,
+run without syncs, with syncs that the ranks wait for, with syncs while they train on, paced and as fast as the links
+take them, and with syncs of a quarter of the model, one after the other and that several times. Each site is in a network namespace whose link is limited,
 which needs root.
 """
 
@@ -26,6 +26,7 @@ TRAINER = Path(__file__).parent / "utilization_trainer.py"
 WITHOUT = "without syncs"
 OVERLAP = 0.75
 """Of a window: tau, as long as which the sites may train on while they exchange."""
+FRAGMENTS = 4
 TRAINING_EVERY = 20
 STEP_GUESS_S = 0.2
 FAST_BITS_PER_S = 1_000_000_000
@@ -62,9 +63,11 @@ def main(argv: list[str]) -> int:
 
 
 def _timed(args: argparse.Namespace, run: RunSettings) -> None:
-    worker = [sys.executable, str(PLAIN_WORKER), "--tensors", f"w={args.parameters}", "--step-s", str(args.step_s)]
+    tensors = ",".join(f"layers.{i}.w={args.parameters // FRAGMENTS}" for i in range(FRAGMENTS))
+    worker = [sys.executable, str(PLAIN_WORKER), "--tensors", tensors, "--step-s", str(args.step_s)]
     print(f"{args.parameters} parameters, {args.codec}, a sync every {args.every} steps of {args.step_s:g} s (a timer)")
-    _compare(run, Trained(worker, "exec", (args.parameters,)), args.step_s, args, args.rounds)
+    sizes = (args.parameters // FRAGMENTS,) * FRAGMENTS
+    _compare(run, Trained(worker, "exec", sizes), args.step_s, args, args.rounds)
 
 
 def _training(args: argparse.Namespace, run: RunSettings) -> None:
@@ -99,6 +102,7 @@ def modes(run: RunSettings) -> dict[str, RunSettings]:
         replace(run.sync, overlap_steps=round(OVERLAP * run.sync.every)),
     )
     found = {WITHOUT: without, "blocking": run.sync, "overlap": overlap, "not paced": replace(overlap, pace=False)}
+    found[f"{FRAGMENTS} fragments"] = replace(run.sync, fragments=FRAGMENTS, overlap_steps=run.sync.every // FRAGMENTS)
     return {name: replace(run, sync=sync) for name, sync in found.items()}
 
 

@@ -34,7 +34,7 @@ from atoll.node.worker.client import JoinedLayout, LocalClient
 from atoll.node.worker.draws import LeasedBatches
 from atoll.protocol.digest import Digest
 from atoll.protocol.errors import AtollError
-from atoll.protocol.layout import FP32_ROLES, Manifest, Role, TensorSpec
+from atoll.protocol.layout import FP32_ROLES, Manifest, Role, TensorSpec, fragments_of
 from atoll.protocol.sample_order import GLOBAL_LINE, SampleOrder
 from atoll.protocol.settings import settings_from_json
 
@@ -204,6 +204,8 @@ class Worker:
         time.sleep(options.start_delay_s)
         seed = settings.run_seed if options.seed is None else options.seed
         self.model = Model(parse_tensors(options.tensors), options, seed, client.rank, world_size)
+        self.num_fragments = run.sync.fragments
+        self.fragments = fragments_of(self.model.manifest(), self.num_fragments)  # by tensor
         fingerprint = Digest("plain-worker/data").text(options.fingerprint).finish() if options.fingerprint else b""
         joined = client.join(
             LocalJoin(
@@ -331,8 +333,13 @@ class Worker:
 
     def seal(self, seq: int, answer: Answer) -> None:
         for i, spec in enumerate(self.model.specs):
-            wanted = spec.role is not Role.BUFFER_LOCAL and (spec.role is not Role.FROZEN or not self.has_values)
-            if wanted and i in self.told.owned_pieces:
+            if spec.role is Role.FROZEN:
+                wanted = not self.has_values
+            else:
+                wanted = (
+                    self.fragments.get(spec.name) in (answer.fragment, None) or answer.fragment == self.num_fragments
+                )
+            if wanted and spec.role is not Role.BUFFER_LOCAL and i in self.told.owned_pieces:
                 self.snapshot[i][...] = self.model.values[i]
         shared = self.told.shared_pieces if answer.hash_shared else ()
         self.tokens_at_snapshot = self.tokens
@@ -355,7 +362,8 @@ class Worker:
     def merge(self, answer: Answer) -> None:
         is_shift = answer.mode is MergeMode.SHIFT
         for i, spec in enumerate(self.model.specs):
-            if spec.role is Role.BUFFER_LOCAL or (spec.role is Role.FROZEN and not answer.fresh):
+            is_of = answer.fresh if spec.role is Role.FROZEN else self.fragments.get(spec.name) == answer.fragment
+            if not is_of:
                 continue
             local, snapshot, publish = self.model.values[i], self.snapshot[i], self.publish[i]
             is_kept = is_shift or not np.array_equal(local, snapshot)  # of a buffer
