@@ -2,8 +2,8 @@
 
 Steps of fixed length, a timer, so that the ratios are of the links alone; real training is shown beside them. The same
 run without syncs, with syncs that the ranks wait for, with syncs while they train on, paced and as fast as the links
-take them, and with syncs of a quarter of the model, one after the other and that several times. Each site is in a network namespace whose link is limited,
-which needs root.
+take them, and with syncs of a quarter of the model, one after the other and that several times. Each site is in a
+network namespace whose link is limited, which needs root.
 """
 
 from __future__ import annotations

@@ -336,10 +336,9 @@ class Worker:
             if spec.role is Role.FROZEN:
                 wanted = not self.has_values
             else:
-                wanted = (
-                    self.fragments.get(spec.name) in (answer.fragment, None) or answer.fragment == self.num_fragments
-                )
-            if wanted and spec.role is not Role.BUFFER_LOCAL and i in self.told.owned_pieces:
+                wanted = spec.name in self.fragments  # else it is local
+                wanted = wanted and answer.fragment in (self.fragments[spec.name], self.num_fragments)
+            if wanted and i in self.told.owned_pieces:
                 self.snapshot[i][...] = self.model.values[i]
         shared = self.told.shared_pieces if answer.hash_shared else ()
         self.tokens_at_snapshot = self.tokens
