@@ -29,7 +29,7 @@ from atoll.protocol.settings import (
     settings_to_json,
 )
 from benchmarks import baselines
-from benchmarks.diloco import simulate_diloco
+from benchmarks.diloco import simulate_diloco, windows
 
 SMALL = ModelSettings(dim=16, num_layers=1, num_heads=2, num_kv_heads=1, ffn_dim=32, max_sequence=16)
 
@@ -117,9 +117,20 @@ def test_baselines_start_alike_and_learn(corpus: data.Corpus) -> None:
     assert done == [("diloco nesterov 1/0", step) for step in (2, 4, 6)]
 
 
-def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus) -> None:
-    alone = baselines.train_data_parallel(SETTINGS, corpus, 1).bits_per_byte_after
-    assert simulate_diloco(SETTINGS, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
+@pytest.mark.parametrize(
+    "sync", [SyncSettings(every=2), SyncSettings(every=2, overlap_steps=2), SyncSettings(every=3, fragments=2)]
+)
+def test_diloco_of_one_site_with_a_plain_mean_is_training_alone(corpus: data.Corpus, sync: SyncSettings) -> None:
+    """Whatever is trained while the sites talk, and whichever fragment they talk of."""
+    settings = dataclasses.replace(SETTINGS, sync=sync)
+    alone = baselines.train_data_parallel(settings, corpus, 1).bits_per_byte_after
+    assert simulate_diloco(settings, corpus, 1).bits_per_byte_after == pytest.approx(alone, abs=1e-4)
+
+
+def test_simulated_windows_are_those_of_a_run() -> None:
+    in_three = dataclasses.replace(SETTINGS, steps=20, sync=SyncSettings(every=10, fragments=3))
+    assert windows(in_three) == [(0, 3), (1, 6), (2, 10), (0, 13), (1, 16), (3, 20)]
+    assert windows(dataclasses.replace(SETTINGS, steps=5)) == [(0, 2), (0, 4), (0, 5)]
 
 
 # --- a saved model
