@@ -16,7 +16,7 @@ NUM_SYNCS = 6
 
 def a_shape(seed: int, overlap_steps: int, merge: str, steps: int = NUM_SYNCS * EVERY) -> Shape:
     """Of sites that are all needed in every sync, and as fast as each other."""
-    shape = draw_shape_of(seed, num_sites=1 + seed % 3)
+    shape = draw_shape_of(seed, num_sites=1 + seed % 3, num_fragments=1)
     num_sites = shape.num_sites
     alpha = 0.5 if merge == "mix" else 0.0
     sync = replace(shape.settings.sync, every=EVERY, overlap_steps=overlap_steps, merge=merge, alpha=alpha)

@@ -77,7 +77,7 @@ def overtaken(seed: int) -> Outcome:
         )
         for _ in range(8)
     ]
-    return one(seed, abandons, with_a_straggler(draw_shape_of(seed, num_sites=3 + seed % 2), times))
+    return one(seed, abandons, with_a_straggler(draw_shape_of(seed, num_sites=3 + seed % 2, num_fragments=1), times))
 
 
 def test_a_site_that_is_overtaken_contributes_what_it_trained() -> None:
@@ -138,7 +138,7 @@ def while_replaced(seed: int, kind: str, lasts_s: float) -> tuple[Outcome, list[
     goes again, and how many steps beyond a boundary they did meanwhile."""
     exits: list[tuple[int, str]] = []
     num_steps = 0
-    shape = draw_shape_of(seed, num_sites=2)
+    shape = draw_shape_of(seed, num_sites=2, num_fragments=1)
 
     async def faults(world: World) -> None:
         nonlocal num_steps
@@ -166,7 +166,7 @@ def test_streams_that_open_and_end_without_a_welcome_are_a_coordinator_that_is_a
     for seed in range(5):
         outcome, exits, num_steps = while_replaced(seed, "mute_coordinator", 400.0)
         assert not outcome.problem, f"seed {seed}: {outcome.problem}\n{outcome.story}"
-        every = draw_shape_of(seed).settings.sync.every
+        every = draw_shape_of(seed, num_fragments=1).settings.sync.every
         assert every <= num_steps <= 2 * 3 * every, "to the boundary and the overrun beyond it"
         assert len(exits) == 2, outcome.story
         assert all(text.startswith("no coordinator for 360 s") for _, text in exits), exits

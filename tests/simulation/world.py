@@ -73,8 +73,8 @@ class Shape:
     """With events that have come together, each time: others come together meanwhile."""
 
 
-def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
-    """`num_sites` 0: drawn as well; 30 in some."""
+def draw_shape_of(seed: int, num_sites: int = 0, *, num_fragments: int = 0) -> Shape:
+    """`num_sites` 0: drawn as well; 30 in some. So is `num_fragments`."""
     generator = random.Random(f"shape {seed}")
     drawn = 30 if generator.random() < 0.005 else generator.choice([1, 2, 2, 3, 3, 3, 4, 4, 5])
     num_sites = num_sites or drawn
@@ -123,7 +123,7 @@ def draw_shape_of(seed: int, num_sites: int = 0) -> Shape:
     shape = replace(shape, settings=settings, publish_s=publish_s, save_s=save_s)
     if num_sites > 2 and slow.random() < 0.2:
         shape = with_a_straggler(shape, slow)
-    return in_fragments(shape, seed)
+    return in_fragments(shape, seed, num_fragments)
 
 
 def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
@@ -136,7 +136,7 @@ def _overlapped(sync: SyncSettings, seed: int) -> SyncSettings:
     return replace(sync, overlap_steps=overlap_steps, merge=merge, alpha=alpha)
 
 
-def in_fragments(shape: Shape, seed: int, num: int = 0) -> Shape:
+def in_fragments(shape: Shape, seed: int, num: int) -> Shape:
     """Half of the schedules sync the model in several fragments. `num` 0: drawn."""
     generator = random.Random(f"fragments {seed}")
     num = num or generator.choice([1, 1, 1, 2, 3, 8])
