@@ -115,7 +115,7 @@ def test_a_switch_of_the_optimizer_that_changed_costs_its_state_and_not_the_site
         node.kill()
         run.start_node("a", [*worker, "--amsgrad"], launcher="python")
         run.wait(committed(before + 4), LIMIT_S, "the run goes on")
-        assert found(run, "layout: switches[0][0].amsgrad was null, now true")
+        assert found(run, r"layout: switches\[0\]\[0\]\.amsgrad was null, now true")
         assert len(found(run, FRESH)) == 2
         assert not run.journal("a", "WorkersFailed")
 
