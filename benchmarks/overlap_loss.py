@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--sync-every", type=int, default=20)
     parser.add_argument("--outer", default="1.0/0", metavar="RATE/MOMENTUM")
+    parser.add_argument("--only", default="", metavar="TEXT", help="variants whose name has it")
     parser.add_argument("--data", nargs="*", default=[], metavar="PATH")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
@@ -60,7 +61,8 @@ def main(argv: list[str]) -> int:
     base = replace(base, outer=replace(base.outer, optimizer="nesterov", learning_rate=rate, momentum=momentum))
     print(f"| {arguments.outer} | {' | '.join(f'seed {seed}' for seed in arguments.seeds)} | mean | trains |")
     print("| --- |" + " --- |" * (len(arguments.seeds) + 2))
-    for name, sync in variants(arguments.sync_every).items():
+    chosen = {name: sync for name, sync in variants(arguments.sync_every).items() if arguments.only in name}
+    for name, sync in chosen.items():
         found = []
         for seed in arguments.seeds:
             settings = replace(base, seed=seed, sync=sync)
