@@ -22,7 +22,6 @@ from tests.harness.envelopes import response
 from tests.harness.fuzzing import COORDINATOR_MESSAGES, SMALL, fuzz, instances
 from tests.harness.site_questions import SiteQuestions, a_core, decisions, without_fault
 
-SETTINGS = RunSettings(run_id="run", steps=40, sync=SyncSettings(every=10), time_limits="local")
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(8,), dtype="F32", role=Role.TRAINABLE)])
 HEADER = m.Header(protocol_version=PROTOCOL_VERSION, run_id="run")
 
@@ -30,45 +29,58 @@ ME = st.just(m.Member(site_id=1, incarnation=1, address="a:1", tokens=5))
 OTHER = st.just(m.Member(site_id=2, incarnation=1, address="b:1", tokens=5))
 MEMBERS = st.lists(ME | OTHER, max_size=2).map(tuple)
 UNWEIGHED = MEMBERS.map(lambda members: tuple(replace(member, tokens=0) for member in members))
-FRAGMENT = st.sampled_from([0] * 15 + [1])
-PLANS = {"fragment": FRAGMENT, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
-OPENS = instances(m.Open, fragment=FRAGMENT, sync=SMALL, base_commit=SMALL)
-COMMITS = instances(
-    m.Commit,
-    commit=SMALL,
-    sync=SMALL,
-    attempt=SMALL,
-    term=SMALL,
-    fragment=FRAGMENT,
-    contributors=MEMBERS,
-    next=st.none() | OPENS,
-)
-NAMES_A_FRAGMENT: dict[type, dict[str, Any]] = {
-    m.Open: {"fragment": FRAGMENT},
-    m.Plan: {"fragment": FRAGMENT},
-    m.Commit: {"fragment": FRAGMENT, "next": st.none() | OPENS},
-    m.Abandoned: {"next": st.none() | OPENS},
-    m.Sources: {"commits": st.lists(COMMITS, max_size=2).map(tuple)},
-}
-ATTESTED = st.lists(instances(m.Attestation, commit=SMALL), max_size=2).map(tuple)
-MESSAGES = st.one_of(
-    [instances(cls, **NAMES_A_FRAGMENT.get(cls, {})) for cls in COORDINATOR_MESSAGES if cls is not m.Refused]
-    + [
-        OPENS,
-        COMMITS,
-        instances(m.Plan, **PLANS, contributors=UNWEIGHED, receivers=UNWEIGHED),
-        instances(m.Plan, **PLANS, contributors=MEMBERS),
-        instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
-        instances(m.Abandoned, sync=SMALL, next=st.none() | OPENS),
-        instances(m.Sources, attested=ATTESTED, commits=st.lists(COMMITS, max_size=2).map(tuple)),
-        instances(m.Welcome, settings_json=st.just(settings_to_json(SETTINGS))),
-        instances(m.Admitted, site_id=st.just(1)),
-        instances(m.Finished, commit=SMALL),
-        instances(m.RolledBack, commit=SMALL, branch=SMALL),
-        instances(m.Leases, ranges=st.just((m.DataRange(first=0, num_samples=50),))),
-        st.just(m.Evicted(reason="slow")),
-    ]
-)
+FRAGMENTS = {1: [0] * 15 + [1], 2: [0] * 8 + [1] * 8 + [2] * 4 + [3]}
+"""By the number of fragments that the run has: those that messages name."""
+
+
+def messages(num_fragments: int) -> st.SearchStrategy[m.CoordinatorMessage]:
+    fragment = st.sampled_from(FRAGMENTS[num_fragments])
+    plans = {"fragment": fragment, "sync": SMALL, "attempt": SMALL, "term": SMALL, "base_commit": SMALL}
+    opens = instances(m.Open, fragment=fragment, sync=SMALL, base_commit=SMALL)
+    commits = instances(
+        m.Commit,
+        commit=SMALL,
+        sync=SMALL,
+        attempt=SMALL,
+        term=SMALL,
+        fragment=fragment,
+        contributors=MEMBERS,
+        next=st.none() | opens,
+    )
+    names_a_fragment: dict[type, dict[str, Any]] = {
+        m.Open: {"fragment": fragment},
+        m.Plan: {"fragment": fragment},
+        m.Commit: {"fragment": fragment, "next": st.none() | opens},
+        m.Abandoned: {"next": st.none() | opens},
+        m.Sources: {"commits": st.lists(commits, max_size=2).map(tuple)},
+    }
+    attested = st.lists(instances(m.Attestation, commit=SMALL), max_size=2).map(tuple)
+    return st.one_of(
+        [instances(cls, **names_a_fragment.get(cls, {})) for cls in COORDINATOR_MESSAGES if cls is not m.Refused]
+        + [
+            opens,
+            commits,
+            instances(m.Plan, **plans, contributors=UNWEIGHED, receivers=UNWEIGHED),
+            instances(m.Plan, **plans, contributors=MEMBERS),
+            instances(m.Weights, sync=SMALL, attempt=SMALL, term=SMALL, tokens=st.lists(SMALL, max_size=2).map(tuple)),
+            instances(m.Abandoned, sync=SMALL, next=st.none() | opens),
+            instances(m.Sources, attested=attested, commits=st.lists(commits, max_size=2).map(tuple)),
+            instances(m.Welcome, settings_json=st.just(settings_to_json(settings(num_fragments)))),
+            instances(m.Admitted, site_id=st.just(1)),
+            instances(m.Finished, commit=SMALL),
+            instances(m.RolledBack, commit=SMALL, branch=SMALL),
+            instances(m.Leases, ranges=st.just((m.DataRange(first=0, num_samples=50),))),
+            st.just(m.Evicted(reason="slow")),
+        ]
+    )
+
+
+def settings(num_fragments: int) -> RunSettings:
+    sync = SyncSettings(every=10, fragments=num_fragments)
+    return RunSettings(run_id="run", steps=40, sync=sync, time_limits="local")
+
+
+MESSAGES = {num: messages(num) for num in FRAGMENTS}
 
 
 class Host(SiteQuestions):
@@ -77,8 +89,9 @@ class Host(SiteQuestions):
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         self.now = 100.0
+        self.num_fragments = data.draw(st.sampled_from(sorted(FRAGMENTS)))
         held = data.draw(st.sampled_from([None, Outer(commit=1, state_hash=bytes(32), run_step=0, run_tokens=0)]))
-        self.core = a_core(SETTINGS, held, self.now, from_saved_model=data.draw(st.booleans()))
+        self.core = a_core(settings(self.num_fragments), held, self.now, from_saved_model=data.draw(st.booleans()))
         self.due: list[e.Event] = []
         self.is_fetching = False
         self.disk_has_moved = False
@@ -198,7 +211,7 @@ class Host(SiteQuestions):
                 self.hear_anything()
 
     def hear_anything(self) -> None:
-        message = self.data.draw(MESSAGES)
+        message = self.data.draw(MESSAGES[self.num_fragments])
         try:  # as it comes through the door
             _, message = wire.unpack(response(message, HEADER, 1, 0))
         except InvalidMessage:
@@ -219,7 +232,9 @@ def test_no_message_crashes_it_and_one_of_an_old_term_changes_nothing(data: st.D
     stage = data.draw(st.sampled_from(["new", "admitted", "training", "sealed"]))
     if stage != "new":
         host.happens(e.SessionOpened())
-        host.happens(e.Received(1, m.Welcome(settings_json=settings_to_json(SETTINGS), last_commit=1)))
+        host.happens(
+            e.Received(1, m.Welcome(settings_json=settings_to_json(settings(host.num_fragments)), last_commit=1))
+        )
         host.happens(host.due.pop(0))
         as_what = m.AdmittedAs.SEEDER if host.holds() is None else m.AdmittedAs.MEMBER
         host.happens(e.Received(1, m.Admitted(site_id=1, admitted_as=as_what, run_seed=1)))
