@@ -50,13 +50,14 @@ def reducing(story: Story, plan: m.Plan) -> set[str]:
 
 def test_a_thin_site_reduces_nothing_from_the_second_commit_on_and_again_when_its_link_is_as_the_others() -> None:
     story = story_of()
-    assert reducing(story, sync(story, 1.0)) == set(NAMES)
-    sync(story, 1.0)
+    assert reducing(story, sync(story, 100.0, train_s=8.0)) == set(NAMES)
+    sync(story, 100.0, train_s=8.0)
     for _ in range(3):
-        plan = sync(story, 1.0)
+        plan = sync(story, 100.0, train_s=8.0)
+        assert story.id_of(THIN) in {member.site_id for member in plan.contributors}, "not so thin that it would rest"
         assert reducing(story, plan) == set(NAMES) - {THIN}
     for _ in range(8):
-        plan = sync(story, 1000.0)
+        plan = sync(story, 1000.0, train_s=8.0)
     assert reducing(story, plan) == set(NAMES)
 
 
