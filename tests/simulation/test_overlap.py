@@ -10,6 +10,8 @@ import pytest
 from atoll.node.core.events import MergeMode
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play
 
+pytestmark = pytest.mark.timeout(360)
+
 EVERY = 4
 NUM_SYNCS = 6
 

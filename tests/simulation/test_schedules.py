@@ -32,6 +32,8 @@ from tests.simulation.liars import SORTS
 from tests.simulation.processes import SimDataPlane
 from tests.simulation.world import Outcome, Shape, World, draw_shape_of, play, with_a_straggler
 
+pytestmark = pytest.mark.timeout(360)
+
 NUM_SCHEDULES = 200
 PARTS = 10
 SEEDS_OVERTAKEN = 12
