@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,20 +57,15 @@ def is_open(story: Story) -> tuple[int, int, int]:
 # --- turns and windows
 
 
-@pytest.mark.parametrize(
-    ("fragments", "steps", "overlap", "expected"),
-    [
-        (2, 30, 0, [(0, 5, 0), (1, 5, 0), (0, 5, 0), (1, 5, 0), (0, 5, 0), (2, 5, 0)]),
-        (2, 18, 5, [(0, 5, 5), (1, 5, 5), (0, 5, 3), (2, 3, 0)]),
-        (3, 20, 3, [(0, 3, 3), (1, 3, 3), (2, 4, 3), (0, 3, 3), (1, 3, 3), (3, 4, 0)]),
-        (3, 17, 0, [(0, 3, 0), (1, 3, 0), (2, 4, 0), (0, 3, 0), (1, 3, 0), (3, 1, 0)]),
-        (3, 2, 3, [(3, 2, 0)]),
-    ],
-)
-def test_fragments_take_turns_and_the_window_that_reaches_the_end_is_of_all(
-    fragments: int, steps: int, overlap: int, expected: list[tuple[int, int, int]]
-) -> None:
-    story = a_story(fragments, steps=steps, overlap=overlap)
+PAGE = Path(__file__).parents[3] / "docs" / "protocol.md"
+TURNS: list[dict[str, Any]] = json.loads(re.findall(r"```json turn-vector\n(.*?)```", PAGE.read_text(), re.S)[0])
+
+
+@pytest.mark.parametrize("turns", TURNS, ids=lambda t: f"{t['fragments']}-{t['steps']}-{t['overlap_steps']}")
+def test_fragments_take_turns_and_the_window_that_reaches_the_end_is_of_all(turns: dict[str, Any]) -> None:
+    steps, expected = turns["steps"], [tuple(sync) for sync in turns["syncs"]]
+    story = a_story(turns["fragments"], steps=steps, overlap=turns["overlap_steps"])
+    assert story.settings.sync.every == turns["every"]
     commits = commit_all(story)
     assert opened(story) == expected
     assert [c.fragment for c in commits] == [fragment for fragment, _, _ in expected]
