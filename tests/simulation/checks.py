@@ -27,7 +27,7 @@ from atoll.node.dataplane.optim import OuterOptimizer
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.protocol import differences, wire
 from atoll.protocol import messages as m
-from atoll.protocol.errors import InvalidMessage, StateError
+from atoll.protocol.errors import InvalidMessage, RefusedError, StateError
 from atoll.protocol.history import History
 from atoll.protocol.layout import Layout, Manifest, Role, chunk_hash, state_hash
 from atoll.protocol.sample_order import GLOBAL_LINE
@@ -391,13 +391,15 @@ class Checks:
         num_survivors, run_id = 0, self._settings.run_id
         history = History((0,) * self._settings.sync.fragments, (c.fragment for c in commits))
         for node in ended:
-            if node.result is not None and node.result[0] in codes and OuterState.exists(node.folder / "state"):
+            code = node.result[0] if node.result is not None and OuterState.exists(node.folder / "state") else -1
+            if code in codes or code == RefusedError.exit_code:  # by another run's coordinator: its state stays
                 outer = OuterState.open(node.folder / "state", self._layout, slots, run_id, history=lambda: history)
                 commit = outer.commit
                 if commit and not self._is_void(node, commit):  # a commit 0 that was never attested may still lie there
-                    self.require(outer.state_hash() == hashes[commit], f"1: {node.process} has another state on disk")
-                    num_survivors += commit == len(commits)
-                    if node.result[1] == "the run is complete":
+                    is_right = outer.state_hash() == hashes[commit]
+                    self.require(is_right or code not in codes, f"1: {node.process} has another state on disk")
+                    num_survivors += is_right and commit == len(commits)
+                    if node.result == (0, "the run is complete"):
                         saved = saved_model.load_manifest(node.folder / "model")
                         self.require(
                             saved.state_hash == hashes[-1], f"{node.process} saved another model than the last"
