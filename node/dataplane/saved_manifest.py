@@ -115,8 +115,9 @@ def _parse(table: Any) -> SavedManifest:
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}, which this version reads")
     figures = build(Figures, table, "it", unknown=[])
-    if min(figures.commit, figures.run_step, figures.run_tokens, figures.chunk_elements) < 0:
-        raise ValueError("commit, run_step, run_tokens and chunk_elements are at least 0")
+    numbers = figures.commit, figures.run_step, figures.run_tokens, figures.chunk_elements
+    if not 0 <= min(numbers) <= max(numbers) < 1 << 64:
+        raise ValueError("commit, run_step, run_tokens and chunk_elements are from 0 to 2^64 - 1")
     tied = check(dict, table.get("tied"), "tied")
     manifest = Manifest(
         tensors=check(tuple[TensorSpec, ...], table.get("tensors"), "tensors"),

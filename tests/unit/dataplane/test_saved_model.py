@@ -322,6 +322,7 @@ def test_damage_is_found_and_named(tmp_path: Path, used: Layout, outer: OuterSta
     [
         ({"format": "other"}, "format"),
         ({"commit": -1}, "commit"),
+        ({"run_tokens": 1 << 64}, "run_tokens"),
         ({"commit": True}, "commit"),
         ({"run_step": "1"}, "run_step"),
         ({"tensors": 3}, "tensors"),
