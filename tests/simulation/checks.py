@@ -358,7 +358,7 @@ class Checks:
         self._each_step_once(commits, handed_in)
         self._cut_weights_are_recorded()
         said = {r.commit: r.state_hash for r in self._store.kept if isinstance(r, AttestationRecord)}
-        attested = {commit: value for commit, value in said.items() if value}
+        attested = {n: value for n, value in said.items() if value and n <= len(commits)}  # later ones are void
         self.require(attested[0] in self._starts, "nobody ever held the commit 0 that is attested")
         states = replay(self._layout, self._settings, self._starts[attested[0]], commits, handed_in)
         last_valid = min((r.commit for r in self._kept.rollbacks), default=len(commits))
