@@ -25,7 +25,6 @@ FAST = "abcd"
 THIN = "thin"
 TOKENS_A_STEP = 5
 LIMIT_S = 240.0
-POLL_S = 0.2
 
 
 def main(argv: list[str]) -> int:
@@ -94,12 +93,12 @@ class _Bench:
         """The thin site contributes after it has rested: the place of that commit."""
         first = len(self.commits)
 
-        def has_turn(_: dict[str, Any]) -> bool:
+        def turns() -> list[int]:
             later = range(max(first, 1), len(self.commits))
-            return any(self._has_thin(i) and not self._has_thin(i - 1) for i in later)
+            return [i for i in later if self._has_thin(i) and not self._has_thin(i - 1)]
 
-        self._wait(has_turn, "a turn of the thin site")
-        return next(i for i in range(max(first, 1), len(self.commits)) if self._has_thin(i))
+        self._wait(lambda _: bool(turns()), "a turn of the thin site")
+        return turns()[0]
 
     def until_it_contributes_always(self, num_commits: int) -> None:
         """To so many commits in a row."""
@@ -112,11 +111,7 @@ class _Bench:
         return THIN in self.commits[place]["contributors"]
 
     def _wait(self, condition: Any, what: str) -> None:
-        end = time.monotonic() + LIMIT_S
-        while not condition(self.look()):
-            if time.monotonic() > end:
-                raise SystemExit(f"{what}: not within {LIMIT_S:g} s\n{self.run.story()}")
-            time.sleep(POLL_S)
+        self.run.wait(condition, LIMIT_S, what, self.look)
 
     def steps_per_s(self, first: int, last: int) -> float:
         a, b = self.commits[first], self.commits[last]

@@ -31,7 +31,8 @@ from atoll.node.core.outputs import DistrustState, FetchState, Fulfil, Output, S
 from atoll.node.core.ranks.generations import Generations
 from atoll.node.core.state import SiteState, lanes_of
 from atoll.protocol import messages as m
-from atoll.protocol.errors import RefusedError
+from atoll.protocol.errors import InvalidMessage, RefusedError
+from atoll.protocol.layout import check_fragment
 from atoll.protocol.settings import RunSettings
 from atoll.protocol.time_limits import TimeLimits, time_limits
 
@@ -189,12 +190,14 @@ def _ticked(ctx: Context, _: events.Tick) -> None:
 def _received(ctx: Context, event: events.Received) -> None:
     """A refusal is heard whatever its run and term. A fragment that the run does not have ends the site: it could
     follow no commit any more."""
-    message, num_fragments = event.message, ctx.settings.sync.fragments
+    message = event.message
     if not isinstance(message, m.Refused) and not session.is_of_this_term(ctx, event.term, message):
         return
-    if unknown := [fragment for fragment in _fragments(message) if fragment >= len(ctx.site.lanes)]:
-        text = f"{type(message).__name__} names fragment {unknown[0]}: this run has {num_fragments}, counted from 0"
-        endings.give_up(ctx, text, RefusedError.exit_code)
+    try:
+        for fragment in _fragments(message):
+            check_fragment(fragment, ctx.settings.sync.fragments)
+    except InvalidMessage as error:
+        endings.give_up(ctx, f"{type(message).__name__} of {error}", RefusedError.exit_code)
         return
     WORDS[type(message)](ctx, message)
 

@@ -9,7 +9,7 @@ from atoll.node.core.events import DataAnnounced, Difference, DrawAsked
 from atoll.node.core.lanes.lane import Lane
 from atoll.node.core.outputs import Exit
 from atoll.node.core.workers import Workers
-from atoll.protocol.messages import Commit, DataRange, Diverged, Finished
+from atoll.protocol.messages import Commit, DataRange, Diverged, Finished, Open
 from atoll.protocol.ranges import Ranges
 
 
@@ -113,13 +113,9 @@ class SiteState:
         return max(copy.base_step for copy in self.workers.copies)
 
     @property
-    def open_lane(self) -> Lane | None:
-        """Of the sync that is open on the commit that is held. One is in flight at a time."""
-        outer = self.disk.outer
-        for lane in self.lanes:
-            if outer is not None and lane.open is not None and lane.open.base_commit == outer.commit:
-                return lane
-        return None
+    def open_sync(self) -> Open | None:
+        """As far as this site heard, whatever commit it holds. One is in flight at a time."""
+        return next((lane.open for lane in self.lanes if lane.open is not None), None)
 
     @property
     def publish_is_in_use(self) -> bool:

@@ -156,7 +156,8 @@ class SiteQuestions:
 
     def open_sync(self) -> int:
         """0: none is open."""
-        return max((lane.open.sync for lane in self.core.site.lanes if lane.open is not None), default=0)
+        opened = self.core.site.open_sync
+        return 0 if opened is None else opened.sync
 
     def snapshot_phase(self) -> str:
         """free, writing, sealed or consumed."""
@@ -223,7 +224,8 @@ def take_no_care_of_bases(monkeypatch: pytest.MonkeyPatch) -> None:
     def decides(site: SiteState, settings: RunSettings, **options: Any) -> answers.Decision:
         decision = decide(site, settings, **options)
         is_shift = isinstance(decision, Answer) and decision.mode is MergeMode.SHIFT
-        if is_shift and site.open_lane is None:
+        open_, outer = site.open_sync, site.disk.outer
+        if is_shift and (open_ is None or outer is None or open_.base_commit != outer.commit):
             return answers.Hold("waiting for the coordinator to open the next sync")
         return decision
 

@@ -126,7 +126,7 @@ def _decide(site: SiteState, step: int, now: float, *, mixes: bool, away: bool) 
         if site.leaving and step == site.base_step:
             return Answer(kind=AnswerKind.STOP, reason=site.leaving)
     stale = [f for f, copy in enumerate(workers.copies) if copy.version != outer.commit or copy.is_discarded]
-    open_ = next((lane.open for lane in site.lanes if lane.open is not None), None)
+    open_ = site.open_sync
     is_resting = open_ is not None and rests(site, open_, step, away=away)
     if open_ is not None and open_.base_commit != outer.commit and not is_resting:
         open_ = None  # of another state

@@ -65,7 +65,10 @@ def seal(ctx: Context, lane: Lane, event: SnapshotSealed) -> None:
 
 def ready_for(ctx: Context, lane: Lane) -> Open | None:
     """The open sync, if there is a sealed snapshot for it. A sealed one is on the commit that the site holds."""
-    return lane.open if lane.snapshot.is_sealed and lane is ctx.site.open_lane else None
+    outer, open_ = ctx.site.disk.outer, lane.open
+    if not lane.snapshot.is_sealed or outer is None or open_ is None:
+        return None
+    return open_ if open_.base_commit == outer.commit else None
 
 
 def note_contribution(ctx: Context, commit: Commit) -> None:

@@ -35,12 +35,13 @@ def note_opening(ctx: Context, message: m.Open) -> None:
 
 def go_on_for(ctx: Context, following: m.Open) -> None:
     """The commit is applied that the sync follows; it may have been abandoned meanwhile, and a newer one be open."""
-    if following.sync > max((lane.open.sync for lane in ctx.site.lanes if lane.open is not None), default=0):
+    open_ = ctx.site.open_sync
+    if open_ is None or following.sync > open_.sync:
         _go_on(ctx, following)
 
 
 def _go_on(ctx: Context, message: m.Open) -> None:
-    """One sync is in flight at a time."""
+    """For this sync alone: one is in flight at a time."""
     for lane in ctx.site.lanes:
         lane.open = message if lane.fragment == message.fragment else None
 

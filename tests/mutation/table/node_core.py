@@ -321,8 +321,8 @@ MUTATIONS = (
         name="snapshot of an old base is exchanged by the plan of the next sync",
         rule="a pseudo-gradient is taken from the base that the sync is opened on",
         where="node.core.lanes.snapshots:ready_for",
-        old="lane.snapshot.is_sealed and lane is ctx.site.open_lane",
-        new="lane.snapshot.is_sealed",
+        old="return open_ if open_.base_commit == outer.commit else None",
+        new="return open_",
         tests=("tests/unit/node_core/test_plan_ahead.py",),
     ),
     Mutation(
@@ -417,8 +417,8 @@ MUTATIONS = (
         name="the sync of a commit is gone on for though it was abandoned",
         rule="a site goes on for the newest sync that was opened",
         where="node.core.lanes.syncs:go_on_for",
-        old="following.sync > max(",
-        new="0 <= max(",
+        old="    if open_ is None or following.sync > open_.sync:\n",
+        new="    if True:\n",
         tests=("tests/golden/test_site_stories.py",),
     ),
     Mutation(
@@ -441,8 +441,8 @@ MUTATIONS = (
         name="a fragment that the run does not have is gone on for",
         rule="a message of a fragment that the run does not have ends the site with the reason",
         where="node.core.site:_received",
-        old="fragment >= len(ctx.site.lanes)",
-        new="fragment >= 9",
+        old="check_fragment(fragment, ctx.settings.sync.fragments)",
+        new="check_fragment(fragment, 9)",
         tests=("tests/unit/node_core/test_odd_messages.py",),
     ),
     Mutation(

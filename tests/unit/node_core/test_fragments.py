@@ -156,4 +156,4 @@ def test_a_fragment_that_the_run_does_not_have_ends_the_site(fragment: int) -> N
     drive.receive(of(fragment, 2, 0))
     found = drive.wants(out.Exit)
     assert isinstance(found, out.Exit)
-    assert found.text == f"Open names fragment {fragment}: this run has 2, counted from 0"
+    assert found.text == f"Open of fragment {fragment}: this run has 2, from 0 on"

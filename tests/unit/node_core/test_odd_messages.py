@@ -68,7 +68,7 @@ def test_a_fragment_that_the_run_does_not_have_ends_the_site_with_the_reason(nam
     drive = started()
     at_boundary(drive)
     drive(e.Received(1, OF_NO_FRAGMENT[name]))
-    text = f"{name.partition(',')[0]} names fragment 1: this run has 1, counted from 0"
+    text = f"{name.partition(',')[0]} of fragment 1: this run has 1, from 0 on"
     assert m.Leave(reason=text, fatal=True) in drive.sent()
     assert drive.wants(out.Exit) == out.Exit(RefusedError.exit_code, text)
     assert not [o for o in drive.out if isinstance(o, out.BeginExchange | out.ApplyCommit | out.FetchState)]
