@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from atoll.protocol.digest import DIGEST_BYTES
-from atoll.protocol.fields import bounded
+from atoll.protocol.fields import CoordinatorMessage, SiteMessage, bounded
 
 MAX_LISTED_CHUNKS = 30_000  # of a sync whose payloads differ: their hashes fit one message
 EVIDENCE_PART_BYTES = 1 << 18
@@ -24,7 +24,7 @@ class Evidence(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class Shown(SiteMessage):
     commit: int
     evidence: Evidence
     chunk: int
@@ -35,7 +35,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRebuilt:
+class CommitRebuilt(SiteMessage):
     commit: int
     state_hash: bytes = bounded(DIGEST_BYTES, b"")
     has_oldest: bool = False
@@ -44,7 +44,7 @@ class CommitRebuilt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayloadList:
+class PayloadList(SiteMessage):
     sync: int
     attempt: int
     term: int
@@ -52,20 +52,20 @@ class PayloadList:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListPayloads:
+class ListPayloads(CoordinatorMessage):
     sync: int
     attempt: int
     term: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Disputed:
+class Disputed(CoordinatorMessage):
     commit: int
     is_over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Show:
+class Show(CoordinatorMessage):
     commit: int
     evidence: Evidence
     chunk: int = 0
@@ -73,7 +73,7 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RebuildCommit:
+class RebuildCommit(CoordinatorMessage):
     commit: int
     state_hash: bytes = bounded(DIGEST_BYTES, b"")
     last_commit: int

@@ -1,4 +1,4 @@
-"""What a message may carry in a field, said where the field is declared; `wire.py` holds what arrives to it."""
+"""Who says a message and what its fields may carry, said where it is declared; `wire.py` holds what arrives to it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,18 @@ from dataclasses import field
 from typing import Any
 
 from atoll.protocol.digest import DIGEST_BYTES
+
+
+class SiteMessage:
+    """What a site says to the coordinator."""
+
+    __slots__ = ()
+
+
+class CoordinatorMessage:
+    """What the coordinator says to a site."""
+
+    __slots__ = ()
 
 
 def bounded(limit: int, default: Any = None) -> Any:

@@ -20,7 +20,7 @@ from atoll.protocol.dispute_messages import (
     Show,
     Shown,
 )
-from atoll.protocol.fields import bounded, digest
+from atoll.protocol.fields import CoordinatorMessage, SiteMessage, bounded, digest
 from atoll.protocol.figures import Figures
 
 MAX_MEMBERS = 4096
@@ -67,7 +67,7 @@ class Tree:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
+class Open(CoordinatorMessage):
     sync: int
     fragment: int = 0
     base_commit: int
@@ -79,7 +79,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(CoordinatorMessage):
     sync: int
     attempt: int
     term: int
@@ -113,7 +113,7 @@ class LineRanges:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class Commit(CoordinatorMessage):
     commit: int
     sync: int
     attempt: int
@@ -133,7 +133,7 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(SiteMessage):
     name: str = bounded(64)
     key: bytes = bounded(32)
     address: str = bounded(256)
@@ -147,7 +147,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(SiteMessage):
     manifest_digest: bytes = digest()
     data_fingerprint: bytes = bounded(32, b"")
     max_retained_bytes: int
@@ -155,20 +155,20 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ManifestPart:
+class ManifestPart(SiteMessage):
     first_byte: int
     total_bytes: int
     data: bytes = bounded(MANIFEST_PART_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
+class Applied(SiteMessage):
     commit: int
     state_hash: bytes = digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(SiteMessage):
     sync: int
     tokens: int
     num_steps: int
@@ -194,7 +194,7 @@ class LinkUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(SiteMessage):
     sync: int
     attempt: int
     term: int
@@ -213,7 +213,7 @@ class Direction(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeFailed:
+class ExchangeFailed(SiteMessage):
     sync: int
     attempt: int
     term: int
@@ -226,7 +226,7 @@ class ExchangeFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat(Figures):
+class Heartbeat(Figures, SiteMessage):
     phase: str = bounded(64)
     loss: float = 0.0
     moved_bytes: int = 0
@@ -238,7 +238,7 @@ class Heartbeat(Figures):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindSources:
+class FindSources(SiteMessage):
     has_state: bool
     after_commit: int
     lacks_commit: int = 0
@@ -246,47 +246,28 @@ class FindSources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diverged:
+class Diverged(SiteMessage):
     commit: int
     text: str = bounded(1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
+class Leave(SiteMessage):
     reason: str = bounded(1024)
     fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseRequest:
+class LeaseRequest(SiteMessage):
     num_samples: int
     wanted: int
-
-
-SiteMessage = (
-    Hello
-    | Offer
-    | Applied
-    | Ready
-    | Done
-    | ExchangeFailed
-    | Heartbeat
-    | FindSources
-    | Leave
-    | LeaseRequest
-    | Shown
-    | PayloadList
-    | ManifestPart
-    | CommitRebuilt
-    | Diverged
-)
 
 
 # --- coordinator -> site
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(CoordinatorMessage):
     settings_json: str = bounded(1 << 20)
     site_id: int = 0
     last_commit: int = 0
@@ -302,7 +283,7 @@ class AdmittedAs(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Admitted(CoordinatorMessage):
     site_id: int
     admitted_as: AdmittedAs
     run_seed: int
@@ -326,18 +307,18 @@ class RefusedKind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(CoordinatorMessage):
     kind: RefusedKind
     text: str = bounded(4096)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendManifest:
+class SendManifest(CoordinatorMessage):
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abandoned:
+class Abandoned(CoordinatorMessage):
     sync: int
     reason: str = bounded(1024)
     next: Open | None = None
@@ -359,7 +340,7 @@ class Attestation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sources:
+class Sources(CoordinatorMessage):
     attested: tuple[Attestation, ...] = bounded(MAX_LOG_COMMITS, ())
     donors: tuple[Donor, ...] = bounded(MAX_LISTED_DONORS, ())
     commits: tuple[Commit, ...] = bounded(MAX_LOG_COMMITS, ())
@@ -368,19 +349,19 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evicted:
+class Evicted(CoordinatorMessage):
     reason: str = bounded(1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolledBack:
+class RolledBack(CoordinatorMessage):
     branch: int
     commit: int
     reason: str = bounded(1024)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
+class Finished(CoordinatorMessage):
     commit: int
     reason: str = bounded(1024)
     run_step: int
@@ -389,7 +370,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class Weights(CoordinatorMessage):
     sync: int
     attempt: int
     term: int
@@ -397,45 +378,20 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peers:
+class Peers(CoordinatorMessage):
     members: tuple[Member, ...] = bounded(MAX_PROBED, ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DialBack:
+class DialBack(CoordinatorMessage):
     member: Member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pulse:
+class Pulse(CoordinatorMessage):
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Leases:
+class Leases(CoordinatorMessage):
     ranges: tuple[DataRange, ...] = bounded(MAX_RANGES_OF_SITE, ())
-
-
-CoordinatorMessage = (
-    Welcome
-    | Admitted
-    | Refused
-    | SendManifest
-    | Open
-    | Plan
-    | Weights
-    | Commit
-    | Abandoned
-    | Sources
-    | Evicted
-    | Disputed
-    | Show
-    | ListPayloads
-    | RebuildCommit
-    | RolledBack
-    | Finished
-    | Peers
-    | DialBack
-    | Pulse
-    | Leases
-)

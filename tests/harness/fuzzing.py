@@ -184,5 +184,11 @@ def peak_bytes(call: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-SITE_MESSAGES: tuple[type[Any], ...] = get_args(m.SiteMessage)
-COORDINATOR_MESSAGES: tuple[type[Any], ...] = get_args(m.CoordinatorMessage)
+def messages_of(said_by: type[Any]) -> tuple[type[Any], ...]:
+    """Those of one side of a session."""
+    known = (cls for cls in vars(m).values() if isinstance(cls, type) and issubclass(cls, said_by))
+    return tuple(cls for cls in known if cls is not said_by)
+
+
+SITE_MESSAGES = messages_of(m.SiteMessage)
+COORDINATOR_MESSAGES = messages_of(m.CoordinatorMessage)

@@ -15,6 +15,7 @@ from atoll.protocol import PROTOCOL_VERSION, layout, messages, wire
 from atoll.protocol.errors import InvalidMessage
 from atoll.protocol.v1 import common_pb2, session_pb2
 from tests.harness.envelopes import response
+from tests.harness.fuzzing import messages_of
 
 CLASSES = [
     cls
@@ -46,10 +47,13 @@ def test_strings_and_repeated_fields_have_a_stated_bound(cls: type) -> None:
 
 
 def test_every_body_of_a_session_has_a_class() -> None:
-    for proto in (session_pb2.SessionRequest, session_pb2.SessionResponse):
-        for field in proto.DESCRIPTOR.oneofs_by_name["body"].fields:
-            assert field.message_type is not None
-            assert dataclasses.is_dataclass(getattr(messages, field.message_type.name))
+    for proto, said_by in (
+        (session_pb2.SessionRequest, messages.SiteMessage),
+        (session_pb2.SessionResponse, messages.CoordinatorMessage),
+    ):
+        names = {f.message_type.name for f in proto.DESCRIPTOR.oneofs_by_name["body"].fields if f.message_type}
+        assert {cls.__name__ for cls in messages_of(said_by)} == names
+        assert all(dataclasses.is_dataclass(getattr(messages, name)) for name in names)
 
 
 def test_a_commit_with_its_next_sync_comes_back_equal() -> None:
