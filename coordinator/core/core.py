@@ -277,7 +277,7 @@ class Core:
 
     def _follow(self, limit: liveness.Limit, site: Site | None, stream: int | None) -> None:
         """Does what follows from a limit that has passed."""
-        run, why = self.run, limit.why(self.run, site)
+        run, why = self.run, limit.why()
         if limit.is_hang and site is not None:
             run.evict(site, why)
         elif site is not None and site.live:

@@ -24,12 +24,12 @@ SLOWEST_DISK_BYTES_PER_S = 32 << 20
 
 
 class Limit(NamedTuple):
-    """How long the coordinator waits, and what for. Each look makes some of every site, so its words are made when it
-    has passed."""
+    """How long the coordinator waits, and what for."""
 
     at: float
-    why: Callable[[Run, Site | None], str]
-    """Why the site is lost or the stream ends then."""
+    why: Callable[[], str]
+    """Why the site is lost or the stream ends then: in words that are made when it has passed, as each look makes limits
+    of every site."""
     is_hang: bool = False
     """The site is here, and is found out."""
     closes: str = ""
@@ -38,10 +38,7 @@ class Limit(NamedTuple):
 
 def passed(now: float, limits: Sequence[Limit]) -> Limit | None:
     """The first one that has."""
-    for limit in limits:
-        if now >= limit.at:
-            return limit
-    return None
+    return next((limit for limit in limits if now >= limit.at), None)
 
 
 def next_limit(run: Run) -> float | None:
@@ -57,23 +54,12 @@ def limits_of_stream(run: Run, stream: Stream) -> tuple[Limit, ...]:
     """For a Hello; or of a session, in both directions."""
     lease_s, site = run.limits.lease_s, stream.site
     if site is None or site.standing is Standing.OUT:
-        return (Limit(stream.waiting_since + lease_s, _no_hello),)
-    silent = Limit(site.heard_at + lease_s, _silent)
+        return (Limit(stream.waiting_since + lease_s, lambda: f"no Hello for {lease_s:g} s"),)
+    silent = Limit(site.heard_at + lease_s, lambda: f"silent for {lease_s:g} s")
     if stream.unacked_since is not None:
-        return silent, Limit(stream.unacked_since + lease_s, _deaf, closes="the site does not hear")
+        why = f"sends, but has heard nothing for {lease_s:g} s"
+        return silent, Limit(stream.unacked_since + lease_s, lambda: why, closes="the site does not hear")
     return (silent,)
-
-
-def _no_hello(run: Run, _: Site | None) -> str:
-    return f"no Hello for {run.limits.lease_s:g} s"
-
-
-def _silent(run: Run, _: Site | None) -> str:
-    return f"silent for {run.limits.lease_s:g} s"
-
-
-def _deaf(run: Run, _: Site | None) -> str:
-    return f"sends, but has heard nothing for {run.limits.lease_s:g} s"
 
 
 def may_go_on(run: Run) -> bool:
@@ -84,34 +70,29 @@ def may_go_on(run: Run) -> bool:
 def limits_of_site(run: Run, site: Site, *, goes_on: bool) -> tuple[Limit, ...]:
     """Of a site that is in the run: to come back, or to get on, where the run `goes_on`."""
     if site.stream is None:
-        return () if site.away_until is None else (Limit(site.away_until, _away),)
+        why = "its stream closed and it did not come back"
+        return () if site.away_until is None else (Limit(site.away_until, lambda: why),)
     if site.heartbeat.limit_s > 0:
         at = site.progress_at + _announced_s(run, site) + 2 * run.limits.stall_s
-        return (Limit(at, _workers_hang, is_hang=True),)
+        return (Limit(at, lambda: _workers_hang(run, site), is_hang=True),)
     if not _owes_progress(run, site, goes_on=goes_on):
         return ()  # it waits for the coordinator or for other sites
     since = max(site.progress_at, site.held_up_at)
-    return (Limit(since + idle_limit_s(run), _node_hangs, is_hang=True),)
-
-
-def _away(_: Run, __: Site | None) -> str:
-    return "its stream closed and it did not come back"
+    return (Limit(since + idle_limit_s(run), lambda: _node_hangs(run, site), is_hang=True),)
 
 
 def _announced_s(run: Run, site: Site) -> float:
     return min(site.heartbeat.limit_s, float(run.settings.max_busy_s))
 
 
-def _workers_hang(run: Run, site: Site | None) -> str:
-    assert site is not None, "its workers are announced"
+def _workers_hang(run: Run, site: Site) -> str:
     heartbeat, limit_s = site.heartbeat, _announced_s(run, site)
     bound = "" if limit_s == heartbeat.limit_s else f", of {heartbeat.limit_s:.0f} s that it announced"
     what = f"{heartbeat.doing}, step {heartbeat.inner_step}; {limit_s:.0f} s are its limit{bound}"
     return f"{_unmoved(run, site)} its workers have got no further ({what}) and its node does not restart them"
 
 
-def _node_hangs(run: Run, site: Site | None) -> str:
-    assert site is not None, "it owes progress"
+def _node_hangs(run: Run, site: Site) -> str:
     heartbeat, what = site.heartbeat, "fetched nor made a state"
     if site.standing is Standing.MEMBER:
         owed = [str(sync.open.sync) for sync in run.lanes.values() if _owes(site, sync)]
