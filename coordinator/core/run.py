@@ -17,7 +17,6 @@ from atoll.coordinator.core.sites.membership import Membership, Site, Standing
 from atoll.coordinator.core.sites.offers import Offers
 from atoll.coordinator.core.sync.attempts import Attempt
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
-from atoll.coordinator.core.sync.deadlines import ExchangeTimes
 from atoll.coordinator.core.sync.decision import Wait
 from atoll.coordinator.core.sync.exclusions import Kind, LeftOut
 from atoll.coordinator.core.sync.link_health import Trouble
@@ -81,7 +80,6 @@ class Run:
         reset = persisted.one(e.ResetRecord)
         self.void_starts = set(reset.void_starts) if reset is not None else set()
         self.last_state = b""  # hash of the last commit, when all who are to report it have
-        self.exchange_times = ExchangeTimes()
         self.trouble = Trouble(settings.sync.fragments)
         self.links = Links()
         self.resting = Resting()

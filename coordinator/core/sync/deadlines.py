@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 from atoll.coordinator.core.sync.chunk_sizes import ChunkSizes
@@ -10,30 +9,10 @@ from atoll.protocol.messages import Tree
 from atoll.protocol.plans import top_of
 from atoll.protocol.time_limits import TimeLimits
 
-REMEMBERED = 8
-"""Exchanges of each site."""
 SLACK = 8
 """A deadline is at least so many times the longest exchange remembered."""
 FLOOR_STALLS = 8
 """Stalls and trickles are found sooner than any deadline, by the sites themselves, and named better."""
-
-
-class ExchangeTimes:
-    """Of each site, how long the last exchanges took that it was in and that were committed."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, deque[float]] = {}
-
-    def note(self, site_ids: Sequence[int], seconds: float) -> None:
-        """An exchange of these sites took so long, and was committed."""
-        for site_id in site_ids:
-            self._of.setdefault(site_id, deque(maxlen=REMEMBERED)).append(seconds)
-
-    def longest(self, site_ids: Sequence[int]) -> float | None:
-        """None if one of them was in none yet: its link may be slower than all that was seen."""
-        if not all(self._of.get(site_id) for site_id in site_ids):
-            return None
-        return max(max(self._of[site_id]) for site_id in site_ids)
 
 
 def most_link_bytes(sizes: ChunkSizes, trees: Sequence[Tree], num_contributors: int, num_receivers: int) -> int:

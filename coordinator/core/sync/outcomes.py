@@ -199,7 +199,6 @@ def commit(run: Run, sync: Sync, attempt: Attempt, payload_digest: bytes, stood_
             contributor.conduct.contributed(run.now, run.limits.lease_s)
         if before != contributor.record():
             run.persist(contributor.record())
-    run.exchange_times.note(ids, run.now - attempt.planned_at)
     waited_for = sync.expected - sync.late - set(sync.ready) - run.resting.turns(plan.sync)
     run.stragglers.note_commit(ids, waited_for, run.now)
     _learn(run, sync, attempt)
@@ -248,7 +247,7 @@ def _learn(run: Run, sync: Sync, attempt: Attempt) -> None:
 
 def _learn_links(run: Run, sync: Sync, attempt: Attempt) -> None:
     """What is known of each link from now on, and who rests because of it."""
-    run.pace.note_commit(run.now)
+    run.pace.note_commit(attempt.ids(), run.now - attempt.planned_at, run.now)
     if not run.pace.period_s:
         return
     here = [site.site_id for site in run.members.live()]

@@ -45,7 +45,7 @@ def make(
         return None
     trees, suspects = found
     link_bytes = most_link_bytes(sizes, trees, len(contributors), len(receivers))
-    longest_s = run.exchange_times.longest([s.site_id for s in contributors])
+    longest_s = run.pace.longest_exchange_s([s.site_id for s in contributors])
     plan = m.Plan(
         sync=sync.open.sync,
         attempt=sync.last_attempt + 1,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.coordinator.core.sync.deadlines import ExchangeTimes, exchange_deadline_s, most_link_bytes
+from atoll.coordinator.core.sync.deadlines import exchange_deadline_s, most_link_bytes
 from atoll.coordinator.core.sync.link_health import MAX_LINKS, REMEMBERED_SYNCS, Probation, Trouble
+from atoll.coordinator.core.sync.pace import Pace
 from atoll.coordinator.core.sync.topology import Reducer, direct
 from atoll.protocol.codecs import max_encoded_bytes
 from atoll.protocol.time_limits import PRESETS
@@ -56,14 +57,14 @@ def test_history_tightens_the_deadline_and_attempts_widen_it() -> None:
 
 
 def test_a_site_without_a_history_gets_the_time_that_sizes_give() -> None:
-    times = ExchangeTimes()
+    pace = Pace()
     for seconds in (1.0, 3.0, 2.0):
-        times.note([1, 2], seconds)
-    assert times.longest([1, 2]) == 3.0
-    assert times.longest([1, 2, 3]) is None
+        pace.note_commit([1, 2], seconds, 10.0)
+    assert pace.longest_exchange_s([1, 2]) == 3.0
+    assert pace.longest_exchange_s([1, 2, 3]) is None
     for _ in range(8):
-        times.note([1, 2], 0.5)
-    assert times.longest([1, 2]) == 0.5
+        pace.note_commit([1, 2], 0.5, 10.0)
+    assert pace.longest_exchange_s([1, 2]) == 0.5
 
 
 def test_probation_is_longer_for_who_fails_again_soon() -> None:
