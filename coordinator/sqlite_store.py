@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -16,7 +17,7 @@ from atoll.coordinator.core.persisted import HISTORY, KINDS, Key, Persisted, Row
 from atoll.coordinator.store import RESTORE, run_of
 from atoll.protocol.errors import ConfigError, HostError, InvalidMessage, StaleError, StateError
 from atoll.protocol.messages import MAX_LOG_COMMITS
-from atoll.protocol.settings import RunSettings
+from atoll.protocol.settings import RunSettings, settings_to_json
 
 R = TypeVar("R")
 
@@ -187,7 +188,8 @@ class SqliteStore:
             kinds = [cls for cls in KINDS.values() if cls is not RunRecord]
             found = [r for cls in kinds for r in self._all(cls, oldest if cls in HISTORY else -1)]
             found += self._all(AttestationRecord, last=0)  # the run can always go back to its start
-            return Persisted(run=run, term=term + 1, records={key_of(r): r for r in found}).newest(settings)
+            whole = replace(run, settings_json=settings_to_json(settings))  # what was stored may lack newer ones
+            return Persisted(run=whole, term=term + 1, records={key_of(r): r for r in found})
 
     def persist(self, term: int, records: Sequence[Record], wall_time_s: float) -> None:
         with self._explained(), self._transaction():
@@ -220,7 +222,7 @@ class SqliteStore:
         )
 
     def _keep(self, records: Sequence[Row], total: int, wall_time_s: float) -> int:
-        """As `fold` does. The new sum of all checksums."""
+        """Each with what it replaces and ends. The new sum of all checksums."""
         (last,) = self._db.execute("SELECT max(seq) FROM records").fetchone()
         seq = last or 0
         drop = f"DELETE FROM records WHERE {_KEY} RETURNING checksum"

@@ -1,7 +1,7 @@
 """What survives the coordinator: the interface of `sqlite_store.py`.
 
-The core decides what is kept (`core/events.py`, records) and what that replaces (`core/persisted.py`, `fold`); a store
-keeps each `persist` whole or not at all, and only for the newest term.
+The core decides what is kept (`core/events.py`, records) and what that replaces (`core/persisted.py`, `changes`); a
+store keeps each `persist` whole or not at all, and only for the newest term.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What survives the coordinator: of each key the newest record. `fold` is the only rule of what a record replaces or
-ends; a store in memory and one in a file follow it alike. Pure.
+"""What survives the coordinator: of each key the newest record. `changes` is the only rule of what a record replaces or
+ends; the store in a file and the one of tests, in memory, follow it alike. Pure.
 
 Commits and what is attested of them are a history that is read by number; all other records are few.
 """
@@ -7,11 +7,10 @@ Commits and what is attested of them are a history that is read by number; all o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast, get_args
 
 from atoll.coordinator.core import events as e
-from atoll.protocol.settings import RunSettings, settings_to_json
 
 KEPT_EXCLUSIONS = 32
 """In memory and in the store, for people, and to find those who were left out again. The store has all of the newest
@@ -182,27 +181,3 @@ class Persisted:
         """The highest ever given when sites were forgotten; those that are here may have higher ones."""
         found = (self.one(e.ForgetRecord), self.one(e.ResetRecord))
         return max((record.last_site_id for record in found if record is not None), default=0)
-
-    def newest(self, settings: RunSettings) -> Persisted:
-        """What a start reads of all that is kept: without the commits that are older than the log, but for the starting
-        state's hash, and with settings that are whole. Those that were stored may lack some that are newer."""
-        commits = (key.number for key in self.records if key.kind == kind_of(e.CommitRecord))
-        oldest = max(commits, default=0) - settings.sync.log_commits
-        kept = {k: r for k, r in self.records.items() if not isinstance(r, HISTORY) or not 0 < k.number <= oldest}
-        return replace(self, run=replace(self.run, settings_json=settings_to_json(settings)), records=kept)
-
-
-def fold(persisted: Persisted, *records: Row) -> Persisted:
-    """What is kept once these records are, one after the other."""
-    kept = dict(persisted.records)
-
-    def keys(kind: str) -> list[Key]:
-        return [key for key in kept if key.kind == kind]
-
-    for record in records:
-        for key, newest in changes(record, keys).items():
-            if newest is None:
-                kept.pop(key, None)
-            else:
-                kept[key] = newest
-    return replace(persisted, records=kept)

@@ -28,8 +28,8 @@ class Limit(NamedTuple):
 
     at: float
     why: Callable[[], str]
-    """Why the site is lost or the stream ends then: in words that are made when it has passed, as each look makes limits
-    of every site."""
+    """Why the site is lost or the stream ends then. The words are made when it has passed, as each look makes limits of
+    every site."""
     is_hang: bool = False
     """The site is here, and is found out."""
     closes: str = ""

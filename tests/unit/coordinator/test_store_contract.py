@@ -22,7 +22,6 @@ from atoll.coordinator.core.persisted import (
     Persisted,
     Row,
     RunRecord,
-    fold,
     key_of,
     thinned,
 )
@@ -32,7 +31,7 @@ from atoll.protocol.errors import ConfigError, StaleError
 from atoll.protocol.messages import Commit, DataRange, Member, Open, Outlier, Plan, Tree
 from atoll.protocol.settings import settings_from_json, settings_to_json
 from tests.harness.coordinator_story import a_hash, a_manifest, some_settings
-from tests.harness.memory_store import MemoryStore
+from tests.harness.memory_store import MemoryStore, fold, newest
 
 SETTINGS = some_settings()
 Reopen = Callable[[], Store]
@@ -513,6 +512,6 @@ def test_what_is_read_is_what_was_folded(reopen: Reopen) -> None:
         store.persist(term, records, 1.0)
         kept = fold(kept, *records)
         store, term = reopen(), term + 1
-        assert store.begin(SETTINGS) == replace(kept.newest(SETTINGS), term=term)
+        assert store.begin(SETTINGS) == replace(newest(kept, SETTINGS), term=term)
         if number:
             assert store.read_commits(1, number)[0] == kept.all(e.CommitRecord)
