@@ -91,16 +91,6 @@ class Disk:
             path.unlink(missing_ok=True)
             raise disk_error(error, path, size_bytes) from error
 
-    def write_new(self, path: Path, data: bytes) -> None:
-        """A new file. Raises HostError, and leaves none, if it cannot be written. A crash may leave a part of it."""
-        try:
-            with open_new(path) as file:
-                file.write(data)
-        except OSError as error:
-            with suppress(OSError):
-                path.unlink()
-            raise disk_error(error, path, len(data)) from error
-
     def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
         """Replaces `path` by a file with `data`: readers and crashes see the old one or the new one."""
         aside = path.with_name(path.name + ".new")

@@ -30,7 +30,7 @@ ENDED = 97
 MUCH_BYTES = 1 << 20
 STARTS = ("coordinator/main.py", "node/daemon/main.py")
 """What their coroutines call themselves happens before anybody is served."""
-LOOKERS_ON = ("watched", "watched_output", "allocate", "write_new", "write_whole")
+LOOKERS_ON = ("watched", "watched_output", "allocate", "write_whole")
 """Functions of the simulator around those of the program: events, outputs, and a disk that may be full."""
 SMALL = (
     "key",  # of a home, at its start

@@ -24,10 +24,6 @@ class SimDisk(Disk):
         self.look(path)
         super().allocate(path, size_bytes)
 
-    def write_new(self, path: Path, data: bytes) -> None:
-        self.look(path)
-        super().write_new(path, data)
-
     def write_whole(self, path: Path, data: bytes, *, fsync: bool = False, mode: int = PRIVATE_FILE) -> None:
         self.look(path)
         super().write_whole(path, data, fsync=fsync, mode=mode)

@@ -89,7 +89,7 @@ class Spill:
         if is_first:
             log.info("contributions beyond %d bytes in memory are in %s", self.memory_limit_bytes, self.folder)
         path = self.folder / str(next(self._numbers))
-        self._disk.write_new(path, item.data)
+        self._disk.write_whole(path, item.data)
         with self._lock:
             self.disk_bytes += item.num_bytes
         return Spilled(item.chunk, item.hash, item.num_bytes, path)
