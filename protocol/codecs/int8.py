@@ -19,6 +19,7 @@ _QUANTS = 128.0  # the power of two above it
 _SMALLEST_NORMAL = np.float32(2.0**-126)
 _SCALE_OVERFLOW = np.float32(2.0**121)  # below it, any quant of 8 bits times the scale is finite
 _ZERO = np.float32(0.0)
+_NOTHING = np.empty(0, np.float32)
 
 
 @njit(nogil=True, error_model="numpy", inline="always")
@@ -45,29 +46,19 @@ def _quantize(values: Any, count: Any, quants: Any, first_out: Any) -> Any:
     return scale
 
 
-@kernel(f32_in, f32_out, i8_out)
-def _int8_encode(values: Any, scales: Any, quants: Any) -> Any:
-    block_values = np.empty(INT8_BLOCK, np.float32)  # an array of its own: LLVM then knows that nothing overlaps
-    for block in range(scales.size):
-        first = block * INT8_BLOCK
-        count = min(INT8_BLOCK, values.size - first)
-        for i in range(count):
-            block_values[i] = values[first + i]
-        scale = _quantize(block_values, count, quants, first)
-        if scale < _ZERO:
-            return False
-        scales[block] = scale
-    return True
-
-
 @kernel(f32_in, f32_in, f32_out, i8_out)
-def _int8_encode_difference(values: Any, minus: Any, scales: Any, quants: Any) -> Any:
-    difference = np.empty(INT8_BLOCK, np.float32)
+def _int8_encode(values: Any, minus: Any, scales: Any, quants: Any) -> Any:
+    """`minus` may be empty."""
+    difference = np.empty(INT8_BLOCK, np.float32)  # an array of its own: LLVM then knows that nothing overlaps
     for block in range(scales.size):
         first = block * INT8_BLOCK
         count = min(INT8_BLOCK, values.size - first)
-        for i in range(count):
-            difference[i] = values[first + i] - minus[first + i]
+        if minus.size:
+            for i in range(count):
+                difference[i] = values[first + i] - minus[first + i]
+        else:
+            for i in range(count):
+                difference[i] = values[first + i]
         scale = _quantize(difference, count, quants, first)
         if scale < _ZERO:
             return False
@@ -111,9 +102,7 @@ def _scales_and_quants(body: Bytes) -> tuple[Floats, npt.NDArray[np.int8]]:
 
 
 def _encode(values: Floats, minus: Floats | None, body: Bytes) -> bool:
-    if minus is None:
-        return bool(_int8_encode(values, *_scales_and_quants(body)))
-    return bool(_int8_encode_difference(values, minus, *_scales_and_quants(body)))
+    return bool(_int8_encode(values, _NOTHING if minus is None else minus, *_scales_and_quants(body)))
 
 
 def _decode(body: Bytes, out: Floats) -> None:
@@ -138,6 +127,6 @@ ARITHMETIC = Arithmetic(
     decode=_decode,
     accumulate=_accumulate,
     check=_check,
-    kernels=(_int8_encode, _int8_encode_difference, _int8_decode, _int8_accumulate, _int8_square_sum),
+    kernels=(_int8_encode, _int8_decode, _int8_accumulate, _int8_square_sum),
     golden="8cef43ec258ca13f646ece33b856aa0f0fe308fb1ad0dab253bf53f14c6b32da",
 )
