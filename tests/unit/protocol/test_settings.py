@@ -130,6 +130,8 @@ def changed(**changes: Any) -> str:
         (changed(sync=3), "sync must be a table"),
         (changed(sync__codec="pickle"), "sync.codec"),
         (changed(sync__chunk_elements=1 << 40), "sync.chunk_elements"),
+        (changed(sync__chunk_elements=0), "sync.chunk_elements"),
+        (changed(sync__zstd_level=99), "sync.zstd_level"),
         (changed(outer__learning_rate=float("nan")), "NaN is not a finite number"),
         (changed(seed=10**400), "run.seed"),
         (changed(outer__momentum=10**400), "outer: momentum"),
