@@ -65,8 +65,8 @@ def test_a_run_that_goes_on_as_it_is_tells_its_members_once() -> None:
     ):
         short, same = shorten(message, told)
         assert same == left_out
-        assert not (same.contributors and short.contributors)  # type: ignore[union-attr]
-        assert not (same.trees and short.trees)  # type: ignore[union-attr]
+        assert not (same.contributors and short.contributors)  # type: ignore[attr-defined]
+        assert not (same.trees and short.trees)  # type: ignore[attr-defined]
         assert complete(short, same, told) == message
         told = after(message, told)
 
