@@ -126,7 +126,6 @@ async def _site(args: argparse.Namespace) -> None:
             log.drop(sync)
         await hub.close()
         await listener.stop(0)
-        outer.close()
         log.close()
 
 

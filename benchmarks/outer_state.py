@@ -105,7 +105,6 @@ class Bench:
 
         apply_s, written = self._applied(apply)
         expected = outer.state_hash()
-        outer.close()
         return_s = []
         for _ in range(3):
             began = time.perf_counter()
@@ -113,7 +112,6 @@ class Bench:
             return_s.append(time.perf_counter() - began)
             if again.state_hash() != expected:
                 sys.exit(f"{name}: another state came back")
-            again.close()
         return Row(name, apply_s, written, return_s)
 
     def in_memory(self, snapshots: Snapshots) -> list[Row]:
@@ -197,7 +195,6 @@ def main(argv: list[str]) -> int:
         before = _device_bytes(bench.folder)
         snapshot_s = _timed(lambda: snapshots.write(outer, 1, 0))
         snapshot_bytes = _device_bytes(bench.folder) - before
-        outer.close()
         rows = [
             bench.in_a_file("file on the disk", bench.folder / "state"),
             bench.in_a_file("file on tmpfs", Path(shm) / "state"),

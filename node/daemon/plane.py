@@ -158,7 +158,6 @@ class DataPlane:
             self._published = kept  # another commit has a later number soon
             is_void = self.outer is not None and any((version or 0) > commit for version in self.outer.versions)
             if self.outer is not None and is_void:
-                self.outer.close()
                 self.outer = None
                 OuterState.discard(self.home.state_folder)
             self.snapshots.roll_back(commit)  # after it: a snapshot that begins now is not of a void state
@@ -430,8 +429,6 @@ class DataPlane:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown()
-        if self.outer is not None:
-            self.outer.close()
         self.log.close()
         for buffer in (self.snapshot, self.publish_buffer):
             if buffer is not None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from atoll.node.dataplane import store_files
 from atoll.node.dataplane.chunk_index import Entry
 from atoll.node.dataplane.places import PlaceMap
-from atoll.node.dataplane.store_files import Bytes, StoreFiles, StoreKind
+from atoll.node.dataplane.store_files import Bytes, StoreKind
 from atoll.node.threads import each, pool_of
 from atoll.protocol.disk import Disk
 from atoll.protocol.errors import StateError
@@ -59,7 +59,7 @@ class ChunkStore:
         self._kind = kind
         self._sizes = kind.record_bytes
         self._places = places
-        self._files = StoreFiles(folder, kind, places)
+        self._index, self._records = store_files.opened(folder, kind, places)
         self.lock = threading.Condition()
         """Guards all that follows, and what the owner keeps by `noted`."""
         self.noted: Callable[[int, Entry | None, Entry | None], None] = lambda chunk, old, new: None
@@ -82,13 +82,9 @@ class ChunkStore:
     @classmethod
     def open(cls, folder: Path, kind: StoreKind) -> ChunkStore:
         """What `folder` holds; `verify` it next. Raises TornState if the files are not whole, StateError if they are
-        not of this kind or in use."""
+        not of this kind."""
         store_files.check(folder, kind)
         return cls(folder, kind, PlaceMap(kind.record_bytes))
-
-    def close(self) -> None:
-        """Gives up the folder. No view or method of this object may be used after it."""
-        self._files.close()
 
     # --- reading
 
@@ -164,7 +160,7 @@ class ChunkStore:
             record = self._record(chunk, place)
             fill(record)
             entry = Entry(version, self._serials[chunk] + 1, place, chunk_hash(record.data))
-            self._files.index.write(chunk, entry)
+            self._index.write(chunk, entry)
             done = True
         finally:
             with self.lock:
@@ -209,9 +205,9 @@ class ChunkStore:
 
     def _record(self, chunk: int, place: int) -> Bytes:
         if not self._sizes[chunk]:
-            return self._files.records[:0]
+            return self._records[:0]
         start = self._places.offset_bytes(chunk, place)
-        return self._files.records[start : start + self._sizes[chunk]]
+        return self._records[start : start + self._sizes[chunk]]
 
     # --- damage
 
@@ -230,7 +226,7 @@ class ChunkStore:
 
         Once, before anything else. Returns the valid entries of each chunk, in force or not, the newest first.
         """
-        found = [self._files.index.entries(chunk) if size else [] for chunk, size in enumerate(self._sizes)]
+        found = [self._index.entries(chunk) if size else [] for chunk, size in enumerate(self._sizes)]
         with pool_of(min(num_threads, MAX_VERIFYING_THREADS)) as pool:
             intact = each(lambda c: [e for e in found[c] if self._is_intact(c, e)], range(len(found)), pool)
         taken: set[int] = set()

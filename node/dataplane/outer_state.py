@@ -89,8 +89,8 @@ class OuterState:
     ) -> OuterState:
         """The state that `folder` holds, each chunk checked against its hash; `missing` lists the damaged ones.
 
-        Raises StateError if it belongs to another run, manifest or outer optimizer, or is in use; TornState if the
-        files are not whole.
+        Raises StateError if it belongs to another run, manifest or outer optimizer; TornState if the files are not
+        whole.
         """
         state = cls(ChunkStore.open(folder, _kind(layout, slots, run_id)), layout, slots, run_id, history)
         state._verify(num_threads)
@@ -100,10 +100,6 @@ class OuterState:
     def discard(folder: Path) -> None:
         """Removes it for good: after a power cut it does not come back."""
         store_files.discard(folder, _NAME)
-
-    def close(self) -> None:
-        """Gives up the folder. No view or method of this object may be used after it."""
-        self.store.close()
 
     # --- reading
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
 import os
@@ -46,28 +45,11 @@ class StoreKind:
     """The tensor of a chunk, for messages."""
 
 
-class StoreFiles:
-    """Index and records, held for this process alone until `close`. Raises TornState, or StateError if in use."""
-
-    def __init__(self, folder: Path, kind: StoreKind, places: PlaceMap) -> None:
-        index, records = _path(folder, kind.name, "index"), _path(folder, kind.name, "chunks")
-        self._lock_file = _opened(index, ChunkIndex.size_bytes(len(kind.record_bytes)))
-        try:
-            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.index = ChunkIndex(memoryview(_mapped(index, 0)), kind.key)
-            self.records: Bytes = np.frombuffer(_mapped(records, places.file_bytes), np.uint8)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, BlockingIOError):
-                raise StateError(f"{index}: in use by another node; give each node its own --home") from None
-            if isinstance(error, OSError):
-                raise disk_error(error, records) from error
-            raise
-
-    def close(self) -> None:
-        """The lock goes with the descriptor."""
-        os.close(self._lock_file)
-        self._lock_file = -1
+def opened(folder: Path, kind: StoreKind, places: PlaceMap) -> tuple[ChunkIndex, Bytes]:
+    """Index and records, for this process alone: the node holds its home. Raises TornState if they are not whole."""
+    index = _mapped(_path(folder, kind.name, "index"), ChunkIndex.size_bytes(len(kind.record_bytes)))
+    records = _mapped(_path(folder, kind.name, "chunks"), places.file_bytes)
+    return ChunkIndex(memoryview(index), kind.key), np.frombuffer(records, np.uint8)
 
 
 def exists(folder: Path, name: str) -> bool:
@@ -114,23 +96,13 @@ def _path(folder: Path, name: str, suffix: str) -> Path:
 
 
 def _mapped(path: Path, size_bytes: int) -> mmap.mmap:
-    """By a descriptor of its own: a mapping keeps what is locked by its descriptor."""
-    descriptor = _opened(path, size_bytes)
+    """Raises TornState if the file is not there, or smaller."""
     try:
-        return mmap.mmap(descriptor, 0)
-    finally:
-        os.close(descriptor)
-
-
-def _opened(path: Path, size_bytes: int) -> int:
-    """A descriptor. Raises TornState if the file is not there, or smaller."""
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        with path.open("r+b", buffering=0) as file:
+            if os.fstat(file.fileno()).st_size < size_bytes:
+                raise TornState(f"{path}: truncated")
+            return mmap.mmap(file.fileno(), 0)
     except FileNotFoundError as error:
         raise TornState(f"{path}: {error.strerror}") from None
     except OSError as error:
         raise disk_error(error, path) from error
-    if os.fstat(descriptor).st_size < size_bytes:
-        os.close(descriptor)
-        raise TornState(f"{path}: truncated")
-    return descriptor

@@ -67,7 +67,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dp.logged(log, outer, 1, found)
     dp.apply_all(outer, found, 1)
     dp.save(folder / "model", outer, LAYOUT, ("momentum",), {"run_step": 20, "run_tokens": 5, "settings": {}})
-    outer.close()
     log.close()
     return folder
 
@@ -107,18 +106,14 @@ def test_an_outer_state_holds_only_chunks_that_have_their_hash(whole: Path, data
                 overwrite(data, path)
         reference = OuterState.open(whole / "state", LAYOUT, ("momentum",), dp.RUN)
         written = {chunk: reference.read(chunk) for chunk in range(len(LAYOUT.chunks))}
-        reference.close()
         try:
             outer = OuterState.open(folder / "state", LAYOUT, ("momentum",), dp.RUN)
         except StateError:
             return
-        try:
-            for chunk in range(len(LAYOUT.chunks)):
-                if chunk not in outer.missing:
-                    found = outer.read(chunk)
-                    assert found == written[chunk] or found.version < written[chunk].version
-        finally:
-            outer.close()
+        for chunk in range(len(LAYOUT.chunks)):
+            if chunk not in outer.missing:
+                found = outer.read(chunk)
+                assert found == written[chunk] or found.version < written[chunk].version
 
 
 @fuzz(100)
@@ -133,11 +128,8 @@ def test_a_saved_model_is_restored_whole_or_refused(whole: Path, data: st.DataOb
             saved_model.restore(folder / "model", outer)
         except ConfigError:
             return
-        else:
-            assert outer.commit == 0
-            assert outer.state_hash() == saved_manifest.load_manifest(whole / "model").state_hash
-        finally:
-            outer.close()
+        assert outer.commit == 0
+        assert outer.state_hash() == saved_manifest.load_manifest(whole / "model").state_hash
 
 
 JSON = st.recursive(

@@ -156,7 +156,6 @@ def test_a_tree_of_many_chunks_takes_no_memory_before_it_is_refused() -> None:
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     made = Disk(tmp_path_factory.mktemp("disk"))
     yield made
-    made.outer.close()
     made.log.close()
 
 

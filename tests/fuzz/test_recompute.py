@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -40,11 +40,9 @@ def specs() -> list[TensorSpec]:
 
 
 @pytest.fixture(scope="module", params=["nesterov", "sgd"])
-def outer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OuterState]:
+def outer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OuterState:
     slots = OuterOptimizer(OuterSettings(optimizer=request.param)).slots
-    state = OuterState.create(tmp_path_factory.mktemp("outer"), Layout(Manifest.canonical(specs())), slots, "run")
-    yield state
-    state.close()
+    return OuterState.create(tmp_path_factory.mktemp("outer"), Layout(Manifest.canonical(specs())), slots, "run")
 
 
 def some_floats(generator: np.random.Generator, num: int, *, are_finite: bool) -> np.ndarray:

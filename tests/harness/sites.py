@@ -114,7 +114,6 @@ class Site:
     async def stop(self) -> None:
         await self.hub.close()
         await self.server.stop(0)
-        self.outer.close()
         self.log.close()
 
     def seed(self) -> None:

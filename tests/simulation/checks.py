@@ -404,7 +404,6 @@ class Checks:
                         self.require(
                             saved.state_hash == hashes[-1], f"{node.process} saved another model than the last"
                         )
-                outer.close()
         self.require(num_survivors > 0 or self.may_lose_the_end, "nobody holds the last state")
 
     def _base_and_steps_only(self, sealed: Sealed, fragment: int, states: Sequence[Records]) -> None:

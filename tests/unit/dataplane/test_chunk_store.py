@@ -45,7 +45,6 @@ def test_records_come_back_with_their_versions(tmp_path: Path) -> None:
             assert put(store, chunk, version, 10 * version + chunk) == chunk_hash(bytes([10 * version + chunk]) * 40)
     assert put(store, 1, 5, 1) == EMPTY.hash, "of no bytes"
     assert store.num_missing == 1
-    store.close()
     again = ChunkStore.open(tmp_path, kind())
     again.verify(1)
     assert again.versions == [7, 0, 7, None]
@@ -59,8 +58,6 @@ def test_two_kinds_lie_in_one_folder_and_one_is_not_the_other(tmp_path: Path) ->
     expected = outer.state_hash()
     store = ChunkStore.create(tmp_path, kind(), REAL_DISK)
     put(store, 0, 3, 1)
-    outer.close()
-    store.close()
     again = ChunkStore.open(tmp_path, kind())
     again.verify(1)
     assert again.versions == [3, 0, None, None]
@@ -100,7 +97,6 @@ def test_the_owner_hears_of_each_change_in_order(tmp_path: Path) -> None:
     store.forget(1)
     assert heard == [(0, None, 1), (0, 1, 2), (0, 2, None)]
     assert store.versions == [None, 0, None, None]
-    store.close()
     again = ChunkStore.open(tmp_path, kind())
     again.noted = noted
     again.verify(1)

@@ -59,7 +59,6 @@ def test_the_outer_file_has_the_size_that_is_told(optimizer: str, tmp_path: Path
     settings = replace(SETTINGS, outer=OuterSettings(optimizer=optimizer))
     slots = OuterOptimizer(settings.outer).slots
     outer = OuterState.create(tmp_path / "state", LAYOUT, slots, "r")
-    outer.close()
     assert (tmp_path / "state" / "outer.chunks").stat().st_size == footprint(LAYOUT, settings).outer_bytes
 
 

@@ -167,12 +167,10 @@ def test_the_list_of_the_commit_before_is_found_again(tmp_path: Path) -> None:
     for commit in (1, 2, 3):
         apply_all(outer, payloads(outer, (commit,)), commit)
         hashes.append(outer.chunk_hashes(commit))
-    outer.close()
     again = reopened(tmp_path, used)
     assert [again.chunk_hashes(n) for n in range(4)] == [None, None, *hashes[2:]]
     assert again.state_hash() == state_hash(used.manifest, SLOTS, hashes[3] or [])
     again.apply(0, payloads(again, (4,))[0], update_of(4))
-    again.close()
     torn = reopened(tmp_path, used)
     assert torn.commit is None
     assert [torn.chunk_hashes(n) for n in range(5)] == [None, None, None, hashes[3], None]
@@ -183,9 +181,6 @@ def test_it_is_found_again(tmp_path: Path) -> None:
     outer = seeded(tmp_path, used)
     apply_all(outer, payloads(outer), 1)
     expected = outer.state_hash()
-    with pytest.raises(StateError, match="in use"):
-        reopened(tmp_path, used)
-    outer.close()
     again = reopened(tmp_path, used)
     assert again.commit == 1
     assert again.state_hash() == expected
@@ -197,7 +192,7 @@ def test_it_is_found_again(tmp_path: Path) -> None:
 def test_another_run_manifest_or_optimizer_is_refused(tmp_path: Path) -> None:
     used = layout()
     assert not OuterState.exists(tmp_path)
-    seeded(tmp_path, used).close()
+    seeded(tmp_path, used)
     assert OuterState.exists(tmp_path)
     for other, slots, run_id in ((used, SLOTS, "other"), (used, (), RUN), (layout(401), SLOTS, RUN)):
         with pytest.raises(StateError, match="this run has"):
@@ -213,7 +208,7 @@ def test_another_run_manifest_or_optimizer_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["outer.chunks", "outer.index"])
 def test_truncated_files_are_refused(tmp_path: Path, name: str) -> None:
     used = layout()
-    seeded(tmp_path, used).close()
+    seeded(tmp_path, used)
     with (tmp_path / name).open("r+b") as file:
         file.truncate(100)
     with pytest.raises(StateError, match="truncated"):
@@ -224,7 +219,6 @@ def test_damage_is_found_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixt
     used = layout()
     outer = seeded(tmp_path, used)
     record = outer.read(1)
-    outer.close()
     data = bytearray((tmp_path / "outer.chunks").read_bytes())
     data[data.index(record.data) + 5] ^= 1
     (tmp_path / "outer.chunks").write_bytes(data)
@@ -248,7 +242,6 @@ def test_a_crash_at_any_byte_leaves_the_old_chunk_or_the_new_one(tmp_path: Path)
     outer.apply(4, payloads(outer, (4,))[4], update_of(2))
     new = outer.read(4)
     after = {name: (tmp_path / "live" / name).read_bytes() for name in names}
-    outer.close()
     spans = {}
     for name in names:
         changed = [i for i, (x, y) in enumerate(zip(before[name], after[name], strict=True)) if x != y]
@@ -272,7 +265,6 @@ def test_a_crash_at_any_byte_leaves_the_old_chunk_or_the_new_one(tmp_path: Path)
             assert state.read(4) in (old, new)
             assert state.versions[3] == 1
             seen.add(state.versions[4])
-            state.close()
     assert seen == {1, 2}
 
 
@@ -284,7 +276,6 @@ def test_a_lost_record_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
     found = payloads(outer)
     outer.apply(0, found[0], update_of(1))
     new = outer.read(0)
-    outer.close()
     data = bytearray((tmp_path / "outer.chunks").read_bytes())
     start = data.index(new.data)
     data[start : start + len(new.data)] = bytes(len(new.data))
@@ -294,7 +285,6 @@ def test_a_lost_record_falls_back_to_the_one_before_it(tmp_path: Path) -> None:
     assert again.commit == 0
     again.apply(0, found[0], update_of(1))
     assert again.read(0) == new
-    again.close()
     final = reopened(tmp_path, used)
     assert final.read(0) == new
 
@@ -307,7 +297,6 @@ def test_equal_records_never_share_a_place(tmp_path: Path) -> None:
     for _ in range(3):
         for chunk in range(5):
             outer.put(chunk, 0, bytes(record_bytes(used, SLOTS, chunk)))
-    outer.close()
     index = bytearray((tmp_path / "outer.index").read_bytes())
     for chunk in range(3):  # the newest entries of some chunks are lost
         entries = ChunkIndex(memoryview(index), b"").entries(chunk)
@@ -386,7 +375,7 @@ def test_a_full_disk_is_said_in_words(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_creating_replaces_what_was_there(tmp_path: Path) -> None:
     used = layout()
-    seeded(tmp_path, used).close()
+    seeded(tmp_path, used)
     assert OuterState.create(tmp_path, used, SLOTS, "next").commit is None
     assert json.loads((tmp_path / "outer.json").read_text())["run"] == "next"
 

@@ -28,9 +28,7 @@ def _used() -> Layout:
 @pytest.fixture(name="found")
 def _found(tmp_path: Path, used: Layout) -> dict[int, bytes]:
     outer = seeded(tmp_path / "outer", used)
-    found = payloads(outer)
-    outer.close()
-    return found
+    return payloads(outer)
 
 
 def put_all(writer: PayloadFile, found: dict[int, bytes]) -> None:

@@ -53,7 +53,6 @@ class Site:
 
     def restarted(self, *, without_outer: bool = False) -> OuterState:
         """What the next start of the node puts together."""
-        self.outer.close()
         self.log.close()
         if without_outer:
             OuterState.create(self.folder / "state", self.layout, SLOTS, RUN).close()

@@ -83,7 +83,6 @@ def test_every_role_comes_out_as_in_the_outer_state(tmp_path, is_unchanged: bool
             role=chunk.role, dtype=spec.dtype, num_elements=9, settings=NESTEROV, record=record, payload=payload
         )
         assert found == expected
-    outer.close()
 
 
 def test_what_is_of_another_chunk_is_refused() -> None:

@@ -198,21 +198,18 @@ def test_only_the_whole_marker_of_its_place_is_taken(
     arrived = data.draw(damaged(marker)) if data.draw(st.booleans()) else marker
     right = {WEIGHT: None, HALF: unchanged(6, "F32"), MASK_CHUNK: unchanged(6, "F32"), COUNT: unchanged(2, "I64")}
     outer = seeded(tmp_path_factory.mktemp("outer"), values())
-    try:
-        used = site(outer, received(outer))
-        before = outer.read(chunk)
-        for take in (
-            lambda: used.check(chunk, arrived),
-            lambda: used.reduce(chunk, [(1, arrived)]),
-            lambda: check_payload(LAYOUT, chunk, arrived),
-            lambda: outer.apply(chunk, arrived, update_of(1)),
-        ):
-            if arrived == right[chunk]:
+    used = site(outer, received(outer))
+    before = outer.read(chunk)
+    for take in (
+        lambda: used.check(chunk, arrived),
+        lambda: used.reduce(chunk, [(1, arrived)]),
+        lambda: check_payload(LAYOUT, chunk, arrived),
+        lambda: outer.apply(chunk, arrived, update_of(1)),
+    ):
+        if arrived == right[chunk]:
+            take()
+            assert outer.read(chunk).data == before.data
+        else:
+            with pytest.raises(InvalidMessage):
                 take()
-                assert outer.read(chunk).data == before.data
-            else:
-                with pytest.raises(InvalidMessage):
-                    take()
-                assert outer.read(chunk) == before
-    finally:
-        outer.close()
+            assert outer.read(chunk) == before

@@ -127,7 +127,6 @@ class Node:
         await self._prober.close()
         await self.hub.close()
         self._log.close()
-        self._outer.close()
 
     async def probe(self, members: tuple[Member, ...]) -> None:
         self._prober.watch(members)

@@ -34,7 +34,6 @@ THE_OTHER_REDUCES = replace(SECOND.trees[0], parents=(1, -1))
 def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disk]:
     made = Disk(tmp_path_factory.mktemp("disk"))
     yield made
-    made.outer.close()
     made.log.close()
 
 

@@ -72,7 +72,6 @@ def test_what_a_node_keeps_is_for_its_user_alone(tmp_path: Path) -> None:
         used = layout()
         outer = seeded(home.state_folder, used)
         Snapshots(home.snapshot_folder, used, ("momentum",), RUN).write(outer, 2, 0)
-        outer.close()
         log = PayloadLog(home.payload_folder, used, RUN, 4)
         log.begin(1, 1, 1)
         log.close()
