@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 
 from atoll.node import local_protocol
 from atoll.protocol.errors import InvalidMessage
@@ -20,33 +19,24 @@ class RankConnection:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.rank: int | None = None  # known after its hello
-        self._queue: deque[tuple[bytes, tuple[int, ...]]] = deque()
-        self._ready = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._queue: asyncio.Queue[tuple[bytes, tuple[int, ...]]] = asyncio.Queue()
 
     def send(self, response: local_pb2.LocalResponse) -> None:
         self.send_frame(local_protocol.encode_frame(response))
 
     def send_frame(self, frame: bytes, fds: tuple[int, ...] = ()) -> None:
-        self._queue.append((frame, fds))
-        self._idle.clear()
-        self._ready.set()
+        self._queue.put_nowait((frame, fds))
 
     async def write_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._ready.wait()
-            self._ready.clear()
-            while self._queue:
-                frame, fds = self._queue[0]
-                if fds:
-                    # Descriptors go with the first bytes of their frame.
-                    sent = await self._send_fds(frame[: local_protocol.LENGTH_BYTES], fds)
-                    frame = frame[sent:]
-                await loop.sock_sendall(self.socket, frame)
-                self._queue.popleft()
-            self._idle.set()
+            frame, fds = await self._queue.get()
+            if fds:
+                # Descriptors go with the first bytes of their frame.
+                sent = await self._send_fds(frame[: local_protocol.LENGTH_BYTES], fds)
+                frame = frame[sent:]
+            await loop.sock_sendall(self.socket, frame)
+            self._queue.task_done()
 
     def shut(self) -> None:
         """The rank ends; what it has sent may still be read."""
@@ -59,7 +49,7 @@ class RankConnection:
         """Until everything is sent, or FLUSH_S is over."""
         try:
             async with asyncio.timeout(FLUSH_S):
-                await self._idle.wait()
+                await self._queue.join()
         except TimeoutError:
             pass  # the other side does not read; it learns from the closed socket instead
 
