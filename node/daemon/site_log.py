@@ -18,8 +18,8 @@ OUTPUT_LOGGER = "atoll.workers"
 """Lines of ranks, `[rank 0] ...`, at INFO."""
 
 
-class _PrivateFiles(logging.handlers.RotatingFileHandler):
-    """A script prints into it what is for its owner only."""
+class PrivateFiles(logging.handlers.RotatingFileHandler):
+    """Bounded: the older ones are beside it, under numbers. A script prints into them what is for its owner only."""
 
     def _open(self) -> TextIOWrapper:
         file = super()._open()
@@ -31,7 +31,7 @@ def site_log_handler(path: Path, max_bytes: int = MAX_LOG_BYTES) -> logging.Hand
     """A handler that writes `path` and keeps up to three older files beside it. Raises HostError."""
     try:
         make_folder(path.parent)
-        handler = _PrivateFiles(path, maxBytes=max_bytes, backupCount=NUM_OLD_LOGS, encoding="utf-8", errors="replace")
+        handler = PrivateFiles(path, maxBytes=max_bytes, backupCount=NUM_OLD_LOGS, encoding="utf-8", errors="replace")
     except OSError as error:
         raise HostError(f"log file {path}: {error.strerror}") from None
     handler.setFormatter(CleanFormatter("%(asctime)s %(levelname).1s %(message)s"))

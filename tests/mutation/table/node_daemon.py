@@ -16,9 +16,9 @@ MUTATIONS = (
     Mutation(
         name="the journal grows for ever",
         rule="the journal of a run of any length takes bounded space",
-        where="node.daemon.journal:Journal.write",
-        old="if self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
-        new="if not self._num_bytes and self._num_bytes + len(line) > self._max_bytes:",
+        where="node.daemon.journal:Journal.__init__",
+        old="maxBytes=max_bytes, ",
+        new="",
         tests=("tests/unit/local/test_node_failures.py",),
     ),
     Mutation(

@@ -463,15 +463,11 @@ def test_what_is_as_large_as_the_model_is_made_and_removed_beside_the_loop(tmp_p
 
 def is_full(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of its journal, from now on."""
-    write = os.write
-    journal = node.journal._descriptor
 
-    def full(descriptor: int, data: bytes) -> int:
-        if descriptor == journal:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(descriptor, data)
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(node.journal._lines, "flush", full)
 
 
 def test_a_journal_that_cannot_be_written_ends_the_node_and_not_the_connection_of_the_rank_that_spoke(
