@@ -95,7 +95,6 @@ class Greeting:
     settings_json: str = bounded(1 << 20)
     data_paths: tuple[str, ...]
     """Empty: the default of the run's data set."""
-    run_seed: int
     checkpoint_folder: str = ""
     """For checkpoints of the inner optimizer; empty: none are wanted."""
     crashed_from: tuple[CheckpointId, ...] = ()
@@ -124,7 +123,6 @@ class LocalLayout:
     run_seed: int
     data_seed: int
     """Less than 2**63."""
-    buffer_bytes: int
     chunk_elements: int
     owned_pieces: tuple[int, ...]
     """Indices into the rank's pieces: it writes these."""

@@ -149,7 +149,6 @@ class LocalServer:
                     site_id=site_id,
                     incarnation=incarnation,
                     run_seed=run_seed,
-                    buffer_bytes=layout.buffer_bytes,
                     chunk_elements=layout.chunk_elements,
                     owned_pieces=pieces.owned[rank],
                     data_seed=local_protocol.data_seed(run_seed, site_id, incarnation, generation),

@@ -46,7 +46,6 @@ async def model_of_script(config: NodeConfig, settings: RunSettings, limit_s: fl
             Greeting(
                 settings_json=settings_to_json(settings),
                 data_paths=tuple(str(path) for path in config.data_paths),
-                run_seed=settings.seed,
             ),
         )
         await launcher.start(GENERATION, server.path)

@@ -72,7 +72,6 @@ class WorkerControl:
             greeting = Greeting(
                 settings_json=settings_json,
                 data_paths=tuple(str(p) for p in config.data_paths),
-                run_seed=core.settings.seed,
                 checkpoint_folder=str(home.optimizer_folder) if core.settings.checkpoint_every else "",
                 crashed_from=core.ranks.crashed_from,
             )

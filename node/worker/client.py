@@ -113,11 +113,6 @@ class LocalClient:
         response, fds = self._receive("layout")
         told = wire.from_proto(LocalLayout, response.layout)
         layout = Layout(wire.from_proto(Manifest, response.layout.manifest), told.chunk_elements)
-        if layout.buffer_bytes != told.buffer_bytes:
-            raise InvalidMessage(
-                f"the node's buffers have {told.buffer_bytes} bytes, this layout {layout.buffer_bytes}; "
-                "node and worker run different versions of atoll"
-            )
         if len(fds) != NUM_BUFFERS or any(os.fstat(fd).st_size < layout.buffer_bytes for fd in fds):
             raise InvalidMessage(f"the node passed {len(fds)} buffers for a layout of {layout.buffer_bytes} bytes")
         indices = (*told.owned_pieces, *told.shared_pieces)

@@ -49,7 +49,7 @@ def train(connection: Connection) -> None:
     corpus = data.load(listing)
     fingerprint = data.fingerprint_for_run(settings.data, listing)
     with _device_of_rank(connection) as device:
-        bare = Transformer(settings.model, connection.greeting.run_seed).to(device)
+        bare = Transformer(settings.model, settings.seed).to(device)
         model: nn.Module = bare if connection.world == 1 else DistributedDataParallel(bare)
         optimizer = make_optimizer(model, trainer)
         windows_of_text = TextWindows(corpus.training, trainer.sequence)

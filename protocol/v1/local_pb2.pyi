@@ -221,11 +221,9 @@ class Greeting(_message.Message):
 
     SETTINGS_JSON_FIELD_NUMBER: _builtins.int
     DATA_PATHS_FIELD_NUMBER: _builtins.int
-    RUN_SEED_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FOLDER_FIELD_NUMBER: _builtins.int
     CRASHED_FROM_FIELD_NUMBER: _builtins.int
     settings_json: _builtins.str
-    run_seed: _builtins.int
     checkpoint_folder: _builtins.str
     """for checkpoints of the inner optimizer; empty: none are wanted"""
     @_builtins.property
@@ -241,13 +239,12 @@ class Greeting(_message.Message):
         *,
         settings_json: _builtins.str = ...,
         data_paths: _abc.Iterable[_builtins.str] | None = ...,
-        run_seed: _builtins.int = ...,
         checkpoint_folder: _builtins.str = ...,
         crashed_from: _abc.Iterable[Global___CheckpointId] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "run_seed", b"run_seed", "settings_json", b"settings_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_folder", b"checkpoint_folder", "crashed_from", b"crashed_from", "data_paths", b"data_paths", "settings_json", b"settings_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -359,7 +356,6 @@ class LocalLayout(_message.Message):
     SITE_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RUN_SEED_FIELD_NUMBER: _builtins.int
-    BUFFER_BYTES_FIELD_NUMBER: _builtins.int
     CHUNK_ELEMENTS_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     OWNED_PIECES_FIELD_NUMBER: _builtins.int
@@ -371,8 +367,6 @@ class LocalLayout(_message.Message):
     site_id: _builtins.int
     incarnation: _builtins.int
     run_seed: _builtins.int
-    buffer_bytes: _builtins.int
-    """of SNAPSHOT and of PUBLISH"""
     chunk_elements: _builtins.int
     data_seed: _builtins.int
     """site.seed: pure function of run seed, site id, incarnation, generation"""
@@ -402,7 +396,6 @@ class LocalLayout(_message.Message):
         site_id: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         run_seed: _builtins.int = ...,
-        buffer_bytes: _builtins.int = ...,
         chunk_elements: _builtins.int = ...,
         manifest: _common_pb2.Manifest | None = ...,
         owned_pieces: _abc.Iterable[_builtins.int] | None = ...,
@@ -414,7 +407,7 @@ class LocalLayout(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffer_bytes", b"buffer_bytes", "checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "chunk_elements", b"chunk_elements", "data_seed", b"data_seed", "incarnation", b"incarnation", "manifest", b"manifest", "num_readers", b"num_readers", "owned_pieces", b"owned_pieces", "reader", b"reader", "run_seed", b"run_seed", "shared_pieces", b"shared_pieces", "site_id", b"site_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

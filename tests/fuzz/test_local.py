@@ -27,7 +27,7 @@ from tests.harness.fuzzing import damaged, fuzz, peak_bytes, protos
 from tests.harness.ranks import a_group
 
 MANIFEST = Manifest.canonical([TensorSpec(name="w", shape=(4,), dtype="F32", role=Role.TRAINABLE)])
-GREETING = Greeting(settings_json="{}", data_paths=(), run_seed=1)
+GREETING = Greeting(settings_json="{}", data_paths=())
 GENERATION = 3
 
 

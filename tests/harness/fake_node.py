@@ -46,7 +46,6 @@ class FakeNode:
     def joined(self, num_pieces: int) -> JoinedLayout:
         assert self.layout is not None
         told = LocalLayout(
-            buffer_bytes=self.layout.buffer_bytes,
             chunk_elements=self.layout.chunk_elements,
             owned_pieces=tuple(range(num_pieces)),
             shared_pieces=self.shared_pieces,
@@ -59,7 +58,7 @@ class FakeNode:
         return JoinedLayout(told=told, layout=self.layout, snapshot=self.snapshot, publish=self.publish)
 
     def connection(self, settings: RunSettings) -> Connection:
-        greeting = Greeting(settings_json="", data_paths=(), run_seed=1, checkpoint_folder=self.checkpoint_folder)
+        greeting = Greeting(settings_json="", data_paths=(), checkpoint_folder=self.checkpoint_folder)
         return Connection(cast(LocalClient, self), greeting, settings, 0, 1)
 
     def values(self, buffer: memoryview, name: str, dtype: str = "float32") -> npt.NDArray[Any]:

@@ -148,7 +148,7 @@ async def run(kind: str, output: pytest.LogCaptureFixture) -> None:
     settings = settings_to_json(RunSettings(run_id="parallel"))
     node.server.begin(
         a_group(1, 2),
-        Greeting(settings_json=settings, data_paths=(), run_seed=1),
+        Greeting(settings_json=settings, data_paths=()),
     )
     ended: asyncio.Future[WorkersExited] = asyncio.get_running_loop().create_future()
     config = NodeConfig(coordinator="127.0.0.1:1", name="a", command=(str(RANKS), kind), num_ranks=2, num_threads=1)

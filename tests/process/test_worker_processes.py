@@ -91,7 +91,7 @@ class Site:
         self.lines = Lines()
 
     async def begin(self, generation: int = 1) -> None:
-        greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=5)
+        greeting = Greeting(settings_json=SETTINGS_JSON, data_paths=())
         self.group = a_group(generation, self.config.num_ranks)
         self.server.begin(self.group, greeting)
         await self.launcher.start(generation, self.server.path)
@@ -378,7 +378,7 @@ def test_a_worker_ends_when_its_nodes_socket_closes() -> None:
         await server.start()
         server.begin(
             a_group(1, 1),
-            Greeting(settings_json=SETTINGS_JSON, data_paths=(), run_seed=1),
+            Greeting(settings_json=SETTINGS_JSON, data_paths=()),
         )
         worker = await asyncio.create_subprocess_exec(
             *PLAIN, env={**os.environ, ENV_SOCKET: server.path, ENV_GENERATION: "1"}, stderr=subprocess.PIPE

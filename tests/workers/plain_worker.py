@@ -202,7 +202,7 @@ class Worker:
         run = settings_from_json(settings.settings_json)
         self.is_local, self.alpha = run.data == "local", np.float32(run.sync.alpha)
         time.sleep(options.start_delay_s)
-        seed = settings.run_seed if options.seed is None else options.seed
+        seed = run.seed if options.seed is None else options.seed
         self.model = Model(parse_tensors(options.tensors), options, seed, client.rank, world_size)
         self.num_fragments = run.sync.fragments
         self.fragments = fragments_of(self.model.manifest(), self.num_fragments)  # by tensor

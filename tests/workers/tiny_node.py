@@ -48,7 +48,7 @@ class TinyNode:
     async def run(self) -> None:
         await self.server.start()
         settings = settings_to_json(RunSettings(run_id="tiny"))
-        greeting = Greeting(settings_json=settings, data_paths=(), run_seed=1)
+        greeting = Greeting(settings_json=settings, data_paths=())
         self.group = WorkerGroup(GENERATION, self.num_ranks, asyncio.get_running_loop().time(), StepTimes())
         self.server.begin(self.group, greeting)
         await self.launcher.start(GENERATION, self.server.path)

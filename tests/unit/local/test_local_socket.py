@@ -49,7 +49,7 @@ from tests.harness.ranks import a_group
 
 SPECS = [TensorSpec(name=n, shape=(4, 2), dtype="F32", role=Role.TRAINABLE) for n in ("a", "b")]
 MANIFEST = Manifest.canonical(SPECS)
-GREETING = Greeting(settings_json='{"x": 1}', data_paths=("/a", "/b c\nd"), run_seed=7)
+GREETING = Greeting(settings_json='{"x": 1}', data_paths=("/a", "/b c\nd"))
 SNAPSHOT = Answer(kind=AnswerKind.SNAPSHOT)
 
 

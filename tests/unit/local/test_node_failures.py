@@ -58,7 +58,7 @@ MANIFEST = layout().manifest
 A_COMMIT = m.Commit(
     commit=5, sync=5, attempt=1, term=1, contributors=(), payload_digest=bytes(32), run_step=50, run_tokens=1
 )
-GREETING = Greeting(settings_json="{}", data_paths=(), run_seed=1)
+GREETING = Greeting(settings_json="{}", data_paths=())
 
 
 def ended_by(

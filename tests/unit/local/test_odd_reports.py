@@ -78,7 +78,7 @@ def test_a_connection_speaks_for_one_rank() -> None:
         server = LocalServer(lambda _: None, unexpected)
         await server.start()
         group = a_group(1, 2)
-        server.begin(group, Greeting(settings_json="{}", data_paths=(), run_seed=1))
+        server.begin(group, Greeting(settings_json="{}", data_paths=()))
         reader, writer = await asyncio.open_unix_connection(server.path)
         for rank in (0, 1):
             hello = local_pb2.LocalHello(world_size=2, protocol_version=PROTOCOL_VERSION)
