@@ -18,7 +18,7 @@ from atoll.node.exchange.catchup import fetch as catchup
 from atoll.node.exchange.catchup.donor_client import DonorClient, dialled
 from atoll.node.exchange.catchup.fetch import Fetched
 from atoll.node.exchange.peers.progress import Pace
-from atoll.protocol.errors import InvalidMessage, NotYetError, PeerError, RefusedError, StateError
+from atoll.protocol.errors import DigestMismatch, InvalidMessage, NotYetError, PeerError, RefusedError, StateError
 from atoll.protocol.layout import Layout, Manifest, Role, TensorSpec
 from atoll.protocol.messages import Sources
 from tests.harness.relay import Relay
@@ -335,7 +335,7 @@ def test_wrong_bytes_of_a_donor_are_refused_and_counted(tmp_path: Path, monkeypa
             (joiner,) = await run.add(seeded=False)
             await fetch(run, joiner, [good, bad])
             assert records(joiner) == records(good)
-            assert joiner.hub.counters.refused["corrupt"] > 0
+            assert joiner.hub.counters.refused[DigestMismatch] > 0
 
             # Only the liar is left: an error that names it, and nothing wrong is kept.
             (other,) = await run.add(seeded=False)
@@ -355,7 +355,7 @@ def test_wrong_payloads_of_a_donor_are_refused(tmp_path: Path) -> None:
             bad.log.read = lambda commit, chunk: read(commit, 1 if chunk == 0 else chunk)  # type: ignore[method-assign]
             got = await fetch(run, away, [good, bad])
             assert got.state_hash == good.outer.state_hash()
-            assert away.hub.counters.refused["corrupt"] > 0
+            assert away.hub.counters.refused[DigestMismatch] > 0
 
     asyncio.run(main())
 

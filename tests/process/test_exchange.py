@@ -22,6 +22,7 @@ from atoll.protocol import PROTOCOL_VERSION
 from atoll.protocol.codecs import kernels
 from atoll.protocol.errors import (
     AverageError,
+    DigestMismatch,
     InvalidMessage,
     NonFiniteError,
     NotYetError,
@@ -791,7 +792,7 @@ def test_a_corrupted_payload_is_fetched_again(tmp_path: Path) -> None:
             results = await asyncio.gather(sites[0].begin(plan).run(), sites[1].begin(plan, Spoiled(sites[1])).run())
             assert results[0].payload_digest == results[1].payload_digest
             refused = sum((s.hub.counters.refused for s in sites), start=sites[0].hub.counters.refused.__class__())
-            assert refused["corrupt"] > 0
+            assert refused[DigestMismatch] > 0
             assert sites[0].payloads(plan) == sites[1].payloads(plan) == expected_payloads(plan, sites)
 
     asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from atoll.protocol.errors import DigestMismatch, InvalidMessage, RefusedError, StaleError
+from atoll.protocol.errors import RefusedError
 
 
 @dataclass(slots=True)
@@ -15,18 +15,12 @@ class Counters:
     sent_bytes: int = 0
     """Of messages between nodes, without the transport's own."""
     received_bytes: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    """Messages refused here, by reason: corrupt, invalid, stale, refused."""
+    refused: Counter[type[RefusedError]] = field(default_factory=Counter)
+    """Messages refused here, by their error."""
     moved_bytes: int = 0
     """Chunk data that got a site on: it was lacking here and came, or a site that lacks it was given it."""
     reconnects: int = 0
     """Streams that broke and were opened again."""
 
     def refuse(self, error: RefusedError) -> None:
-        if isinstance(error, DigestMismatch):
-            reason = "corrupt"
-        elif isinstance(error, InvalidMessage):
-            reason = "invalid"
-        else:
-            reason = "stale" if isinstance(error, StaleError) else "refused"
-        self.refused[reason] += 1
+        self.refused[type(error)] += 1

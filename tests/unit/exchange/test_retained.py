@@ -49,4 +49,4 @@ def test_refusals_are_counted_by_reason() -> None:
     counters = Counters()
     for error in (DigestMismatch(""), InvalidMessage(""), StaleError(""), RefusedError(""), InvalidMessage("")):
         counters.refuse(error)
-    assert counters.refused == {"corrupt": 1, "invalid": 2, "stale": 1, "refused": 1}
+    assert counters.refused == {DigestMismatch: 1, InvalidMessage: 2, StaleError: 1, RefusedError: 1}
