@@ -383,10 +383,10 @@ class DataPlane:
             if isinstance(content, Difference):
                 if held != Values(content.base, content.fragment):
                     raise StateError(f"{content} cannot be made of what the shared buffer holds, {held}; start again")
-                publish.publish_shift(outer, buffer.view, chunks, self.dtypes, num_threads=self._num_threads)
+                publish.publish_shift(outer, buffer.view, chunks, self.dtypes, self._pool)
             else:
                 frozen = () if self._published_frozen else self.layout.frozen_chunks
-                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], num_threads=self._num_threads)
+                publish.publish_replace(outer, buffer.view, [*chunks, *frozen], self._pool)
                 self._published_frozen = True
             self._published[content.fragment] = content
 

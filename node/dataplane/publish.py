@@ -1,19 +1,20 @@
-"""Between the outer state and the buffers shared with the workers, chunk by chunk. `num_threads` share the work."""
+"""Between the outer state and the buffers shared with the workers, chunk by chunk, shared out to a pool if there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor
 
 import numpy as np
 
 from atoll.node.dataplane.bases import base_of
 from atoll.node.dataplane.blocks import gathered, scatter
 from atoll.node.dataplane.outer_state import OuterState
-from atoll.node.threads import each, pool_of
+from atoll.node.threads import each
 from atoll.protocol.layout import Chunk, Role
 
 
-def publish_replace(outer: OuterState, buffer: memoryview, chunks: Iterable[int], *, num_threads: int = 1) -> None:
+def publish_replace(outer: OuterState, buffer: memoryview, chunks: Iterable[int], pool: Executor | None) -> None:
     """`buffer` := the outer values of these chunks, for all modes but SHIFT."""
     target = np.frombuffer(buffer, np.uint8)
 
@@ -21,11 +22,11 @@ def publish_replace(outer: OuterState, buffer: memoryview, chunks: Iterable[int]
         with outer.pinned(chunk.index) as record:
             scatter(record.data[: chunk.num_bytes], target, chunk)
 
-    _each_filled(copy, map(outer.layout.chunks.__getitem__, chunks), num_threads)
+    _each_filled(copy, map(outer.layout.chunks.__getitem__, chunks), pool)
 
 
 def publish_shift(
-    outer: OuterState, buffer: memoryview, chunks: Iterable[int], dtypes: Mapping[str, str], *, num_threads: int = 1
+    outer: OuterState, buffer: memoryview, chunks: Iterable[int], dtypes: Mapping[str, str], pool: Executor | None
 ) -> None:
     """Of these chunks trainable ones in `buffer` := base(new) - base(old), for SHIFT; the rest is not touched.
 
@@ -46,19 +47,18 @@ def publish_shift(
             scatter(values, target, chunk)
 
     trainable = (c for c in map(outer.layout.chunks.__getitem__, chunks) if c.role is Role.TRAINABLE)
-    _each_filled(shift, trainable, num_threads)
+    _each_filled(shift, trainable, pool)
 
 
-def seed_from_snapshot(outer: OuterState, buffer: memoryview, *, num_threads: int = 1) -> None:
+def seed_from_snapshot(outer: OuterState, buffer: memoryview) -> None:
     """Commit 0 of every chunk from `buffer`, with slots of zero."""
     source = np.frombuffer(buffer, np.uint8)
 
     def seed(chunk: Chunk) -> None:
         outer.seed(chunk.index, gathered(source, chunk))
 
-    _each_filled(seed, outer.layout.chunks, num_threads)
+    _each_filled(seed, outer.layout.chunks, None)
 
 
-def _each_filled(work: Callable[[Chunk], None], chunks: Iterable[Chunk], num_threads: int) -> None:
-    with pool_of(num_threads) as pool:
-        each(work, [c for c in chunks if c.num_elements], pool)
+def _each_filled(work: Callable[[Chunk], None], chunks: Iterable[Chunk], pool: Executor | None) -> None:
+    each(work, [c for c in chunks if c.num_elements], pool)

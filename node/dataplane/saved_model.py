@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.frozen_state import FrozenState
 from atoll.node.dataplane.outer_state import OuterState
 from atoll.node.dataplane.safetensors_file import Entry, Reader, write
@@ -211,12 +212,11 @@ def _is_rounded(spec: TensorSpec) -> bool:
 
 def _rounded(part: bytes, dtype: str) -> bytes:
     """fp32 -> F16 or BF16, to nearest, ties to even."""
-    values = np.frombuffer(part, np.float32)
+    values = np.empty(len(part) // 4, np.float32)
+    cast_base(np.frombuffer(part, np.float32), dtype, values)
     if dtype == "F16":
-        with np.errstate(over="ignore"):
-            return values.astype(np.float16).tobytes()
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).tobytes()
+        return values.astype(np.float16).tobytes()
+    return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
 
 
 def put_in_place(folder: Path) -> None:

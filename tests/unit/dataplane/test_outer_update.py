@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from atoll.node.dataplane import kernels, publish
 from atoll.node.dataplane.bases import cast_base
 from atoll.node.dataplane.optim import OuterOptimizer
+from atoll.node.threads import pool_of
 from atoll.protocol.errors import ConfigError, SelfTestFailed
 from atoll.protocol.layout import Role
 from atoll.protocol.settings import OuterSettings, RunSettings, validate
@@ -180,15 +181,16 @@ def test_replace_writes_the_outer_values(tmp_path: Path, num_threads: int) -> No
     outer = seeded(tmp_path, used)
     apply_all(outer, payloads(outer), 1)
     buffer = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, buffer, range(len(used.chunks)), num_threads=num_threads)
+    with pool_of(num_threads) as pool:
+        publish.publish_replace(outer, buffer, range(len(used.chunks)), pool)
     for chunk in used.chunks:
         assert cut_out(buffer, chunk) == outer.read(chunk.index).data[: chunk.num_bytes]
     before = bytes(buffer)
     for chunk in (c for c in used.chunks if c.role is Role.FROZEN):
         paste(buffer, chunk, bytes(chunk.num_bytes))
-    publish.publish_replace(outer, buffer, outer.layout.sync_chunks)
+    publish.publish_replace(outer, buffer, outer.layout.sync_chunks, None)
     assert bytes(buffer) != before
-    publish.publish_replace(outer, buffer, range(len(used.chunks)))
+    publish.publish_replace(outer, buffer, range(len(used.chunks)), None)
     assert bytes(buffer) == before
 
 
@@ -196,12 +198,13 @@ def test_shift_moves_local_and_base_by_the_same_amount(tmp_path: Path) -> None:
     used = layout()
     outer = seeded(tmp_path, used)
     buffer = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, buffer, range(len(used.chunks)))
+    publish.publish_replace(outer, buffer, range(len(used.chunks)), None)
     old = {name: tensor(used, buffer, name).copy() for name in ("weight", "weight.scale", "mean")}
     apply_all(outer, payloads(outer), 1)
     fresh = memoryview(bytearray(used.buffer_bytes))
-    publish.publish_replace(outer, fresh, range(len(used.chunks)))
-    publish.publish_shift(outer, buffer, range(len(used.chunks)), DTYPES, num_threads=2)
+    publish.publish_replace(outer, fresh, range(len(used.chunks)), None)
+    with pool_of(2) as pool:
+        publish.publish_shift(outer, buffer, range(len(used.chunks)), DTYPES, pool)
     for name, dtype in (("weight", "BF16"), ("weight.scale", "F32")):
         base_old, base_new = np.empty_like(old[name]), np.empty_like(old[name])
         cast_base(old[name], dtype, base_old)
