@@ -7,9 +7,9 @@ import math
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 from atoll.node.worker.data import Corpus
+from atoll.node.worker.recipe import next_byte_loss
 from atoll.protocol.errors import ConfigError
 
 EVALUATION_WINDOWS = 256
@@ -32,8 +32,6 @@ def held_out_bits_per_byte(
     nats = 0.0
     for first in range(0, len(offsets), EVALUATION_BATCH):
         windows = [text.window(int(at), sequence + 1) for at in offsets[first : first + EVALUATION_BATCH]]
-        tokens = torch.from_numpy(np.stack(windows)).to(device).long()
-        logits = model(tokens[:, :-1]).float()
-        nats += F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").item()
+        nats += next_byte_loss(model, torch.from_numpy(np.stack(windows)).to(device)).item() * len(windows)
     model.train(was_training)
-    return nats / (len(offsets) * sequence * math.log(2))
+    return nats / (len(offsets) * math.log(2))
