@@ -42,7 +42,6 @@ class Session:
         self._closing = False
         self._is_open = False
         self._is_welcomed = False  # on this stream, or the last one
-        self._heard = asyncio.Event()
 
     def send(self, message: m.SiteMessage) -> None:
         """Dropped while there is no stream: Hello must be the first message of the next one."""
@@ -78,7 +77,7 @@ class Session:
         channel = self.machine.network.open_channel(
             self.address, credentials=self.credentials, max_message_bytes=transport.MAX_SESSION_MESSAGE_BYTES
         )
-        tasks: list[asyncio.Task[str]] = []
+        reading: asyncio.Task[str] | None = None
         try:
             try:
                 async with asyncio.timeout(self.limits.connect_s):
@@ -92,15 +91,14 @@ class Session:
             self._is_open = True
             self.num_streams += 1
             self.opened()
-            tasks += [asyncio.create_task(t) for t in (self._read(call), self._watch())]
-            await asyncio.wait([*tasks, broken], return_when=asyncio.FIRST_COMPLETED)
-            reasons = [ended.result() for ended in (*tasks, broken) if ended.done()]
-            return next(r for r in reasons if r)
+            reading = asyncio.create_task(self._read(call))
+            await asyncio.wait([reading, broken], return_when=asyncio.FIRST_COMPLETED)
+            return broken.result() if broken.done() else reading.result()
         finally:
             self._is_open = False
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
             self._outgoing.put_nowait(None)  # ends `_requests`, which grpc leaves waiting when a stream breaks
             await channel.close()
 
@@ -119,13 +117,14 @@ class Session:
             yield request
 
     async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> str:
+        """A session that hears nothing for a lease is cut off, whatever the socket says."""
         told, sources = differences.NOTHING, sources_parts.Parts()
         while True:
             try:
-                data = await call.read()
+                async with asyncio.timeout(self.limits.lease_s):
+                    data = await call.read()
                 if not isinstance(data, bytes):
                     return "the coordinator ended the session"
-                self._heard.set()
                 envelope = wire.parse(session_pb2.SessionResponse, data)
                 header, short = wire.unpack(envelope)
                 message = differences.complete(short, wire.left_out(envelope), told)
@@ -136,6 +135,8 @@ class Session:
                     if whole is None:
                         continue
                     message = whole
+            except TimeoutError:
+                return f"heard nothing for {self.limits.lease_s:g} s"
             except InvalidMessage as error:
                 # What it said is lost; after the next Hello the coordinator says again what is pending.
                 self.num_refused_messages += 1
@@ -146,13 +147,3 @@ class Session:
             if isinstance(message, m.Welcome) and header.run_id == self.header().run_id:
                 self._is_welcomed = True
             self.received(header, message)
-
-    async def _watch(self) -> str:
-        """A session that hears nothing for a lease is cut off, whatever the socket says."""
-        while True:
-            self._heard.clear()
-            try:
-                async with asyncio.timeout(self.limits.lease_s):
-                    await self._heard.wait()
-            except TimeoutError:
-                return f"heard nothing for {self.limits.lease_s:g} s"

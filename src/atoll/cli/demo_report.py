@@ -8,8 +8,7 @@ from typing import Any
 from atoll.cli.words import count, duration, share
 from atoll.protocol.text import byte_count
 
-FP32_BYTES = 4
-BF16_BYTES = 2
+VALUE_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +97,8 @@ def as_document(report: Report) -> dict[str, Any]:
     reasons = failures(report)
     return asdict(report) | {
         "data_parallel_sent_bytes": {
-            "fp32": data_parallel_bytes(num_sites, report.num_parameters, report.steps, FP32_BYTES),
-            "bf16": data_parallel_bytes(num_sites, report.num_parameters, report.steps, BF16_BYTES),
+            name: data_parallel_bytes(num_sites, report.num_parameters, report.steps, size)
+            for name, size in VALUE_BYTES.items()
         },
         "ok": not reasons,
         "failures": reasons,
@@ -179,7 +178,7 @@ def _traffic_lines(report: Report) -> list[str]:
         f"a site sent {byte_count(mean)} on average, states for those who joined included; "
         "averaging gradients at every step would have sent"
     ]
-    for name, size in (("fp32", FP32_BYTES), ("bf16", BF16_BYTES)):
+    for name, size in VALUE_BYTES.items():
         other = data_parallel_bytes(num_sites, report.num_parameters, report.steps, size)
         times = f", {other / mean:.0f} times as much" if mean > 0 else ""
         lines.append(f"  {byte_count(other)} in {name}{times}")
