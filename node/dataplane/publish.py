@@ -1,4 +1,4 @@
-"""Between the outer state and the buffers shared with the workers, chunk by chunk, shared out to a pool if there is one."""
+"""Between the outer state and the buffers shared with the workers, chunk by chunk. `pool` shares the work, if given."""
 
 from __future__ import annotations
 
